@@ -1,0 +1,26 @@
+# `make bench` and `make test` make the virtual environment on their first run; ARGS reaches the command.
+VENV ?= .venv
+PYTHON_IN_VENV = $(VENV)/bin/python
+READY = $(VENV)/.ready
+
+.PHONY: bench test lock clean
+
+bench: $(READY)
+	@$(PYTHON_IN_VENV) -m trampoline bench $(ARGS)
+
+test: $(READY)
+	$(PYTHON_IN_VENV) -m ruff check
+	$(PYTHON_IN_VENV) -m mypy
+	$(VENV)/bin/lint-imports
+	$(PYTHON_IN_VENV) -m pytest -n auto $(ARGS)
+
+$(READY): requirements.lock pyproject.toml scripts/set-up
+	scripts/set-up $(VENV)
+
+# Needs uv on the path. The lock holds for every supported Python.
+lock:
+	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-annotate --group pyproject.toml:test --group pyproject.toml:build pyproject.toml -o requirements.lock
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,34 @@
+"""Errors of the BPF machinery: one root, and the kernel's error code where a kernel would answer with one."""
+
+import errno
+
+ENOTSUPP = 524
+"""The kernel's internal "not supported" (include/linux/errno.h); Python's ``errno`` does not know it."""
+
+_KERNEL_NAMES = {ENOTSUPP: "ENOTSUPP"}
+
+
+def errno_name(code: int) -> str:
+    """The symbolic name of a positive error code, ``"EBUSY"`` for 16."""
+    return _KERNEL_NAMES.get(code) or errno.errorcode.get(code, str(code))
+
+
+class TrampolineError(Exception):
+    """Root of this package's errors."""
+
+
+class PrototypeError(TrampolineError):
+    """A C prototype that cannot be read, or that BTF's function model refuses."""
+
+
+class KernelError(TrampolineError):
+    """A refusal that the kernel would give; ``errno`` is positive (16 for -EBUSY)."""
+
+    def __init__(self, code: int, what: str) -> None:
+        super().__init__(f"{what} (-{errno_name(code)})")
+        self.errno = code
+        self.what = what
+
+
+class GoldenError(TrampolineError):
+    """A golden file that is damaged or is not one."""
