@@ -1,0 +1,107 @@
+"""What a block consists of: its instructions, and how its last one hands over."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from capstone import CS_ARCH_X86, CS_MODE_64, Cs
+
+from emu.counting.errors import CountingError
+
+MAX_INSTRUCTION: Final = 15
+# A block spans two pages at most; Unicorn reports sizes such as 0xf1f1f1f1 for an instruction that isn't one.
+MAX_BLOCK: Final = 0x2000
+
+_PREFIXES: Final = frozenset(b"\x26\x2e\x36\x3e\x64\x65\x66\x67\xf0\xf2\xf3")
+_REPEATS: Final = frozenset(b"\xf2\xf3")
+_STRING: Final = frozenset(b"\x6c\x6d\x6e\x6f\xa4\xa5\xa6\xa7\xaa\xab\xac\xad\xae\xaf")
+_JUMPS: Final = frozenset((*range(0x70, 0x80), 0xE0, 0xE1, 0xE2, 0xE3, 0xE9, 0xEB))
+_JUMPS_0F: Final = frozenset(range(0x80, 0x90))
+
+
+class BlockEnd(IntEnum):
+    """How the last instruction of a block bears on what follows. Zero is no value: it marks a free slot."""
+
+    PLAIN = 1
+    CALL = 2  # near call; `end_address` is its return address
+    RETURN = 3  # near ret
+    REP = 4  # string instruction with rep; `end_address` is its own
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A stretch of code that Unicorn translates at once and enters at its start only."""
+
+    address: int
+    size: int  # bytes
+    addresses: tuple[int, ...]  # of its instructions
+    end: BlockEnd
+    end_address: int
+    branches: bool  # its last instruction is a near call, ret or jump
+
+    def position(self, rip: int) -> int | None:
+        """Index of the instruction at `rip`, or None where no instruction of the block begins."""
+        if not self.address <= rip < self.address + self.size or rip not in self.addresses:
+            return None
+        return self.addresses.index(rip)
+
+
+def _classify(code: bytes) -> tuple[BlockEnd, bool]:
+    at = 0
+    repeated = False
+    while at < len(code) - 1 and code[at] in _PREFIXES:
+        repeated |= code[at] in _REPEATS
+        at += 1
+    if at < len(code) - 1 and code[at] & 0xF0 == 0x40:  # REX
+        at += 1
+    opcode = code[at]
+    if opcode in (0xC2, 0xC3):
+        return BlockEnd.RETURN, True
+    if opcode == 0xE8:
+        return BlockEnd.CALL, True
+    if opcode == 0xFF and at + 1 < len(code):
+        extension = code[at + 1] >> 3 & 7
+        if extension == 2:
+            return BlockEnd.CALL, True
+        return BlockEnd.PLAIN, extension == 4
+    if repeated and opcode in _STRING:
+        return BlockEnd.REP, False
+    if opcode == 0x0F and at + 1 < len(code):
+        return BlockEnd.PLAIN, code[at + 1] in _JUMPS_0F
+    return BlockEnd.PLAIN, opcode in _JUMPS
+
+
+class BlockDecoder:
+    """Decodes blocks with one Capstone object. Not to be shared between threads."""
+
+    def __init__(self, read_code: Callable[[int, int], bytes]) -> None:
+        self._read_code = read_code
+        self._cs = Cs(CS_ARCH_X86, CS_MODE_64)
+
+    def decode(self, address: int, size: int) -> Block:
+        """The block at a guest address, of so many bytes.
+
+        An instruction that ends the block and that no decoder knows counts as one: it is what faults. Raises
+        `CountingError` if the bytes don't make up a block of that size, that is if `read_code` doesn't give what
+        executes.
+        """
+        if not 0 < size <= MAX_BLOCK:
+            return Block(address, 1, (address,), BlockEnd.PLAIN, 0, False)
+        code = bytes(self._read_code(address, size))
+        if len(code) != size:
+            raise CountingError(address, f"{len(code)} bytes of code given for {size}")
+        addresses: list[int] = []
+        at = address
+        for at, length, _, _ in self._cs.disasm_lite(code, address):
+            addresses.append(at)
+            at += length
+        left = address + size - at
+        if left > MAX_INSTRUCTION:
+            raise CountingError(at, f"not an instruction: {code[at - address :][:MAX_INSTRUCTION].hex(' ')}")
+        if left:
+            addresses.append(at)
+        last = addresses[-1]
+        end, branches = _classify(code[last - address :])
+        end_address = last if end is BlockEnd.REP else address + size if end is BlockEnd.CALL else 0
+        return Block(address, size, tuple(addresses), end, end_address, branches)

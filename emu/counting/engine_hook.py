@@ -1,0 +1,35 @@
+"""A hook of a Unicorn engine that is a C function, not a Python callable behind the binding's own thunks."""
+
+import ctypes
+
+from unicorn.unicorn_const import UC_ERR_OK
+from unicorn.unicorn_py3.unicorn import Uc, UcError, uclib
+
+
+class EngineHook:
+    """Calls a C function at each block (`UC_HOOK_BLOCK`) or instruction (`UC_HOOK_CODE`), everywhere.
+
+    What was translated before would not call it, so that the engine's translations are thrown away here and on
+    `remove()`; after that nothing in the engine refers to the function any more. `UcError` if the engine refuses.
+    """
+
+    def __init__(self, uc: Uc, kind: int, function: int, argument: int) -> None:
+        self._uc = uc
+        self._handle = ctypes.c_size_t()
+        everywhere = (1, 0)  # an empty range
+        status = uclib.uc_hook_add(uc._uch, ctypes.byref(self._handle), kind, function, argument, *everywhere)
+        if status != UC_ERR_OK:
+            raise UcError(status)
+        uc.ctl_flush_tb()
+
+    def remove(self) -> None:
+        """Takes the hook out. Not from within a hook."""
+        status = uclib.uc_hook_del(self._uc._uch, self._handle)
+        if status != UC_ERR_OK:
+            raise UcError(status)
+        self._uc.ctl_flush_tb()
+
+
+def stop_engine(engine: int) -> None:
+    """Asks the engine at this C address to stop, from within a hook."""
+    uclib.uc_emu_stop(ctypes.c_void_p(engine))
