@@ -1,0 +1,56 @@
+"""Kernel configurations: how a kernel was built, as far as its routines' instructions depend on it.
+
+A configuration is data that the templates of ``emu.kernel.routines`` and ``trampoline.callees`` read. What the code
+generator of a release does is a flavour and independent of this.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One build of a kernel."""
+
+    name: str
+    preempt_count: bool
+    """CONFIG_PREEMPT_COUNT: preempt_disable() and rcu_read_lock() count; without it they are no instruction."""
+    preemption: bool
+    """CONFIG_PREEMPTION: preempt_enable() reschedules when the count falls to 0 and somebody asked for it."""
+    dont_migrate: bool
+    """rcu_read_lock_dont_migrate() (7.0): where RCU readers can't be preempted, they need no migrate_disable()."""
+    inline_migrate: bool
+    """migrate_disable() and migrate_enable() are inline in the kernel proper (6.18), a call before."""
+    inline_update_prog_stats: bool
+    """update_prog_stats() is always inline (7.0); before, the compiler left the part behind its test out of line."""
+    srcu_tasks_trace: bool
+    """RCU tasks trace readers are SRCU-fast readers (7.0); before, they counted in the task alone."""
+    stack_protector: bool
+    """CONFIG_STACKPROTECTOR_STRONG: functions that hand out the address of a local check a canary."""
+
+
+VOLUNTARY = Config(
+    "voluntary",
+    preempt_count=False,
+    preemption=False,
+    dont_migrate=False,
+    inline_migrate=False,
+    inline_update_prog_stats=False,
+    srcu_tasks_trace=False,
+    stack_protector=True,
+)
+"""PREEMPT_VOLUNTARY of the 6.12 to 6.16 series: build P of the instruction anchors."""
+
+LAZY = Config(
+    "lazy",
+    preempt_count=True,
+    preemption=True,
+    dont_migrate=True,
+    inline_migrate=True,
+    inline_update_prog_stats=True,
+    srcu_tasks_trace=True,
+    stack_protector=True,
+)
+"""PREEMPT_LAZY of 7.3, RCU readers not preemptible."""
+
+CONFIGS = {config.name: config for config in (VOLUNTARY, LAZY)}
+"""Every configuration by its name."""

@@ -1,0 +1,47 @@
+"""The kernel's own routines as guest machine code: migrate_disable, percpu_ref, RCU read sides, return thunks.
+
+Each module holds one subject: inline functions as fragments for other templates, functions as routines.
+"""
+
+from emu.kernel.config import Config
+from emu.kernel.routines import migrate, percpu_ref, preempt, rcu, thunks
+from emu.kernel.routines.routine import JumpEntry, Routine
+
+__all__ = ["BTF_ID_DENY", "GUEST_DATA", "NOTRACE", "JumpEntry", "Routine", "kernel_routines", "routine_texts"]
+
+BTF_ID_DENY = (
+    "migrate_disable",
+    "migrate_enable",
+    "___migrate_enable",
+    "rcu_read_unlock_strict",
+    "preempt_count_add",
+    "preempt_count_sub",
+    "__rcu_read_lock",
+    "__rcu_read_unlock",
+)
+"""Functions that BPF refuses to trace with -EINVAL although ftrace could (``btf_id_deny``, kernel/bpf/verifier.c)."""
+
+GUEST_DATA = {"rcu_tasks_trace_srcu_struct": "srcu_struct"}
+"""Data that routines refer to by name, with its structure: the kernel must have it before its text is assembled."""
+
+
+def kernel_routines(config: Config, *, return_thunk: bool = False) -> dict[str, Routine]:
+    """Every routine of a configuration by its name.
+
+    ``return_thunk``: returns are ``jmp __x86_return_thunk``, as CONFIG_RETHUNK builds them.
+    """
+    made: dict[str, Routine] = {}
+    for subject in (migrate, preempt, rcu, percpu_ref, thunks):
+        made.update((routine.name, routine) for routine in subject.routines(config, return_thunk=return_thunk))
+    return made
+
+
+def routine_texts(config: Config, *, return_thunk: bool = False) -> dict[str, str]:
+    """The same as assembly text, ``{name: text}``."""
+    return {name: routine.text for name, routine in kernel_routines(config, return_thunk=return_thunk).items()}
+
+
+NOTRACE = frozenset(
+    {*thunks.RETURN_THUNKS, "srso_safe_ret", "__fentry__", "sched_clock", "preempt_schedule", *BTF_ID_DENY}
+)
+"""Routines that are never traced: notrace in the kernel, or denied to BPF."""

@@ -1,0 +1,52 @@
+"""What a guest routine is: text for the assembler, and what else must be known to place it in the kernel's text."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class JumpEntry:
+    """One use of a static key (``struct jump_entry``): a nop5 at label ``site``, a jmp to ``target`` while it is on."""
+
+    key: str
+    site: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Instructions of an inline function: ``text`` stands in line, ``cold`` behind the function's last ret."""
+
+    text: str
+    cold: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Routine:
+    """A function of the kernel as assembly text, without its own label, endbr64 and padding.
+
+    ``symbols``: what the text refers to beside its own labels and the structures' fields. Labels begin with the
+    routine's name, so that several texts may share one namespace. ``host_call``: the text is only a place to return
+    from; whoever builds the kernel makes the first instruction a host call that does the work.
+    """
+
+    name: str
+    text: str
+    symbols: tuple[str, ...] = ()
+    jump_entries: tuple[JumpEntry, ...] = ()
+    host_call: bool = False
+
+
+def body(*parts: str) -> str:
+    """A text from its parts, without empty lines."""
+    return "".join(f"{line}\n" for part in parts for line in part.splitlines() if line.strip())
+
+
+def ret(return_thunk: bool) -> str:
+    """How a function returns: with CONFIG_RETHUNK, as built, through ``__x86_return_thunk``."""
+    return "    jmp __x86_return_thunk" if return_thunk else "    ret"
+
+
+def symbols_of(text: str, among: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the names that a text refers to, in the order given."""
+    words = set(text.replace(",", " ").replace("]", " ").replace("[", " ").split())
+    return tuple(name for name in among if name in words)

@@ -1,0 +1,31 @@
+"""What trampolines and the programs in them call, as guest machine code."""
+
+from emu.kernel.config import Config
+from emu.kernel.routines.routine import Routine
+from trampoline.callees import cookie, image, prog
+from trampoline.callees.prog import BPF_STATS_ENABLED_KEY, NO_START_TIME
+
+__all__ = ["BPF_STATS_ENABLED_KEY", "NOTRACE", "NO_START_TIME", "callee_texts", "callees"]
+
+
+def callees(config: Config, *, return_thunk: bool = False) -> dict[str, Routine]:
+    """Every callee of a configuration by its name; they refer to ``emu.kernel.routines`` of the same configuration.
+
+    ``return_thunk``: returns are ``jmp __x86_return_thunk``, as CONFIG_RETHUNK builds them.
+    """
+    made: dict[str, Routine] = {}
+    for subject in (prog, image, cookie):
+        made.update((routine.name, routine) for routine in subject.routines(config, return_thunk=return_thunk))
+    return made
+
+
+def callee_texts(config: Config, *, return_thunk: bool = False) -> dict[str, str]:
+    """The same as assembly text, ``{name: text}``."""
+    return {name: routine.text for name, routine in callees(config, return_thunk=return_thunk).items()}
+
+
+NOTRACE = frozenset(
+    {f"__bpf_prog_{way}{form.suffix}" for form in prog.FORMS for way in ("enter", "exit")}
+    | {"update_prog_stats", "__bpf_tramp_enter", "__bpf_tramp_exit"}
+)
+"""Callees that are never traced (notrace in the kernel)."""
