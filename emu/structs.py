@@ -1,7 +1,7 @@
 """The guest structures of the kernel proper: tasks, run queues, per-CPU data, percpu_ref, SRCU.
 
-Names are the kernel's. Offsets are those of a 6.12 kernel (Debian 6.12.107, from its BTF), so that a dump reads like one
-of a real machine and code that was recorded there finds what it expects; only the fields that somebody uses are declared.
+Names are the kernel's. Offsets are those of a 6.12 kernel (Debian 6.12.107, from its BTF), so a dump reads like one
+of a real machine and code recorded there finds what it expects; only the fields that somebody uses are declared.
 Everything goes through the declarations: moving a field here moves it in assembly text and in Python.
 """
 
@@ -172,7 +172,7 @@ def asm_symbols() -> dict[str, int]:
 def initialise_percpu(memory: GuestMemory, base: int, cpu: int, *, current: int, stack_canary: int = 0) -> StructView:
     """Fill in the static per-CPU area of one CPU at a guest address; its view.
 
-    ``base`` is also GS base and ``this_cpu_off``: per-CPU addresses count from 0. ``current``: the task that runs there.
+    ``base`` is also GS base and ``this_cpu_off``: per-CPU addresses count from 0. ``current``: the task that runs.
     """
     area = PERCPU.view(memory, base)
     area.this_cpu_off = base

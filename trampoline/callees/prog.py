@@ -5,8 +5,8 @@ C prototypes::
     u64 __bpf_prog_enter*(struct bpf_prog *prog, struct bpf_tramp_run_ctx *run_ctx);
     void __bpf_prog_exit*(struct bpf_prog *prog, u64 start, struct bpf_tramp_run_ctx *run_ctx);
 
-Enter answers 0: don't run the program; 1: run it; anything else: run it, the answer is when it began. Exit follows every
-enter, also one that answered 0.
+Enter answers 0: don't run the program; 1: run it; anything else: run it, the answer is when it began. Exit follows
+every enter, also one that answered 0.
 """
 
 from dataclasses import dataclass

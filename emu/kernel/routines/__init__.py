@@ -26,7 +26,11 @@ GUEST_DATA = {"rcu_tasks_trace_srcu_struct": "srcu_struct"}
 
 
 def kernel_routines(config: Config, *, return_thunk: bool = False) -> dict[str, Routine]:
-    """Every routine of a configuration by its name.
+    """Every routine of a configuration by its name, host calls included.
+
+    Host calls get what C's calling convention gives: ``preempt_schedule()``, which keeps all registers;
+    ``rcu_read_unlock_trace_special(task)``; ``__set_cpus_allowed_ptr(task, affinity_context)``;
+    ``percpu_ref_release(ref)``, for ``percpu_ref_data.release`` to point to.
 
     ``return_thunk``: returns are ``jmp __x86_return_thunk``, as CONFIG_RETHUNK builds them.
     """
@@ -37,8 +41,9 @@ def kernel_routines(config: Config, *, return_thunk: bool = False) -> dict[str, 
 
 
 def routine_texts(config: Config, *, return_thunk: bool = False) -> dict[str, str]:
-    """The same as assembly text, ``{name: text}``."""
-    return {name: routine.text for name, routine in kernel_routines(config, return_thunk=return_thunk).items()}
+    """The same as assembly text, ``{name: text}``, without the host calls."""
+    made = kernel_routines(config, return_thunk=return_thunk)
+    return {name: routine.text for name, routine in made.items() if not routine.host_call}
 
 
 NOTRACE = frozenset(

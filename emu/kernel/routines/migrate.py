@@ -203,7 +203,7 @@ def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
     else:
         texts["migrate_enable"] = _migrate_enable_call(config, return_thunk)
     made = [Routine(name, text, symbols_of(text, _SYMBOLS)) for name, text in texts.items()]
-    made.append(Routine("__set_cpus_allowed_ptr", "    ret\n", host_call=True))
+    made.append(Routine("__set_cpus_allowed_ptr", host_call=True))
     if config.stack_protector:
         made.append(Routine("__stack_chk_fail", "    ud2\n"))
     return made

@@ -71,4 +71,4 @@ def percpu_ref_put(config: Config, base: str, ref: str, label: str) -> Fragment:
 
 def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
     """``percpu_ref_release``: what ``percpu_ref_data.release`` points to; a host call, the ref in rdi."""
-    return [Routine("percpu_ref_release", "    ret\n", host_call=True)]
+    return [Routine("percpu_ref_release", host_call=True)]

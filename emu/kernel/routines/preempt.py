@@ -36,4 +36,4 @@ def preempt_enable(config: Config, label: str) -> Fragment:
 
 def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
     """The scheduler as seen from here: a host call."""
-    return [Routine("preempt_schedule", "    ret\n", host_call=True)] if config.preemption else []
+    return [Routine("preempt_schedule", host_call=True)] if config.preemption else []

@@ -85,4 +85,4 @@ def rcu_read_unlock_trace(config: Config, label: str) -> Fragment:
 
 def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
     """What the read sides call, a host call."""
-    return [] if config.srcu_tasks_trace else [Routine("rcu_read_unlock_trace_special", "    ret\n", host_call=True)]
+    return [] if config.srcu_tasks_trace else [Routine("rcu_read_unlock_trace_special", host_call=True)]

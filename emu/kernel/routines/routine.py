@@ -25,12 +25,12 @@ class Routine:
     """A function of the kernel as assembly text, without its own label, endbr64 and padding.
 
     ``symbols``: what the text refers to beside its own labels and the structures' fields. Labels begin with the
-    routine's name, so that several texts may share one namespace. ``host_call``: the text is only a place to return
-    from; whoever builds the kernel makes the first instruction a host call that does the work.
+    routine's name, so that several texts may share one namespace. ``host_call``: there is no text; whoever builds the
+    kernel gives the name to a host call.
     """
 
     name: str
-    text: str
+    text: str = ""
     symbols: tuple[str, ...] = ()
     jump_entries: tuple[JumpEntry, ...] = ()
     host_call: bool = False
