@@ -11,9 +11,12 @@ import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trampoline import TrampolineError, __version__, commands
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 DONE, DIFFERENT, UNUSABLE = 0, 1, 2
 INTERRUPTED = 128 + 2  # as a shell reports SIGINT
@@ -29,6 +32,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print `message` on one line of stderr and leave with status 2."""
         self.exit(UNUSABLE, f"{self.prog}: {_one_line(message)} (see {self.prog} --help)\n")
+
+    def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
+        # argparse's own would hide that the output could not be written.
+        (file or sys.stderr).write(message)
 
 
 def subcommands() -> dict[str, ModuleType]:
@@ -54,15 +61,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `tramp` with `argv` (the process's own arguments by default); gives the exit status."""
     try:
         status = _run(argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes stdout once more at its end: that must not meet the closed pipe again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return READER_GONE
     except OSError as error:
+        _drop_output()
         print(f"tramp: {_one_line(_describe(error))}", file=sys.stderr)
         return UNUSABLE
     return status
+
+
+def _drop_output() -> None:
+    # Python flushes stdout once more at its end: that must not fail a second time.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -73,12 +88,11 @@ def _run(argv: Sequence[str] | None) -> int:
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         return run(arguments)
-    except BrokenPipeError:
-        raise
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        if os.environ.get("TRAMP_TRACEBACK"):
+        is_output = isinstance(error, OSError) and error.filename is None
+        if is_output or os.environ.get("TRAMP_TRACEBACK"):
             raise
         print(f"tramp {arguments.command}: {_one_line(_describe(error))}", file=sys.stderr)
         return UNUSABLE
@@ -87,7 +101,7 @@ def _run(argv: Sequence[str] | None) -> int:
 def _describe(error: Exception) -> str:
     # Imported here: on the way without errors nobody pays for it.
     from asm import AsmError
-    from emu import EmuError
+    from emu.errors import EmuError
 
     if isinstance(error, TrampolineError | EmuError | AsmError):
         return str(error)

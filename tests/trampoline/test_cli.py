@@ -135,22 +135,28 @@ def test_help_loads_no_engine():
     assert (result.returncode, result.stderr) == (0, "set()\n")
 
 
-def test_a_reader_that_goes_away_leaves_no_message():
-    # The pipe's reading end is closed before the command starts.
+@pytest.fixture(params=["", "1"], ids=["buffered", "unbuffered"])
+def help_into(request):
+    """Runs `tramp --help` with its output going to a file; gives status and stderr."""
+
+    def run_help(file):
+        environment = os.environ | {"PYTHONUNBUFFERED": request.param}
+        command = [sys.executable, "-m", "trampoline", "--help"]
+        result = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
+        return result.returncode, result.stderr
+
+    return run_help
+
+
+def test_a_reader_that_goes_away_leaves_no_message(help_into):
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        result = subprocess.run(
-            [sys.executable, "-m", "trampoline", "--help"], stdout=writing, stderr=subprocess.PIPE, timeout=60
-        )
+        assert help_into(writing) == (141, "")
     finally:
         os.close(writing)
-    assert (result.returncode, result.stderr) == (141, b"")
 
 
-def test_a_full_disk_is_an_error():
+def test_output_that_cannot_be_written_is_an_error(help_into):
     with open("/dev/full", "w") as full:
-        result = subprocess.run(
-            [sys.executable, "-m", "trampoline", "--help"], stdout=full, stderr=subprocess.PIPE, timeout=60, text=True
-        )
-    assert (result.returncode, result.stderr) == (2, "tramp: No space left on device\n")
+        assert help_into(full) == (2, "tramp: No space left on device\n")
