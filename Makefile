@@ -10,7 +10,7 @@ bench: $(READY)
 
 test: $(READY)
 	$(PYTHON_IN_VENV) -m ruff check
-	$(PYTHON_IN_VENV) -m mypy
+	$(PYTHON_IN_VENV) -m mypy asm emu trampoline $(wildcard examples/*.py)
 	$(VENV)/bin/lint-imports
 	$(PYTHON_IN_VENV) -m pytest -n auto $(ARGS)
 
