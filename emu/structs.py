@@ -42,6 +42,7 @@ __all__ = [
     "asm_symbols",
     "embedded",
     "initialise_percpu",
+    "initialise_srcu",
     "initialise_task",
     "percpu_ref",
     "percpu_ref_data",
@@ -182,6 +183,13 @@ def initialise_percpu(memory: GuestMemory, base: int, cpu: int, *, current: int,
     area.preempt_count = PREEMPT_ENABLED
     area.runqueues.cpu = cpu
     return area
+
+
+def initialise_srcu(memory: GuestMemory, address: int, ctrs: str = "rcu_tasks_trace_srcu_ctrs") -> StructView:
+    """Fill in an srcu_struct at a guest address; its view. ``ctrs``: the per-CPU field with its readers' counters."""
+    domain = srcu_struct.view(memory, address)
+    domain.srcu_ctrp = PERCPU.offset(ctrs)
+    return domain
 
 
 def initialise_task(memory: GuestMemory, address: int, *, pid: int, comm: str = "", cpus: int = 1) -> StructView:

@@ -22,7 +22,10 @@ BTF_ID_DENY = (
 """Functions that BPF refuses to trace with -EINVAL although ftrace could (``btf_id_deny``, kernel/bpf/verifier.c)."""
 
 GUEST_DATA = {"rcu_tasks_trace_srcu_struct": "srcu_struct"}
-"""Data that routines refer to by name, with its structure: the kernel must have it before its text is assembled."""
+"""Data that routines refer to by name, with its structure: the kernel has it before its text is assembled.
+
+``emu.structs.initialise_srcu`` fills in the SRCU domain.
+"""
 
 
 def kernel_routines(config: Config, *, return_thunk: bool = False) -> dict[str, Routine]:
