@@ -1,0 +1,34 @@
+"""How a traceable function begins: what a release puts in front of and at a function's symbol."""
+
+from dataclasses import dataclass
+
+from asm.encodings import ENDBR64, NOPS
+
+NOP5 = NOPS[5]
+SITE_SIZE = 5
+"""Bytes of a patch site: one nop5, call or jmp (X86_PATCH_SIZE, MCOUNT_INSN_SIZE)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryLayout:
+    """Entry of a function built with ``-mfentry``.
+
+    ``endbr``: functions begin with endbr64, so that the site is at +4. ``sealed``: what the kernel writes over the endbr64 of
+    functions whose address is never taken (``seal_endbr``). ``padding``: bytes of nops in front of a function
+    (CONFIG_CALL_PADDING).
+    """
+
+    endbr: bool
+    sealed: bytes = b""
+    padding: int = 0
+
+    @property
+    def site_offset(self) -> int:
+        """Bytes from the symbol to the patch site."""
+        return len(ENDBR64) if self.endbr else 0
+
+    def entry(self, *, is_sealed: bool = False) -> bytes:
+        """The bytes at the symbol, up to and with the site's nop5."""
+        if not self.endbr:
+            return NOP5
+        return (self.sealed if is_sealed else ENDBR64) + NOP5

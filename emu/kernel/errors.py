@@ -1,0 +1,24 @@
+"""Refusals of the synthetic kernel, with the kernel's own error codes."""
+
+import errno
+
+from emu.errors import EmuError
+
+ENOTSUPP = 524
+"""The kernel's internal "not supported" (include/linux/errno.h); Python's ``errno`` does not know it."""
+
+_KERNEL_NAMES = {ENOTSUPP: "ENOTSUPP"}
+
+
+def errno_name(code: int) -> str:
+    """The symbolic name of a positive error code, ``"EBUSY"`` for 16."""
+    return _KERNEL_NAMES.get(code) or errno.errorcode.get(code, str(code))
+
+
+class KernelError(EmuError):
+    """A refusal that the kernel would give; ``errno`` is positive (16 for -EBUSY)."""
+
+    def __init__(self, code: int, what: str) -> None:
+        super().__init__(f"{what} (-{errno_name(code)})")
+        self.errno = code
+        self.what = what

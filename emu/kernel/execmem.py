@@ -1,0 +1,103 @@
+"""Executable memory for images: the prog-pack allocator, or one page each on older kernels.
+
+Guest memory is mapped read-only and executable; images are written through the poking alias (``bpf_arch_text_copy``).
+Free memory is int3 throughout, and executing what was freed names it.
+"""
+
+from dataclasses import dataclass
+
+from emu.events import EventStream, ImageFreed, ImageMade
+from emu.kernel.errors import KernelError
+from emu.machine import Machine, Prot
+from emu.process import PointKind, ProcessContext
+
+PAGE = 4096
+CHUNK = 64
+"""BPF_PROG_CHUNK_SIZE: images in a pack begin at multiples of it."""
+
+
+@dataclass(slots=True)
+class _Block:
+    size: int
+    name: str
+
+
+class ExecMem:
+    """Allocator of executable guest memory within ``[start, start + size)``. First fit, so that runs repeat."""
+
+    def __init__(
+        self, machine: Machine, process: ProcessContext, events: EventStream, start: int, size: int, *, packs: bool
+    ) -> None:
+        self._machine, self._process, self._events = machine, process, events
+        self._start, self._limit = start, start + size
+        self._unit = CHUNK if packs else PAGE
+        self._blocks: dict[int, _Block] = {}
+        self._free: list[tuple[int, int]] = [(start, size)]
+        self._mapped: set[int] = set()
+        self.reserved: list[int] = []
+        """Addresses that the next allocations get, in order (a recorded boot's)."""
+
+    @property
+    def used(self) -> int:
+        """Bytes in use, rounded to the allocator's unit."""
+        return sum(self._round(block.size) for block in self._blocks.values())
+
+    @property
+    def images(self) -> dict[int, str]:
+        """Address and name of everything allocated."""
+        return {address: block.name for address, block in self._blocks.items()}
+
+    def alloc(self, size: int, name: str) -> int:
+        """Guest address of ``size`` bytes for the image ``name``. KernelError with -ENOMEM where there is no room."""
+        self._process.point(PointKind.ALLOC, f"executable memory for {name}")
+        address = self.reserved.pop(0) if self.reserved else self._first_fit(self._round(size), name)
+        self._map(address, size)
+        self._blocks[address] = _Block(size, name)
+        return address
+
+    def write(self, address: int, code: bytes) -> None:
+        """Fill an image that nobody has executed yet."""
+        self._machine.load(address, code)
+        self._events.emit(ImageMade(address, len(code), self._blocks[address].name))
+
+    def free(self, address: int) -> None:
+        """Give an image back; from now on executing it is a fault that names it."""
+        block = self._blocks.pop(address)
+        self._machine.poison(address, self._round(block.size), block.name)
+        if self._start <= address < self._limit:
+            self._insert_free(address, self._round(block.size))
+        self._events.emit(ImageFreed(address, block.size, block.name))
+
+    def contains(self, address: int) -> bool:
+        """Whether an address lies in an allocated image (``is_bpf_text_address``)."""
+        return any(start <= address < start + block.size for start, block in self._blocks.items())
+
+    def _round(self, size: int) -> int:
+        return (size + self._unit - 1) // self._unit * self._unit
+
+    def _first_fit(self, size: int, name: str) -> int:
+        for position, (start, room) in enumerate(self._free):
+            if room >= size:
+                if room == size:
+                    del self._free[position]
+                else:
+                    self._free[position] = (start + size, room - size)
+                return start
+        raise KernelError(12, f"no executable memory left for {name}")
+
+    def _insert_free(self, address: int, size: int) -> None:
+        merged: list[tuple[int, int]] = []
+        for start, room in sorted([*self._free, (address, size)]):
+            if merged and merged[-1][0] + merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + room)
+            else:
+                merged.append((start, room))
+        self._free = merged
+
+    def _map(self, address: int, size: int) -> None:
+        for page in range(address & -PAGE, address + size, PAGE):
+            if page not in self._mapped:
+                if not self._machine.is_mapped(page):
+                    self._machine.map(page, PAGE, Prot.READ | Prot.EXEC, name="images")
+                    self._machine.load(page, b"\xcc" * PAGE)
+                self._mapped.add(page)

@@ -1,0 +1,110 @@
+"""Where the functions of a kernel come from, and how they are laid out as text.
+
+``FunctionSource`` is what the kernel builds from; the synthetic functions, the user's assembly and compiled objects are
+its implementations, and nothing else assumes that we made the text.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from asm import Image, assemble
+from asm.encodings import NOPS
+from emu.kernel.entry import EntryLayout
+
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function as assembly text, without its entry (endbr64 and patch site come from the flavour).
+
+    ``prototype`` is its C declaration, what BTF knows of it. ``sealed``: its address is never taken, so that the kernel
+    overwrote its endbr64. ``address``: where it must stand, or None for the next free place.
+    """
+
+    name: str
+    body: str
+    prototype: str = ""
+    traceable: bool = True
+    sealed: bool = False
+    address: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedFunction:
+    """A function in guest memory; ``site`` is the address of its patch site, or None."""
+
+    name: str
+    address: int
+    size: int
+    site: int | None
+    prototype: str
+    image: Image
+    module: str = ""
+
+
+class FunctionSource(Protocol):
+    """Functions to be placed into a text section."""
+
+    def place(self, start: int, entry: EntryLayout, symbols: Mapping[str, int]) -> list[PlacedFunction]:
+        """Lay the functions out from ``start`` on; ``symbols`` are those that exist outside."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblyFunctions:
+    """Functions given as assembly text; they may call each other and every symbol of the kernel."""
+
+    functions: tuple[Function, ...]
+    module: str = ""
+    constants: Mapping[str, int] = field(default_factory=dict)
+
+    def place(self, start: int, entry: EntryLayout, symbols: Mapping[str, int]) -> list[PlacedFunction]:
+        """Lay them out one behind the other, 16-byte aligned, with the flavour's padding in front of traceable ones.
+
+        Raises asm.AsmError for a body that can't be assembled.
+        """
+        known = {**symbols, **self.constants}
+        # Sizes do not depend on where a callee stands (calls and jumps out of an image take rel32), so one guess is enough.
+        guess = known | {function.name: start for function in self.functions}
+        placed = self._lay_out(start, entry, guess)
+        known |= {function.name: function.address for function in placed}
+        return self._lay_out(start, entry, known)
+
+    def _lay_out(self, start: int, entry: EntryLayout, symbols: Mapping[str, int]) -> list[PlacedFunction]:
+        placed: list[PlacedFunction] = []
+        at = start
+        for function in self.functions:
+            address = function.address
+            if address is None:
+                at += entry.padding if function.traceable else 0
+                address = at = (at + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+            image = self._assemble(function, address, entry, symbols)
+            site = address + entry.site_offset if function.traceable else None
+            placed.append(
+                PlacedFunction(function.name, address, len(image), site, function.prototype, image, self.module)
+            )
+            if function.address is None:
+                at += len(image)
+        return placed
+
+    @staticmethod
+    def _assemble(function: Function, address: int, entry: EntryLayout, symbols: Mapping[str, int]) -> Image:
+        head = ""
+        if function.traceable:
+            head = "".join(f".byte {byte:#04x}\n" for byte in entry.entry(is_sealed=function.sealed)[: entry.site_offset])
+            if entry.endbr and not function.sealed:
+                head = "endbr64\n"
+            head += "nop5 ; patch site\n"
+        return assemble(head + function.body, address, symbols, name=function.name)
+
+
+def padding_bytes(size: int) -> bytes:
+    """What stands in front of a traceable function (CONFIG_CALL_PADDING): one-byte nops."""
+    return NOPS[1] * size
+
+
+def symbols_of(functions: Iterable[PlacedFunction]) -> dict[str, int]:
+    """Names and addresses."""
+    return {function.name: function.address for function in functions}

@@ -1,0 +1,297 @@
+"""The synthetic kernel: text, symbols, per-CPU data, tasks and the services that patch and wait.
+
+Booting is deterministic: the same arguments give the same guest memory. What trampolines need beyond the kernel proper
+(their callees) comes in from outside, as routines and constants.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from asm import assemble
+from asm.encodings import NOPS, jmp_rel32
+from emu.events import EventStream
+from emu.kernel.config import VOLUNTARY, Config
+from emu.kernel.entry import EntryLayout
+from emu.kernel.execmem import PAGE, ExecMem
+from emu.kernel.ftrace import Ftrace
+from emu.kernel.functions import AssemblyFunctions, Function, FunctionSource, PlacedFunction, padding_bytes
+from emu.kernel.kallsyms import Kallsyms
+from emu.kernel.modules import Module, Modules
+from emu.kernel.percpu_ref import PercpuRefs
+from emu.kernel.rcu import Rcu, RcuFlavour
+from emu.kernel.routines import GUEST_DATA, Routine, kernel_routines
+from emu.kernel.slab import PerCpu, Slab
+from emu.kernel.text_poke import TextPoke
+from emu.layout import AddressMap
+from emu.machine import Machine, Prot
+from emu.process import PointKind, ProcessContext
+from emu.structs import PERCPU, asm_symbols, initialise_percpu, initialise_task, srcu_struct, task_struct
+from emu.task import Task
+from emu.vcpu import Call, Vcpu
+
+TEXT_SIZE = 2 << 20
+"""Guest memory for the kernel's text."""
+EXEC_SIZE = 16 << 20
+"""Address space for modules and images."""
+SLAB_SIZE = 4 << 20
+VMALLOC_SIZE = 2 << 20
+PERCPU_SIZE = 128 << 10
+"""Dynamic per-CPU memory of a CPU."""
+STACK_CANARY = 0x5BD1E995A3C4F700
+"""Any constant: runs must repeat."""
+
+
+class Kernel:
+    """One booted kernel on a machine of its own.
+
+    ``entry``: how traceable functions begin. ``functions``: those of the kernel's text. ``routines`` and ``constants``: code
+    and names from outside, laid out in front of them. ``packs``: images share pages.
+    """
+
+    def __init__(
+        self,
+        *,
+        entry: EntryLayout,
+        config: Config = VOLUNTARY,
+        layout: AddressMap = AddressMap(),  # noqa: B008  # frozen
+        vcpus: int = 1,
+        packs: bool = True,
+        functions: Sequence[FunctionSource] = (),
+        routines: Mapping[str, Routine] | None = None,
+        constants: Mapping[str, int] | None = None,
+        counting: str = "auto",
+        ram_bytes: int = 32 << 20,
+    ) -> None:
+        self.entry, self.config, self.layout = entry, config, layout
+        self.machine = Machine(layout, ram_bytes=ram_bytes, vcpus=vcpus, counting=counting)
+        self.events = EventStream()
+        self.process = ProcessContext()
+        self.kallsyms = Kallsyms()
+        self.modules = Modules()
+        self.functions: dict[str, PlacedFunction] = {}
+        self._constants = {**asm_symbols(), **(constants or {})}
+        self._keys: dict[str, list[tuple[int, int]]] = {}
+        self._text_end = layout.text
+        self._map_data()
+        machine, process = self.machine, self.process
+        self.text_poke = TextPoke(machine, process, self.events)
+        self.execmem = ExecMem(machine, process, self.events, layout.modules, EXEC_SIZE, packs=packs)
+        self.rcu = Rcu(machine, process, self.events, self._nesting)
+        self.percpu_refs = PercpuRefs(machine, self.slab, self.percpu, self.rcu)
+        self.ftrace = Ftrace(machine, process, self.kallsyms, self.text_poke)
+        machine.symbolize = self.kallsyms.name
+        self._boot_tasks()
+        self._boot_text({**kernel_routines(config), **(routines or {})}, functions)
+
+    # Memory ---------------------------------------------------------------------------------------------------------
+
+    def _map_data(self) -> None:
+        machine, layout = self.machine, self.layout
+        data = Prot.READ | Prot.WRITE
+        machine.map(layout.direct_map, SLAB_SIZE, data, name="slab")
+        self.slab = Slab(machine, self.process, layout.direct_map, SLAB_SIZE)
+        machine.map(layout.vmalloc, VMALLOC_SIZE, data, name="vmalloc")
+        self.vmalloc = Slab(machine, self.process, layout.vmalloc, VMALLOC_SIZE)
+        areas = []
+        stride = PERCPU.size + PERCPU_SIZE
+        for vcpu in machine.vcpus:
+            base = layout.percpu + vcpu.index * stride
+            machine.map(base, stride, data, name=f"per-CPU area of cpu {vcpu.index}")
+            vcpu.gs_base = base
+            areas.append(base)
+        self.percpu_areas = tuple(areas)
+        self.percpu = PerCpu(machine, self.process, self.percpu_areas, PERCPU.size, PERCPU_SIZE)
+
+    def map_data(self, address: int, size: int) -> None:
+        """Make a range readable and writable at a place of the caller's choice; pages that are there already stay."""
+        for page in range(address & -PAGE, address + size, PAGE):
+            if not self.machine.is_mapped(page):
+                self.machine.map(page, PAGE, Prot.READ | Prot.WRITE, name="data")
+
+    def _boot_tasks(self) -> None:
+        machine = self.machine
+        machine.current_offset = PERCPU.offset("current_task")
+        for vcpu in machine.vcpus:
+            task = vcpu.task
+            task.address = self._new_task(task.name or f"swapper/{vcpu.index}", pid=vcpu.index + 1)
+            initialise_percpu(
+                machine, self.percpu_areas[vcpu.index], vcpu.index, current=task.address, stack_canary=STACK_CANARY
+            )
+
+    def _new_task(self, name: str, pid: int) -> int:
+        address = self.slab.alloc(task_struct.size, f"task_struct of {name}")
+        initialise_task(self.machine, address, pid=pid, comm=name, cpus=len(self.machine.vcpus))
+        return address
+
+    def task(self, name: str, function: str | int, *args: int) -> Task:
+        """A kernel thread that will call a function; ``Vcpu.run`` runs it."""
+        address = function if isinstance(function, int) else self.kallsyms.address(function)
+        task_struct_address = self._new_task(name, pid=len(self.machine.tasks) + 1)
+        return self.machine.task(name, address, args, struct=task_struct_address)
+
+    def current(self, vcpu: Vcpu) -> int:
+        """Guest address of the task_struct that runs on a vCPU."""
+        return int(PERCPU.view(self.machine, self.percpu_areas[vcpu.index]).current_task)
+
+    def _nesting(self, task: Task, flavour: RcuFlavour) -> int:
+        view = task_struct.view(self.machine, task.address)
+        field = "trc_reader_nesting" if flavour is RcuFlavour.RCU_TASKS_TRACE else "rcu_read_lock_nesting"
+        return int(getattr(view, field))
+
+    # Text -----------------------------------------------------------------------------------------------------------
+
+    def _boot_text(self, routines: Mapping[str, Routine], functions: Sequence[FunctionSource]) -> None:
+        machine, layout = self.machine, self.layout
+        for name, struct in GUEST_DATA.items():
+            size = srcu_struct.size if struct == "srcu_struct" else PAGE
+            self.kallsyms.add(name, self.slab.alloc(size, name), size)
+        machine.map(layout.text, TEXT_SIZE, Prot.READ | Prot.EXEC, name="kernel text")
+        host = {"percpu_ref_release": self.percpu_refs.released}
+        calls = {name: machine.host_call(name, host.get(name, _nothing)) for name, r in routines.items() if r.host_call}
+        calls["schedule"] = machine.host_call("schedule", Vcpu.sleep)
+        for name, address in calls.items():
+            self.kallsyms.add(name, address, 1)
+        self.percpu_refs.release_address = calls["percpu_ref_release"]
+        guest = tuple(Function(name, r.text, traceable=False) for name, r in routines.items() if not r.host_call)
+        for placed in self._place(AssemblyFunctions(guest), ""):
+            for entry in routines[placed.name].jump_entries:
+                sites = self._keys.setdefault(entry.key, [])
+                sites.append((placed.image.symbols[entry.site], placed.image.symbols[entry.target]))
+        for source in functions:
+            self._place(source, "")
+
+    def _place(self, source: FunctionSource, module: str) -> list[PlacedFunction]:
+        """Lay out functions behind the kernel's text and make them known."""
+        placed = source.place(self._text_end, self.entry, self.symbols)
+        for function in placed:
+            self._load(function)
+            if self._text_end <= function.address < self.layout.text + TEXT_SIZE:
+                self._text_end = function.address + function.size
+        return placed
+
+    def _load(self, function: PlacedFunction) -> None:
+        machine, address = self.machine, function.address
+        padding = self.entry.padding if function.site is not None else 0
+        for page in range((address - padding) & -PAGE, address + function.size, PAGE):
+            if not machine.is_mapped(page):
+                machine.map(page, PAGE, Prot.READ | Prot.EXEC, name="kernel text")
+        if padding:
+            machine.load(address - padding, padding_bytes(padding))
+        machine.load(address, function.image.code)
+        machine.add_image(function.image)
+        self.kallsyms.add(function.name, address, function.size, function.module)
+        if function.site is not None:
+            self.ftrace.add_site(function.site, function.module)
+        key = f"{function.module}:{function.name}" if function.module else function.name
+        self.functions[key] = function
+
+    @property
+    def symbols(self) -> dict[str, int]:
+        """Everything that assembly text may name: kernel symbols (the kernel's own before modules'), fields of structures."""
+        found = dict(self._constants)
+        for symbol in self.kallsyms:
+            if not symbol.module or symbol.name not in found:
+                found[symbol.name] = symbol.address
+        return found
+
+    def add_functions(self, *functions: Function) -> list[PlacedFunction]:
+        """Add functions of one's own to the kernel's text. Raises asm.AsmError for a body that can't be assembled."""
+        return self._place(AssemblyFunctions(functions), "")
+
+    def add_symbol_at(self, address: int, name: str) -> None:
+        """Let an address that somebody else chose (a recorded boot's) lead to a symbol: a jmp stands there."""
+        self._map_text(address, 5)
+        self.machine.load(address, jmp_rel32(address, self.kallsyms.address(name)))
+
+    def _map_text(self, address: int, size: int) -> None:
+        for page in range(address & -PAGE, address + size, PAGE):
+            if not self.machine.is_mapped(page):
+                self.machine.map(page, PAGE, Prot.READ | Prot.EXEC, name="kernel text")
+
+    def is_kernel_text(self, address: int) -> bool:
+        """Whether an address is the kernel's own text (``is_kernel_text``): of a function here, not of a module."""
+        symbol = self.kallsyms.at(address)
+        return symbol is not None and not symbol.module and symbol.name in self.functions
+
+    def function(self, name: str) -> PlacedFunction:
+        """A function by name, ``module:name`` where it must be a module's. KernelError (-ENOENT)."""
+        symbol = self.kallsyms.lookup(name)
+        key = f"{symbol.module}:{symbol.name}" if symbol.module else symbol.name
+        found = self.functions.get(key)
+        if found is None:
+            self.kallsyms.lookup(name + " as a function")
+        assert found is not None
+        return found
+
+    def free_image(self, address: int) -> None:
+        """Free executable memory and forget its listing."""
+        self.machine.remove_image(address)
+        self.execmem.free(address)
+
+    def point_patch(self, address: int) -> None:
+        """The point at which a patch can be made to fail, before anything is written."""
+        self.process.point(PointKind.PATCH, f"site at {address:#x}")
+
+    # Static keys ----------------------------------------------------------------------------------------------------
+
+    def static_key(self, key: str, *, enabled: bool) -> None:
+        """Turn a static key on or off: its nop5s become jumps, or nops again (``static_key_enable``)."""
+        with self.text_poke.text_mutex:
+            for site, target in sorted(self._keys[key]):
+                self.text_poke.batch_add(site, jmp_rel32(site, target) if enabled else NOPS[5])
+            self.text_poke.batch_finish()
+
+    # Modules --------------------------------------------------------------------------------------------------------
+
+    def load_module(self, name: str, source: FunctionSource) -> Module:
+        """Load a module: its functions go into executable memory of their own and can be traced.
+
+        -EEXIST for a name that is taken, -ENOMEM; nothing stays behind then.
+        """
+        self.modules.check_free(name)
+        size = max(f.address + f.size for f in source.place(PAGE, self.entry, self.symbols)) - PAGE + self.entry.padding
+        pages = (size + PAGE - 1) // PAGE * PAGE + PAGE
+        address = self.execmem.alloc(pages, f"module {name}")
+        start = (address + PAGE - 1) // PAGE * PAGE
+        try:
+            placed = source.place(start, self.entry, self.symbols)
+        except BaseException:
+            self.execmem.free(address)
+            raise
+        for function in placed:
+            self._load(function)
+        module = Module(name, placed, address, pages)
+        module.undo += [lambda: self._unload(module), lambda: self.ftrace.remove_sites(name)]
+        self.modules.add(module)
+        return module
+
+    def _unload(self, module: Module) -> None:
+        for function in module.functions:
+            del self.functions[f"{module.name}:{function.name}"]
+            self.kallsyms.remove(self.kallsyms.lookup(f"{module.name}:{function.name}"))
+            self.machine.remove_image(function.address)
+        self.execmem.free(module.address)
+
+    # Running --------------------------------------------------------------------------------------------------------
+
+    def call(self, function: str | int, *args: int, stack_args: Iterable[int] = (), cpu: int = 0, **options: Any) -> Call:
+        """Call a function on a vCPU, as its callers would; register arguments first, then those on the stack."""
+        address = function if isinstance(function, int) else self.kallsyms.address(function)
+        try:
+            return self.machine.vcpus[cpu].call(address, *args, stack_args=tuple(stack_args), **options)
+        finally:
+            self.rcu.settle()
+
+    def close(self) -> None:
+        """Give the machine back."""
+        self.machine.close()
+
+    def __enter__(self) -> "Kernel":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _nothing(vcpu: Vcpu) -> None:
+    """A host call for what a single run never needs: restoring affinities, rescheduling."""

@@ -1,0 +1,127 @@
+"""Grace periods: RCU, RCU-tasks and RCU-tasks-trace, which wait for different readers.
+
+Driven deterministically: a grace period takes note of the tasks that it must wait for and ends when each has passed a
+quiescent state; ``poll`` ends those that can end and runs their callbacks in order. Time is virtual.
+
+==============  ==============================================  ===========================================
+flavour         waits for                                       quiescent state
+==============  ==============================================  ===========================================
+RCU             tasks in the middle of kernel code              sleeping voluntarily, returning, or being
+                                                                preempted outside a read section
+RCU_TASKS       the same, preempted ones too                    sleeping voluntarily or returning
+RCU_TASKS_TRACE tasks inside rcu_read_lock_trace(), asleep      leaving the section
+                or not
+==============  ==============================================  ===========================================
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from emu.events import EventStream, GracePeriodBegun, GracePeriodOver
+from emu.machine import Machine
+from emu.process import Deadlock, PointKind, ProcessContext
+from emu.task import Task, TaskState
+
+
+class RcuFlavour(enum.StrEnum):
+    """The three kinds of grace period."""
+
+    RCU = "rcu"
+    RCU_TASKS = "rcu_tasks"
+    RCU_TASKS_TRACE = "rcu_tasks_trace"
+
+
+GRACE_PERIOD_NS = {RcuFlavour.RCU: 10_000_000, RcuFlavour.RCU_TASKS: 100_000_000, RcuFlavour.RCU_TASKS_TRACE: 20_000_000}
+"""Virtual time that an unhindered grace period takes: an assumption, changeable (``Rcu.durations``)."""
+
+
+@dataclass(slots=True)
+class _GracePeriod:
+    flavour: RcuFlavour
+    number: int
+    holdouts: dict[Task, int]
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Rcu:
+    """The grace periods of one kernel. ``nesting`` gives a task's depth of rcu_read_lock or rcu_read_lock_trace."""
+
+    def __init__(
+        self, machine: Machine, process: ProcessContext, events: EventStream, nesting: Callable[[Task, RcuFlavour], int]
+    ) -> None:
+        self._machine, self._process, self._events, self._nesting = machine, process, events, nesting
+        self._pending: list[_GracePeriod] = []
+        self._numbers = dict.fromkeys(RcuFlavour, 0)
+        self.durations = dict(GRACE_PERIOD_NS)
+        self.now_ns = 0
+        """Virtual time: grace periods push it on."""
+        self.automatic = True
+        """Whether ``settle`` ends grace periods by itself; a scheduler turns that off and calls ``poll``."""
+
+    @property
+    def pending(self) -> int:
+        """Grace periods that are not over."""
+        return len(self._pending)
+
+    def completed(self, flavour: RcuFlavour) -> int:
+        """Grace periods of a flavour that are over."""
+        return self._numbers[flavour] - sum(gp.flavour is flavour for gp in self._pending)
+
+    def call(self, flavour: RcuFlavour, callback: Callable[[], None]) -> None:
+        """``call_rcu``, ``call_rcu_tasks``, ``call_rcu_tasks_trace``: run ``callback`` after a grace period."""
+        self._begin(flavour).callbacks.append(callback)
+
+    def synchronize(self, flavour: RcuFlavour) -> None:
+        """Wait for a grace period. Raises Deadlock where no reader can go on while we wait."""
+        period = self._begin(flavour)
+        self._process.point(PointKind.GRACE_PERIOD, f"synchronize_{flavour}")
+        while period in self._pending:
+            if not self.poll() and period in self._pending:
+                if not self._process.is_driven:
+                    names = ", ".join(task.name for task in period.holdouts)
+                    raise Deadlock(f"synchronize_{flavour} waits for {names}")
+                self._process.point(PointKind.GRACE_PERIOD, f"synchronize_{flavour}")
+
+    def poll(self) -> int:
+        """End the grace periods whose readers have all passed and run their callbacks; how many ended."""
+        ended = 0
+        for period in list(self._pending):
+            if self._is_over(period):
+                self._pending.remove(period)
+                self.now_ns += self.durations[period.flavour]
+                self._events.emit(GracePeriodOver(period.flavour, period.number))
+                ended += 1
+                for callback in period.callbacks:
+                    callback()
+        return ended
+
+    def settle(self) -> None:
+        """End everything that can end, callbacks' own grace periods included."""
+        if self.automatic:
+            while self.poll():
+                pass
+
+    def _begin(self, flavour: RcuFlavour) -> _GracePeriod:
+        self._numbers[flavour] += 1
+        tasks = [task for task in self._machine.tasks if self._is_reader(task, flavour)]
+        period = _GracePeriod(flavour, self._numbers[flavour], {task: task.voluntary_switches for task in tasks})
+        self._pending.append(period)
+        self._events.emit(GracePeriodBegun(flavour, period.number, len(tasks)))
+        return period
+
+    def _is_reader(self, task: Task, flavour: RcuFlavour) -> bool:
+        if flavour is RcuFlavour.RCU_TASKS_TRACE:
+            return task.state is not TaskState.DONE and self._nesting(task, flavour) > 0
+        if not task.in_kernel or task.state is TaskState.SLEEPING:
+            return False
+        preempted = task.state is TaskState.RUNNABLE
+        return flavour is RcuFlavour.RCU_TASKS or not preempted or self._nesting(task, flavour) > 0
+
+    def _is_over(self, period: _GracePeriod) -> bool:
+        for task, switches in list(period.holdouts.items()):
+            if task.voluntary_switches > switches or not self._is_reader(task, period.flavour):
+                if period.flavour is RcuFlavour.RCU_TASKS_TRACE and self._is_reader(task, period.flavour):
+                    continue
+                del period.holdouts[task]
+        return not period.holdouts

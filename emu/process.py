@@ -1,0 +1,175 @@
+"""Process context: what the kernel does between guest instructions, interruptible wherever the kernel is.
+
+An operation is an ordinary function that calls ``point`` wherever another CPU could run, an interrupt could come in, or
+it could fail. Without a driver it runs straight through. A driver runs operations as ``ControlTask``s, which stop at
+every point and go on when told to (greenlet).
+"""
+
+import enum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from greenlet import getcurrent, greenlet
+
+from emu.errors import EmuError
+
+
+class PointKind(enum.StrEnum):
+    """Where an operation can be interrupted."""
+
+    LOCK = "lock"
+    UNLOCK = "unlock"
+    TEXT_WRITE = "text write"
+    PATCH = "patch"
+    IPI = "ipi"
+    ALLOC = "alloc"
+    GRACE_PERIOD = "grace period"
+
+
+CAN_FAIL = frozenset({PointKind.ALLOC, PointKind.PATCH})
+"""Points at which an operation can be made to fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One place at which an operation stopped."""
+
+    kind: PointKind
+    what: str
+
+
+class Deadlock(EmuError):
+    """An operation waits for what can't happen."""
+
+
+class Lock:
+    """A sleeping lock of process context (a mutex). Taking it is a point; so is giving it back."""
+
+    def __init__(self, process: "ProcessContext", name: str) -> None:
+        self._process, self.name = process, name
+        self._owner: object | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody holds it."""
+        return self._owner is not None
+
+    def acquire(self) -> None:
+        """Wait until it is free, then take it. Raises Deadlock where nobody could give it back."""
+        self._process.point(PointKind.LOCK, self.name)
+        while self._owner is not None:
+            if self._owner is getcurrent() or not self._process.is_driven:
+                raise Deadlock(f"{self.name} is held already")
+            self._process.point(PointKind.LOCK, self.name)
+        self._owner = getcurrent()
+
+    def try_acquire(self) -> bool:
+        """Take it if it is free."""
+        if self._owner is not None:
+            return False
+        self._owner = getcurrent()
+        return True
+
+    def release(self) -> None:
+        """Give it back."""
+        self._owner = None
+        self._process.point(PointKind.UNLOCK, self.name)
+
+    def __enter__(self) -> "Lock":
+        self.acquire()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._owner = None
+        if exc[0] is None:
+            self._process.point(PointKind.UNLOCK, self.name)
+
+
+class ControlTask:
+    """An operation that stops at every point. ``at`` is the point where it stands, None before the first and at the end."""
+
+    def __init__(self, process: "ProcessContext", operation: Callable[[], Any], name: str) -> None:
+        self.name = name
+        self.at: Point | None = None
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._greenlet = greenlet(self._run)
+        self._operation = operation
+        self._process = process
+
+    def _run(self) -> None:
+        try:
+            self.result = self._operation()
+        except Exception as error:
+            self.error = error
+        self.done = True
+        self.at = None
+
+    def step(self) -> Point | None:
+        """Go on to the next point; None when the operation has ended. Its exception is raised here."""
+        if self.done:
+            return None
+        self._greenlet.parent = getcurrent()
+        self._process._running.append(self)
+        try:
+            self._greenlet.switch()
+        finally:
+            self._process._running.pop()
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return self.at
+
+    def finish(self) -> Any:
+        """Run it to its end; what the operation returned."""
+        while not self.done:
+            self.step()
+        return self.result
+
+
+class ProcessContext:
+    """The points of one kernel."""
+
+    def __init__(self) -> None:
+        self._running: list[ControlTask] = []
+        self._countdown: dict[PointKind, int] = {}
+        self._failure: dict[PointKind, Callable[[str], Exception]] = {}
+        self.watchers: list[Callable[[Point], None]] = []
+        """Called at every point, before anything else happens there."""
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether the operation that runs now stops at its points."""
+        return bool(self._running) and self._running[-1]._greenlet is getcurrent()
+
+    def point(self, kind: PointKind, what: str) -> None:
+        """A place where an operation can be interrupted, overtaken or made to fail."""
+        here = Point(kind, what)
+        for watcher in self.watchers:
+            watcher(here)
+        if kind in self._countdown:
+            self._countdown[kind] -= 1
+            if self._countdown[kind] == 0:
+                raise self._failure[kind](what)
+        if self.is_driven:
+            task = self._running[-1]
+            task.at = here
+            task._greenlet.parent.switch()
+
+    def start(self, operation: Callable[[], Any], name: str = "") -> ControlTask:
+        """An operation that a driver steps from point to point; it has not begun yet."""
+        return ControlTask(self, operation, name or getattr(operation, "__name__", "operation"))
+
+    @contextmanager
+    def fail_at(self, kind: PointKind, nth: int, failure: Callable[[str], Exception]) -> Iterator[None]:
+        """Within the block, the ``nth`` point of a kind (from 1) raises what ``failure`` makes of the point's text."""
+        if kind not in CAN_FAIL:
+            raise ValueError(f"a {kind} can't fail; only {', '.join(sorted(CAN_FAIL))}")
+        self._countdown[kind], self._failure[kind] = nth, failure
+        try:
+            yield
+        finally:
+            del self._countdown[kind], self._failure[kind]

@@ -1,0 +1,102 @@
+"""What an attach type means for a trampoline: its kind, the order of programs, flags, enter and exit functions.
+
+The choices of ``bpf_trampoline_update``, ``bpf_attach_type_to_tramp`` and ``bpf_trampoline_enter`` in
+kernel/bpf/trampoline.c.
+"""
+
+import enum
+from collections.abc import Iterable
+
+from trampoline.flavour import Flavour
+from trampoline.generator import ProgCall, TrampFlag, TrampLinks, uses_jmp
+from trampoline.model import FuncModel
+
+
+class AttachType(enum.StrEnum):
+    """``enum bpf_attach_type``, as far as trampolines know it. The multi forms run as their plain ones."""
+
+    FENTRY = "fentry"
+    FEXIT = "fexit"
+    MODIFY_RETURN = "fmod_ret"
+    LSM_MAC = "lsm"
+    LSM_CGROUP = "lsm_cgroup"
+    FSESSION = "fsession"
+    FENTRY_MULTI = "fentry_multi"
+    FEXIT_MULTI = "fexit_multi"
+    FSESSION_MULTI = "fsession_multi"
+
+    @property
+    def is_lsm(self) -> bool:
+        """Whether programs of this type are BPF_PROG_TYPE_LSM."""
+        return self in (AttachType.LSM_MAC, AttachType.LSM_CGROUP)
+
+
+class Kind(enum.Enum):
+    """``enum bpf_tramp_prog_type``: the list of a trampoline that a program is in."""
+
+    FENTRY = 0
+    FEXIT = 1
+    MODIFY_RETURN = 2
+    FSESSION = 5
+
+    @property
+    def weight(self) -> int:
+        """How many links it counts as: an fsession program stands in two lists."""
+        return 2 if self is Kind.FSESSION else 1
+
+
+_KINDS = {
+    AttachType.FENTRY: Kind.FENTRY,
+    AttachType.FENTRY_MULTI: Kind.FENTRY,
+    AttachType.FEXIT: Kind.FEXIT,
+    AttachType.FEXIT_MULTI: Kind.FEXIT,
+    AttachType.MODIFY_RETURN: Kind.MODIFY_RETURN,
+    AttachType.FSESSION: Kind.FSESSION,
+    AttachType.FSESSION_MULTI: Kind.FSESSION,
+}
+
+
+def kind_of(attach: AttachType, model: FuncModel) -> Kind:
+    """The kind that programs of an attach type have on a function (``bpf_attach_type_to_tramp``)."""
+    if attach.is_lsm:
+        # A void hook has no return value to modify.
+        return Kind.FEXIT if model.returns_void else Kind.MODIFY_RETURN
+    return _KINDS[attach]
+
+
+def enter_exit(attach: AttachType, *, sleepable: bool) -> tuple[str, str]:
+    """Names of the functions around a program (``bpf_trampoline_enter``, ``bpf_trampoline_exit``)."""
+    if attach is AttachType.LSM_CGROUP:
+        suffix = "_lsm_cgroup"
+    else:
+        # bpf_prog_check_recur(): BPF_LSM_MAC hooks may recurse.
+        recur = "" if attach is AttachType.LSM_MAC else "_recur"
+        suffix = ("_sleepable" if sleepable else "") + recur
+    return f"__bpf_prog_enter{suffix}", f"__bpf_prog_exit{suffix}"
+
+
+def links_of(attached: Iterable[tuple[Kind, ProgCall]]) -> TrampLinks:
+    """The lists of a trampoline from its programs in attach order: each list runs newest first (``hlist_add_head``)."""
+    lists: dict[Kind, list[ProgCall]] = {Kind.FENTRY: [], Kind.MODIFY_RETURN: [], Kind.FEXIT: []}
+    for kind, call in attached:
+        for where in (Kind.FENTRY, Kind.FEXIT) if kind is Kind.FSESSION else (kind,):
+            lists[where].insert(0, call)
+    return TrampLinks(tuple(lists[Kind.FENTRY]), tuple(lists[Kind.MODIFY_RETURN]), tuple(lists[Kind.FEXIT]))
+
+
+def flags_of(
+    flavour: Flavour, links: TrampLinks, *, uses_func_ip: bool, kept: TrampFlag = TrampFlag(0)
+) -> TrampFlag:
+    """The trampoline flags that ``bpf_trampoline_update`` sets; ``kept`` survives (SHARE_IPMODIFY, TAIL_CALL_CTX)."""
+    flags = kept & (TrampFlag.SHARE_IPMODIFY | TrampFlag.TAIL_CALL_CTX)
+    if links.fexit or links.fmod_ret:
+        flags |= TrampFlag.CALL_ORIG | TrampFlag.SKIP_FRAME
+    else:
+        flags |= TrampFlag.RESTORE_REGS
+    if uses_func_ip:
+        flags |= TrampFlag.IP_ARG
+    if flags & TrampFlag.CALL_ORIG and flags & TrampFlag.SHARE_IPMODIFY:
+        flags |= TrampFlag.ORIG_STACK
+    elif uses_jmp(flavour, flags & ~TrampFlag.SKIP_FRAME):
+        flags &= ~TrampFlag.SKIP_FRAME
+    return flags

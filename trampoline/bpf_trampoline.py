@@ -1,0 +1,249 @@
+"""``struct bpf_trampoline``: the programs on one function, and the image that runs them (kernel/bpf/trampoline.c).
+
+``bpf_trampoline_link_prog``, ``_unlink_prog`` and ``_update`` with the kernel's order, limits and error codes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from emu.kernel.errors import KernelError
+from emu.kernel.ftrace import FtraceOps, ftrace_jmp_set
+from emu.kernel.kernel import Kernel
+from emu.process import Lock
+from trampoline.attach import Kind, enter_exit, flags_of, kind_of, links_of
+from trampoline.flavour import Flavour
+from trampoline.generator import (
+    Boot,
+    ProgCall,
+    TrampFlag,
+    TrampLinks,
+    Trampoline,
+    arch_prepare_bpf_trampoline,
+    uses_jmp,
+)
+from trampoline.model import FuncModel
+from trampoline.poke import BpfTextPokeType, bpf_arch_text_poke
+from trampoline.prog import BpfProg
+from trampoline.tramp_image import BpfTrampImage
+
+E2BIG, EBUSY, EINVAL = 7, 16, 22
+
+BPF_INSN_SAFETY = 64
+"""Slack that the generator wants behind an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is traced: a kernel function or a BPF program. ``key`` is its trampoline's (``bpf_trampoline_compute_key``)."""
+
+    name: str
+    address: int
+    model: FuncModel
+    key: int
+    module: str = ""
+    tail_call_reachable: bool = False
+    """A BPF program that tail calls can reach: its trampoline must carry the tail-call counter."""
+
+
+@dataclass(eq=False, slots=True)
+class TrampLink:
+    """``struct bpf_tramp_link``: a program in a trampoline's list. ``linked`` as ``hlist_unhashed`` would deny it."""
+
+    prog: BpfProg
+    cookie: int = 0
+    linked: bool = False
+
+
+class BpfTrampoline:
+    """The trampoline of one target."""
+
+    def __init__(self, kernel: Kernel, flavour: Flavour, boot: Boot, target: Target) -> None:
+        self._kernel, self._flavour, self._boot = kernel, flavour, boot
+        self.target = target
+        self.refcnt = 0
+        self.mutex = Lock(kernel.process, f"trampoline of {target.name}")
+        self.links: list[tuple[Kind, TrampLink]] = []
+        """In attach order."""
+        self.flags = TrampFlag(0)
+        self.cur_image: BpfTrampImage | None = None
+        self._ops = FtraceOps(f"bpf_trampoline of {target.name}")
+
+    def link_prog(self, link: TrampLink) -> None:
+        """``__bpf_trampoline_link_prog``. On any error the list, the image and the site are as before.
+
+        KernelError: -E2BIG beyond the limit of links, -EBUSY for a link or a program that is there already, and what
+        updating raises.
+        """
+        kind = kind_of(link.prog.attach_type, self.target.model)
+        if kind is Kind.FSESSION and not self._flavour.fsession:
+            raise KernelError(EINVAL, f"{self._flavour.name} has no fsession programs")
+        with self.mutex:
+            total = sum(linked.weight for linked, _ in self.links)
+            if total + kind.weight > self._flavour.max_links:
+                raise KernelError(
+                    E2BIG, f"{self.target.name} has {total} programs; {self._flavour.name} takes {self._flavour.max_links}"
+                )
+            if link.linked:
+                raise KernelError(EBUSY, f"the link of {link.prog.name} is attached already")
+            if any(linked is kind and other.prog is link.prog for linked, other in self.links):
+                raise KernelError(EBUSY, f"{link.prog.name} is attached to {self.target.name} already")
+            self.links.append((kind, link))
+            try:
+                self._update()
+            except BaseException:
+                self.links.pop()
+                raise
+            link.linked = True
+
+    def unlink_prog(self, link: TrampLink) -> None:
+        """``__bpf_trampoline_unlink_prog``. If updating fails, the link stays."""
+        with self.mutex:
+            position = next(i for i, (_, linked) in enumerate(self.links) if linked is link)
+            entry = self.links.pop(position)
+            try:
+                self._update()
+            except BaseException:
+                self.links.insert(position, entry)
+                raise
+            link.linked = False
+
+    @property
+    def tramp_links(self) -> TrampLinks:
+        """The programs as the generator takes them, in the order in which they run."""
+        return links_of((kind, self._call(kind, link)) for kind, link in self.links)
+
+    def _call(self, kind: Kind, link: TrampLink) -> ProgCall:
+        prog = link.prog
+        enter, leave = enter_exit(prog.attach_type, sleepable=prog.sleepable)
+        session = kind is Kind.FSESSION
+        return ProgCall(
+            prog.name, prog.address, prog.bpf_func, link.cookie, enter, leave, is_session=session,
+            session_cookie=session and prog.uses_session_cookie,
+        )  # fmt: skip
+
+    def _update(self) -> None:
+        """``bpf_trampoline_update``: a new image for the programs as they are now, or none; on error everything is as it was."""
+        old = self.cur_image
+        if not self.links:
+            if old is not None:
+                self._unregister(old)
+                self.cur_image, self.flags = None, self.flags & TrampFlag.SHARE_IPMODIFY
+                old.put()
+            return
+        links = self.tramp_links
+        kept = self.flags
+        if self.target.tail_call_reachable:
+            kept |= TrampFlag.TAIL_CALL_CTX
+        flags = flags_of(
+            self._flavour, links, uses_func_ip=any(link.prog.uses_func_ip for _, link in self.links), kept=kept
+        )
+        image = self._generate(flags, links)
+        try:
+            if old is None:
+                self._register(image)
+            else:
+                self._modify(old, image)
+        except BaseException:
+            image.discard()
+            raise
+        self.cur_image, self.flags = image, flags
+        if old is not None:
+            old.put()
+
+    def _generate(self, flags: TrampFlag, links: TrampLinks) -> BpfTrampImage:
+        kernel, target = self._kernel, self.target
+
+        def make(address: int, im: int) -> Trampoline:
+            return arch_prepare_bpf_trampoline(
+                self._flavour, self._boot, target.model, flags, links,
+                func_addr=target.address, address=address, im=im, symbols=kernel.symbols,
+            )  # fmt: skip
+
+        # The dry run of arch_bpf_trampoline_size(); a high address so that no constant is shorter than in the end.
+        size = len(make(kernel.layout.modules, kernel.layout.direct_map).image) + BPF_INSN_SAFETY
+        image = BpfTrampImage(kernel, size, f"bpf_trampoline_{target.key}")
+        try:
+            image.fill(make(image.image, image.address))
+        except BaseException:
+            image.discard()
+            raise
+        return image
+
+    def _jmp(self, image: BpfTrampImage) -> bool:
+        assert image.trampoline is not None
+        return uses_jmp(self._flavour, image.trampoline.flags)
+
+    def _direct(self, image: BpfTrampImage) -> int:
+        return ftrace_jmp_set(image.image) if self._jmp(image) else image.image
+
+    def _poke_type(self, image: BpfTrampImage) -> BpfTextPokeType:
+        return BpfTextPokeType.BPF_MOD_JUMP if self._jmp(image) else BpfTextPokeType.BPF_MOD_CALL
+
+    @property
+    def _site(self) -> int:
+        """The ftrace location of the target; 0 where it is patched directly (``func.ftrace_managed``)."""
+        return self._kernel.ftrace.ftrace_location(self.target.address)
+
+    def _register(self, image: BpfTrampImage) -> None:
+        ftrace, site = self._kernel.ftrace, self._site
+        if not site:
+            bpf_arch_text_poke(
+                self._kernel, self.target.address, BpfTextPokeType.BPF_MOD_NOP, self._poke_type(image), None, image.image
+            )
+            return
+        ftrace.ftrace_set_filter_ip(self._ops, site)
+        try:
+            ftrace.register_ftrace_direct(self._ops, self._direct(image))
+        except BaseException:
+            self._ops.filter.clear()
+            raise
+
+    def _modify(self, old: BpfTrampImage, new: BpfTrampImage) -> None:
+        if self._site:
+            self._kernel.ftrace.modify_ftrace_direct(self._ops, self._direct(new))
+            return
+        bpf_arch_text_poke(
+            self._kernel, self.target.address, self._poke_type(old), self._poke_type(new), old.image, new.image
+        )
+
+    def _unregister(self, old: BpfTrampImage) -> None:
+        if self._site:
+            self._kernel.ftrace.unregister_ftrace_direct(self._ops, self._direct(old), free_filters=True)
+            return
+        bpf_arch_text_poke(
+            self._kernel, self.target.address, self._poke_type(old), BpfTextPokeType.BPF_MOD_NOP, old.image, None
+        )
+
+
+class Trampolines:
+    """All trampolines of a kernel by key (``trampoline_table``)."""
+
+    def __init__(self, kernel: Kernel, flavour: Flavour, boot: Boot) -> None:
+        self._kernel, self._flavour, self._boot = kernel, flavour, boot
+        self._table: dict[int, BpfTrampoline] = {}
+        self._mutex = Lock(kernel.process, "trampoline_mutex")
+
+    def get(self, target: Target) -> BpfTrampoline:
+        """The trampoline of a target, made if there is none (``bpf_trampoline_get``); holds the target's module."""
+        with self._mutex:
+            found = self._table.get(target.key)
+            if found is None:
+                # 861de02e5f3f: a module must not go away under its trampoline.
+                self._kernel.modules.get(target.module)
+                found = self._table[target.key] = BpfTrampoline(self._kernel, self._flavour, self._boot, target)
+            found.refcnt += 1
+            return found
+
+    def put(self, trampoline: BpfTrampoline) -> None:
+        """Drop a reference; the object goes with the last one, even while old images still run (``bpf_trampoline_put``)."""
+        with self._mutex:
+            trampoline.refcnt -= 1
+            if trampoline.refcnt == 0:
+                del self._table[trampoline.target.key]
+                self._kernel.modules.put(trampoline.target.module)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[BpfTrampoline]:
+        return iter(list(self._table.values()))

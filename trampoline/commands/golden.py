@@ -1,0 +1,77 @@
+"""``tramp golden``: regenerate what real kernels made, and compare."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trampoline.golden.images import Difference
+    from trampoline.golden.report import Report
+
+SHOWN = 5
+"""Differences that are printed; --json has all."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Describe the arguments."""
+    parser = subparsers.add_parser(
+        "golden",
+        help="compare with recordings of real kernels",
+        description="Regenerate every recorded trampoline, site and call and compare. Exit status 1 where something differs.",
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="golden file, JSON lines, gzipped or not")
+    parser.add_argument("--json", action="store_true", help="print totals and all differences as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare, print, and say by the exit status whether anything differs."""
+    from trampoline.golden.report import compare_files
+
+    report = compare_files(arguments.files)
+    if arguments.json:
+        import json
+
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        print_report(report)
+    return 0 if report.agrees else 1
+
+
+def print_report(report: "Report") -> None:
+    """Totals as lines, then the first differences."""
+    print(f"{'':8} {'total':>7} {'identical':>10} {'skipped':>8}")
+    for name, totals in (("images", report.images), ("sites", report.sites), ("replay", report.replay)):
+        print(f"{name:8} {totals.total:7} {totals.identical:10} {totals.skipped:8}")
+    for difference in report.mismatches[:SHOWN]:
+        print()
+        print_difference(difference)
+    if len(report.mismatches) > SHOWN:
+        print(f"\n{len(report.mismatches) - SHOWN} more differences; --json has them all")
+
+
+def print_difference(difference: "Difference") -> None:
+    """One difference; images as a disassembly side by side."""
+    print(f"{difference.id}: {difference.what}" + (f", at byte {difference.offset}" if difference.offset >= 0 else ""))
+    if difference.what.startswith("image at ") and difference.offset >= 0:
+        _print_side_by_side(difference)
+    else:
+        print(f"  recorded  {difference.expected}\n  ours      {difference.got}")
+
+
+def _print_side_by_side(difference: "Difference") -> None:
+    from asm import AsmError, decode
+
+    address = int(difference.what.split()[-1], 16)
+    columns = []
+    for code in (difference.expected, difference.got):
+        try:
+            lines = [f"{i.address - address:4x} {i.mnemonic} {i.operands}" for i in decode(bytes.fromhex(code), address)]
+        except AsmError as error:
+            lines = [str(error)]
+        columns.append(lines)
+    left, right = columns
+    first = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    print(f"  {'recorded':54}   ours")
+    for i in range(max(first - 2, 0), min(first + 6, max(len(left), len(right)))):
+        a, b = (column[i] if i < len(column) else "" for column in columns)
+        print(f"{' ' if a == b else '*'} {a:54}   {b}")

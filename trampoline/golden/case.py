@@ -1,0 +1,302 @@
+"""One recorded case, read and checked: the generator's input on one side, what the kernel made on the other.
+
+A file has one JSON object a line (optionally gzipped). Addresses are hexadecimal strings. Whatever is missing or of the
+wrong kind is a GoldenError that names the file, the line and the field.
+"""
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trampoline.errors import GoldenError
+from trampoline.flavour import FLAVOURS, Flavour
+from trampoline.generator import Boot
+from trampoline.model import Arg, FuncModel
+
+DEFAULT_THUNK = "__x86_return_thunk"
+"""x86_return_thunk still points here where returns are plain (X86_FEATURE_RETHUNK off)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a program wrote into its map slot; ``count``: how many calls did."""
+
+    count: int
+    args: tuple[int, ...]
+    ret: int
+    func_ip: int
+    cookie: int
+    arg0_by_helper: int
+    ret_by_helper: int
+    arg_cnt_by_helper: int
+    session_cookie: int
+    session_is_return: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedProgram:
+    """A program of the case. ``attach`` is fentry, fexit, fmod_ret, lsm, fsession, a ``_multi`` form or kprobe_*."""
+
+    name: str
+    attach: str
+    sleepable: bool
+    uses_func_ip: bool
+    uses_cookie: bool
+    uses_session_cookie: bool
+    cookie: int
+    retval: int
+    slot: int
+    refused: int
+    """The error code that the kernel gave at load or attach, 0 where it attached."""
+    btf_ids: tuple[int, ...]
+    cookies: tuple[int, ...]
+    prog_type: int
+    attach_type: int
+    jited_addr: int | None
+    jited: bytes
+    prog_ptr: int | None
+    map_value: int | None
+    observed: Observed
+
+    @property
+    def is_fprobe(self) -> bool:
+        """Whether it is attached through fprobe, not through a trampoline."""
+        return self.attach.startswith("kprobe")
+
+    def cookie_at(self, btf_id: int) -> int:
+        """The cookie that its link has at a target."""
+        return self.cookies[self.btf_ids.index(btf_id)] if self.cookies else self.cookie
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The site after one attach or detach; ``after`` is ``-`` at the start."""
+
+    after: str
+    site: bytes
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTarget:
+    """A traced function."""
+
+    name: str
+    addr: int
+    btf_id: int
+    model: FuncModel
+    sealed: bool
+    patch_offset: int
+    site_before: bytes
+    site_after: bytes
+    site_detached: bytes | None
+    steps: tuple[Step, ...]
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it is a BPF program."""
+        return self.name.startswith("@")
+
+    @property
+    def tail_call_reachable(self) -> bool:
+        """A BPF program that tail calls can reach clears its counter (xor eax/rax) where others have a nop."""
+        after = self.site_before[self.patch_offset + 5 :]
+        return self.is_program and after.startswith((b"\x31\xc0", b"\x48\x31\xc0"))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedImage:
+    """A trampoline as read from kernel memory."""
+
+    kind: str
+    addr: int
+    sym: str
+    attached_to: tuple[str, ...]
+    code: bytes
+    prog_call_order: tuple[str, ...]
+    tramp_image: Mapping[str, Any] | None
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One line of a golden file."""
+
+    id: str
+    name: str
+    run: str
+    status: str
+    flavour: Flavour
+    boot: Boot
+    targets: tuple[RecordedTarget, ...]
+    programs: tuple[RecordedProgram, ...]
+    images: tuple[RecordedImage, ...]
+    symbols: Mapping[str, int]
+    triggers: tuple[Mapping[str, Any], ...]
+
+    @property
+    def shares_site(self) -> bool:
+        """Whether another ftrace user sits on a site of this case."""
+        return self.name.startswith(("ftr/", "kmulti/")) or self.name.endswith("-then-ftrace")
+
+    def program(self, name: str) -> RecordedProgram:
+        """The program of that name."""
+        for program in self.programs:
+            if program.name == name:
+                return program
+        raise GoldenError(f"{self.id}: no program {name!r}")
+
+
+def read_cases(path: Path) -> Iterator[Case]:
+    """Every case of a golden file. Raises GoldenError where the file is damaged or is none."""
+    number = 0
+    for number, record in _records(path):
+        yield _case(record, f"{path.name}:{number}")
+    if not number:
+        raise GoldenError(f"{path.name}: no case in it")
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if packed else path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    raise GoldenError(f"{path.name}:{number}: not JSON: {error}") from None
+                if not isinstance(record, dict):
+                    raise GoldenError(f"{path.name}:{number}: not a recorded case")
+                yield number, record
+    except (OSError, EOFError, zlib.error) as error:
+        raise GoldenError(f"{path.name}: {getattr(error, 'strerror', None) or error}") from None
+
+
+class _Fields:
+    """Checked access to one JSON object; every complaint names the place."""
+
+    def __init__(self, record: Any, where: str) -> None:
+        if not isinstance(record, dict):
+            raise GoldenError(f"{where}: an object is wanted, not {record!r}")
+        self._record, self.where = record, where
+
+    def get(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        if name not in self._record:
+            raise GoldenError(f"{self.where}: {name!r} is missing")
+        value = self._record[name]
+        wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is int)
+        if wrong:
+            raise GoldenError(f"{self.where}: {name!r} is {value!r}")
+        return value
+
+    def text(self, name: str) -> str:
+        return str(self.get(name, str))
+
+    def number(self, name: str) -> int:
+        return int(self.get(name, int))
+
+    def address(self, name: str) -> int:
+        return self._hex(name, self.get(name, str))
+
+    def maybe_address(self, name: str) -> int | None:
+        value = self._record.get(name)
+        return None if value is None else self._hex(name, value)
+
+    def code(self, name: str) -> bytes:
+        value = self._record.get(name) or ""
+        try:
+            return bytes.fromhex(value)
+        except (ValueError, TypeError):
+            raise GoldenError(f"{self.where}: {name!r} is not hexadecimal") from None
+
+    def hexes(self, name: str) -> tuple[int, ...]:
+        return tuple(self._hex(name, value) for value in self.get(name, list))
+
+    def objects(self, name: str) -> "list[_Fields]":
+        return [_Fields(value, f"{self.where}: {name}[{i}]") for i, value in enumerate(self.get(name, list))]
+
+    def sub(self, name: str) -> "_Fields":
+        return _Fields(self.get(name, dict), f"{self.where}: {name}")
+
+    def _hex(self, name: str, value: Any) -> int:
+        try:
+            return int(value, 16)
+        except (ValueError, TypeError):
+            raise GoldenError(f"{self.where}: {name!r} is not a hexadecimal number: {value!r}") from None
+
+
+def _case(record: dict[str, Any], where: str) -> Case:
+    f = _Fields(record, where)
+    f = _Fields(record, f"{where} ({f.text('id')})")
+    release = re.match(r"(\d+\.\d+)\.", f.text("kernel") + ".")
+    if release is None or release[1] not in FLAVOURS:
+        raise GoldenError(f"{f.where}: no flavour for kernel {f.text('kernel')!r}; there are {', '.join(FLAVOURS)}")
+    symbols: dict[str, int] = {}
+    for address, name in f.get("symbols", dict).items():
+        try:
+            symbols.setdefault(str(name), int(address, 16))
+        except ValueError:
+            raise GoldenError(f"{f.where}: symbol address {address!r}") from None
+    return Case(
+        id=f.text("id"), name=f.text("case"), run=f.text("run"), status=f.text("status"), flavour=FLAVOURS[release[1]],
+        boot=_boot(f.sub("boot")), targets=tuple(map(_target, f.objects("targets"))),
+        programs=tuple(map(_program, f.objects("programs"))), images=tuple(map(_image, f.objects("trampolines"))),
+        symbols=symbols, triggers=tuple(f.get("triggers", list)),
+    )  # fmt: skip
+
+
+def _boot(f: _Fields) -> Boot:
+    thunk = f.address("return_thunk") if f.text("return_thunk_sym") != DEFAULT_THUNK else None
+    return Boot(return_thunk=thunk, call_depth_offset=f.maybe_address("call_depth_gs_offset"))
+
+
+def _target(f: _Fields) -> RecordedTarget:
+    args = tuple(
+        Arg(a.text("name"), a.text("type"), a.number("size"), a.get("signed", bool), a.text("kind") in ("STRUCT", "UNION"))
+        for a in f.objects("args")
+    )
+    ret = f.sub("ret")
+    steps = tuple(Step(s.text("after"), s.code("site"), s.address("target")) for s in f.objects("steps"))
+    detached = f.code("site_detached")
+    return RecordedTarget(
+        name=f.text("name"), addr=f.address("addr"), btf_id=f.number("btf_id"),
+        model=FuncModel(f.text("name"), args, ret.number("size"), ret.get("signed", bool)),
+        sealed=f.get("endbr_sealed", bool), patch_offset=f.number("patch_offset"), site_before=f.code("site_before"),
+        site_after=f.code("site_after"), site_detached=detached or None, steps=steps,
+    )  # fmt: skip
+
+
+def _program(f: _Fields) -> RecordedProgram:
+    multi = f._record.get("multi_btf_ids")
+    o = f.sub("observed")
+    return RecordedProgram(
+        name=f.text("name"), attach=f.text("attach"), sleepable=f.get("sleepable", bool),
+        uses_func_ip=f.get("uses_func_ip", bool), uses_cookie=f.get("uses_cookie", bool),
+        uses_session_cookie=f.get("uses_session_cookie", bool), cookie=f.get("cookie", (int, type(None))) or 0,
+        retval=f.number("retval"), slot=f.number("slot"),
+        refused=abs(f.number("load_errno")) or abs(f.number("attach_errno")),
+        btf_ids=tuple(f.get("multi_btf_ids", list)) if multi is not None else (f.number("attach_btf_id"),),
+        cookies=tuple(f._record.get("multi_cookies") or ()), prog_type=f.number("prog_type"),
+        attach_type=f.number("attach_type"), jited_addr=f.maybe_address("jited_addr"), jited=f.code("jited"),
+        prog_ptr=f.maybe_address("prog_ptr"), map_value=f.maybe_address("map_value"),
+        observed=Observed(
+            count=o.number("count"), args=o.hexes("args"), ret=o.address("ret"), func_ip=o.address("func_ip"),
+            cookie=o.address("cookie"), arg0_by_helper=o.address("arg0_by_helper"), ret_by_helper=o.address("ret_by_helper"),
+            arg_cnt_by_helper=o.number("arg_cnt_by_helper"), session_cookie=o.number("session_cookie"),
+            session_is_return=o.number("session_is_return"),
+        ),
+    )  # fmt: skip
+
+
+def _image(f: _Fields) -> RecordedImage:
+    return RecordedImage(
+        kind=f.text("kind"), addr=f.address("addr"), sym=f.text("sym"), attached_to=tuple(f.get("attached_to", list)),
+        code=f.code("hex"), prog_call_order=tuple(f.get("prog_call_order", list)),
+        tramp_image=f.get("tramp_image", (dict, type(None))), size=f._record.get("size"),
+    )  # fmt: skip

@@ -1,0 +1,222 @@
+"""The laboratory: a synthetic kernel with trampolines on it, programs to attach, functions to call.
+
+>>> with Tracing("6.12") as lab:
+...     prog = lab.prog("fentry", "xor eax, eax\\nret")
+...     link = lab.attach(prog, "bpf_fentry_test1")
+...     call = lab.call("bpf_fentry_test1", 41)
+...     call.value
+42
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from asm import DisplacementError
+from emu.kernel.config import CONFIGS, Config
+from emu.kernel.errors import KernelError
+from emu.kernel.functions import AssemblyFunctions, FunctionSource
+from emu.kernel.kernel import Kernel
+from emu.kernel.routines import BTF_ID_DENY
+from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNCTIONS
+from emu.layout import AddressMap
+from emu.vcpu import Call
+from trampoline.attach import AttachType
+from trampoline.bpf_trampoline import BpfTrampoline, Target, TrampLink, Trampolines
+from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
+from trampoline.errors import PrototypeError, TrampolineError
+from trampoline.flavour import Flavour, flavour
+from trampoline.generator import Boot
+from trampoline.model import Arg, FuncModel
+from trampoline.phases import with_phases
+from trampoline.prog import BpfProg, BpfPrograms, ProgFunction
+from trampoline.structs import asm_symbols
+
+EINVAL, ENOENT = 22, 2
+
+PROG_MODEL = FuncModel("bpf_prog", (Arg("ctx", "void *", 8),))
+"""A BPF program as a target: ``int prog(void *ctx)``."""
+
+
+class Link:
+    """``struct bpf_tracing_link``: a program on one target. It holds the program and the trampoline."""
+
+    def __init__(self, lab: "Tracing", trampoline: BpfTrampoline, link: TrampLink) -> None:
+        self._lab, self._trampoline, self._link = lab, trampoline, link
+        self.attached = True
+
+    @property
+    def prog(self) -> BpfProg:
+        """The program."""
+        return self._link.prog
+
+    @property
+    def trampoline(self) -> BpfTrampoline:
+        """The trampoline that runs it."""
+        return self._trampoline
+
+    def detach(self) -> None:
+        """Take the program off (``bpf_tracing_link_release``). Detaching twice is a TrampolineError."""
+        if not self.attached:
+            raise TrampolineError(f"{self.prog.name} is detached already")
+        self._trampoline.unlink_prog(self._link)
+        self.attached = False
+        self._lab.trampolines.put(self._trampoline)
+        self._lab.programs.put(self.prog)
+        self._lab.kernel.rcu.settle()
+
+    def __enter__(self) -> "Link":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.attached:
+            self.detach()
+
+
+class Tracing:
+    """A kernel of one flavour and configuration, with programs and trampolines.
+
+    ``functions`` are added to the kernel's text. Raises TrampolineError for an unknown flavour or configuration.
+    """
+
+    def __init__(
+        self,
+        flavour_name: str | Flavour = "6.12",
+        config: str | Config = "voluntary",
+        *,
+        boot: Boot | None = None,
+        vcpus: int = 1,
+        layout: AddressMap | None = None,
+        functions: Sequence[FunctionSource] = (),
+        counting: str = "auto",
+    ) -> None:
+        self.flavour = flavour_name if isinstance(flavour_name, Flavour) else flavour(flavour_name)
+        if isinstance(config, str):
+            if config not in CONFIGS:
+                raise TrampolineError(f"no configuration {config!r}; there are {', '.join(CONFIGS)}")
+            config = CONFIGS[config]
+        self.kernel = Kernel(
+            entry=self.flavour.entry, config=config, layout=layout or AddressMap(), vcpus=vcpus, counting=counting,
+            packs=self.flavour.packs_images, routines=with_phases(callees(config)), constants=asm_symbols(),
+            functions=(AssemblyFunctions(TEST_FUNCTIONS + NR_ARGS_FUNCTIONS), *functions),
+        )  # fmt: skip
+        self.programs = BpfPrograms(self.kernel)
+        self.trampolines = Trampolines(self.kernel, self.flavour, boot or Boot())
+        self._btf_ids: dict[str, int] = {}
+        self._models: dict[str, FuncModel] = {}
+        self._unnamed = 0
+
+    # Programs -------------------------------------------------------------------------------------------------------
+
+    def prog(
+        self, attach_type: str, code: str | bytes | ProgFunction, *, name: str = "", sleepable: bool = False,
+        uses_func_ip: bool | None = None, uses_session_cookie: bool = False,
+    ) -> BpfProg:  # fmt: skip
+        """Load a program: assembly text, machine code, or a Python function that takes a ProgContext.
+
+        A Python function may use ``ctx.ip`` unless ``uses_func_ip`` is False; code does only where it says so.
+        Raises TrampolineError for an unknown attach type, asm.AsmError, KernelError (-ENOMEM).
+        """
+        try:
+            attach = AttachType(attach_type)
+        except ValueError:
+            raise TrampolineError(f"no attach type {attach_type!r}; there are {', '.join(AttachType)}") from None
+        if not name:
+            self._unnamed += 1
+            name = f"prog{self._unnamed}"
+        if callable(code):
+            ip = uses_func_ip is not False
+            return self.programs.load_callable(name, attach, code, sleepable=sleepable, uses_func_ip=ip)
+        ip = bool(uses_func_ip)
+        if isinstance(code, bytes):
+            return self.programs.load_image(
+                name, attach, code, sleepable=sleepable, uses_func_ip=ip, uses_session_cookie=uses_session_cookie
+            )
+        return self.programs.load_assembly(
+            name, attach, code, sleepable=sleepable, uses_func_ip=ip, uses_session_cookie=uses_session_cookie
+        )
+
+    def unload(self, prog: BpfProg) -> None:
+        """Drop the reference that loading gave; links hold their own."""
+        self.programs.put(prog)
+        self.kernel.rcu.settle()
+
+    # Links ----------------------------------------------------------------------------------------------------------
+
+    def target(self, where: str | BpfProg, prototype: str | None = None) -> Target:
+        """What ``where`` names: a kernel function, ``module:function``, or a BPF program.
+
+        KernelError -ENOENT for an unknown function, -EINVAL for one that must not be traced; PrototypeError where the
+        prototype can't be read, contradicts the one that is known, or is missing.
+        """
+        if isinstance(where, BpfProg):
+            return Target(
+                where.name, where.bpf_func, PROG_MODEL, where.address, tail_call_reachable=where.tail_call_reachable
+            )
+        function = self.kernel.function(where)
+        if function.name in BTF_ID_DENY or function.name in callees(self.kernel.config):
+            raise KernelError(EINVAL, f"{function.name} must not be traced")
+        name = f"{function.module}:{function.name}" if function.module else function.name
+        btf_id = self._btf_ids.setdefault(name, len(self._btf_ids) + 1)
+        return Target(where, function.address, self._model(name, function.prototype, prototype), self._key(btf_id), module=function.module)
+
+    @staticmethod
+    def _key(btf_id: int) -> int:
+        return 1 << 32 | 0x80000000 | btf_id
+
+    def _model(self, name: str, known: str, given: str | None) -> FuncModel:
+        if given is not None:
+            model = FuncModel.parse(given)
+            if known and model.args and [a.size for a in model.args] != [a.size for a in self._model(name, known, None).args]:
+                raise PrototypeError(f"{name} is {known!r}, not {given!r}")
+            return model
+        if name not in self._models:
+            if not known:
+                raise PrototypeError(f"no prototype of {name} is known; give one")
+            self._models[name] = FuncModel.parse(known)
+        return self._models[name]
+
+    def attach(self, prog: BpfProg, where: str | BpfProg, *, cookie: int = 0, prototype: str | None = None) -> Link:
+        """Attach a program (``bpf_tracing_prog_attach``). On any error nothing is attached and no text is patched.
+
+        KernelError: -EBUSY where it is attached already, -E2BIG beyond the limit, -ENOTSUPP for too many argument slots,
+        -EINVAL, -ENOENT as ``target`` says, -ERANGE where the image can't be reached.
+        """
+        target = self.target(where, prototype)
+        trampoline = self.trampolines.get(target)
+        link = TrampLink(prog, cookie & (1 << 64) - 1)
+        try:
+            trampoline.link_prog(link)
+        except DisplacementError as error:
+            self.trampolines.put(trampoline)
+            raise KernelError(error.errno, str(error)) from error
+        except BaseException:
+            self.trampolines.put(trampoline)
+            raise
+        prog.model = target.model
+        self.programs.get(prog)
+        self.kernel.rcu.settle()
+        return Link(self, trampoline, link)
+
+    # Running --------------------------------------------------------------------------------------------------------
+
+    def call(self, function: str | int, *args: int, stack_args: Iterable[int] = (), cpu: int = 0, **options: Any) -> Call:
+        """Call a kernel function with register and stack arguments; its value and what it cost."""
+        return self.kernel.call(function, *args, stack_args=stack_args, cpu=cpu, **options)
+
+    def load_testmod(self) -> None:
+        """Load bpf_testmod: functions with many arguments and with structs by value."""
+        self.kernel.load_module("bpf_testmod", AssemblyFunctions(TESTMOD_FUNCTIONS, module="bpf_testmod"))
+
+    def stats(self, *, enabled: bool) -> None:
+        """Run-time statistics of programs (``kernel.bpf_stats_enabled``)."""
+        self.kernel.static_key(BPF_STATS_ENABLED_KEY, enabled=enabled)
+
+    def close(self) -> None:
+        """Give the machine back."""
+        self.kernel.close()
+
+    def __enter__(self) -> "Tracing":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,239 @@
+"""BPF programs as the trampoline knows them: machine code and a struct bpf_prog in guest memory.
+
+A program's code is assembly text, a recorded image, or a Python callable behind a host call, which sees a ``ProgContext``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from asm import assemble
+from emu.kernel.kallsyms import Symbol
+from emu.kernel.kernel import Kernel
+from emu.kernel.rcu import RcuFlavour
+from emu.structs import task_struct
+from emu.vcpu import Vcpu
+from trampoline.attach import AttachType
+from trampoline.model import FuncModel
+from trampoline.structs import bpf_prog, bpf_prog_aux, bpf_prog_stats, bpf_tramp_run_ctx
+
+COUNT_MASK = 0xFF
+"""The count word's low byte is the count; fsession keeps more above it (7.0)."""
+
+
+@dataclass(eq=False, slots=True)
+class BpfProg:
+    """A loaded program. Addresses are guest addresses.
+
+    ``uses_func_ip``: it asks for bpf_get_func_ip, so its trampolines store the function's address.
+    """
+
+    name: str
+    attach_type: AttachType
+    sleepable: bool
+    uses_func_ip: bool
+    uses_session_cookie: bool
+    tail_call_reachable: bool
+    address: int
+    bpf_func: int
+    size: int
+    active: int
+    stats: int
+    model: FuncModel | None = None
+    """The prototype of the function it is attached to, for a Python program's arguments."""
+    refs: int = 1
+    has_image: bool = True
+    symbol: Symbol | None = None
+
+    def __repr__(self) -> str:
+        return f"<BpfProg {self.name} ({self.attach_type}) at {self.bpf_func:#x}>"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgContext:
+    """What a program sees, read from guest memory. Addresses and values are those of this very call."""
+
+    vcpu: Vcpu
+    address: int
+    """Guest address of the context: argument slot 0."""
+    model: FuncModel | None
+    kernel: Kernel
+
+    @property
+    def count(self) -> int:
+        """``bpf_get_func_arg_cnt``: argument slots."""
+        return self.kernel.machine.read_u64(self.address - 8) & COUNT_MASK
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The argument slots as 64-bit numbers (upper halves of smaller arguments are whatever the caller left)."""
+        return tuple(self.kernel.machine.read_u64(self.address + 8 * i) for i in range(self.count))
+
+    @property
+    def args(self) -> tuple[int | bytes, ...]:
+        """The C arguments, each cut to its size and with its sign; a struct by value as its bytes."""
+        if self.model is None:
+            return self.slots
+        args: list[int | bytes] = []
+        at = self.address
+        for arg in self.model.args:
+            raw = self.kernel.machine.read(at, arg.size)
+            args.append(raw if arg.is_struct else int.from_bytes(raw, "little", signed=arg.signed))
+            at += 8 * arg.slots
+        return tuple(args)
+
+    @property
+    def ret(self) -> int:
+        """``bpf_get_func_ret``: the return value, with the prototype's size and sign. Defined for fexit and fmod_ret."""
+        size, signed = (self.model.ret_size or 8, self.model.ret_signed) if self.model else (8, False)
+        return int.from_bytes(self.kernel.machine.read(self.address + 8 * self.count, size), "little", signed=signed)
+
+    @property
+    def ip(self) -> int:
+        """``bpf_get_func_ip``: the traced function's address; the program must have been loaded with ``uses_func_ip``."""
+        return self.kernel.machine.read_u64(self.address - 16)
+
+    @property
+    def cookie(self) -> int:
+        """``bpf_get_attach_cookie``: through current->bpf_ctx."""
+        current = self.kernel.current(self.vcpu)
+        run_ctx = task_struct.view(self.kernel.machine, current).bpf_ctx
+        return int(bpf_tramp_run_ctx.view(self.kernel.machine, run_ctx).bpf_cookie)
+
+
+ProgFunction = Callable[[ProgContext], int | None]
+
+
+class BpfPrograms:
+    """Loads and frees the programs of one kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.loaded: dict[int, BpfProg] = {}
+        """Programs that exist, by the address of their struct bpf_prog."""
+
+    def load_assembly(
+        self, name: str, attach_type: AttachType, text: str, *, sleepable: bool = False, uses_func_ip: bool = False,
+        uses_session_cookie: bool = False,
+    ) -> BpfProg:  # fmt: skip
+        """A program as x86 assembly: the context is in rdi, the result in rax; it must keep rbx, rbp, r12 to r15.
+
+        Raises asm.AsmError for text that can't be assembled, KernelError with -ENOMEM; then nothing is left behind.
+        """
+        symbols = self._kernel.symbols
+        size = len(assemble(text, self._kernel.layout.modules, symbols, name=name))
+        address = self._kernel.execmem.alloc(size, f"bpf_prog {name}")
+        try:
+            image = assemble(text, address, symbols, name=name)
+            self._kernel.execmem.write(address, image.code)
+            self._kernel.machine.add_image(image)
+            return self._add(
+                name, attach_type, address, size, sleepable=sleepable, uses_func_ip=uses_func_ip,
+                uses_session_cookie=uses_session_cookie,
+            )  # fmt: skip
+        except BaseException:
+            self._kernel.free_image(address)
+            raise
+
+    def load_image(
+        self, name: str, attach_type: AttachType, code: bytes, *, address: int | None = None, prog: int | None = None,
+        sleepable: bool = False, uses_func_ip: bool = False, uses_session_cookie: bool = False,
+    ) -> BpfProg:  # fmt: skip
+        """A program as finished machine code, such as a recorded JIT image; ``address`` and ``prog`` say where both must stand."""
+        if address is not None:
+            self._kernel.execmem.reserved.insert(0, address)
+        where = self._kernel.execmem.alloc(len(code), f"bpf_prog {name}")
+        try:
+            self._kernel.execmem.write(where, code)
+            return self._add(
+                name, attach_type, where, len(code), sleepable=sleepable, uses_func_ip=uses_func_ip,
+                uses_session_cookie=uses_session_cookie, prog=prog,
+            )  # fmt: skip
+        except BaseException:
+            self._kernel.free_image(where)
+            raise
+
+    def load_callable(
+        self, name: str, attach_type: AttachType, function: ProgFunction, *, sleepable: bool = False, uses_func_ip: bool = True
+    ) -> BpfProg:
+        """A Python function as a program: it gets a ProgContext; what it returns, or 0, is the program's result."""
+        cell: list[BpfProg] = []
+
+        def run(vcpu: Vcpu) -> int:
+            result = function(ProgContext(vcpu, vcpu.args(1)[0], cell[0].model, self._kernel))
+            return (result or 0) & (1 << 64) - 1
+
+        address = self._kernel.machine.host_call(f"bpf_prog {name}", run)
+        prog = self._add(name, attach_type, address, 0, sleepable=sleepable, uses_func_ip=uses_func_ip)
+        prog.has_image = False
+        cell.append(prog)
+        return prog
+
+    def get(self, prog: BpfProg) -> None:
+        """``bpf_prog_inc``."""
+        prog.refs += 1
+
+    def put(self, prog: BpfProg) -> None:
+        """``bpf_prog_put``: the last reference frees the program when no CPU can be in it any more."""
+        prog.refs -= 1
+        if prog.refs == 0:
+            rcu = self._kernel.rcu
+            if prog.sleepable:
+                # bpf_prog_put_deferred(): both kinds of reader.
+                rcu.call(RcuFlavour.RCU_TASKS_TRACE, lambda: rcu.call(RcuFlavour.RCU, lambda: self._free(prog)))
+            else:
+                rcu.call(RcuFlavour.RCU, lambda: self._free(prog))
+
+    def misses(self, prog: BpfProg) -> int:
+        """Runs that the recursion guard refused, over all CPUs."""
+        return self._sum(prog, "misses")
+
+    def runs(self, prog: BpfProg) -> int:
+        """Runs counted while statistics were on, over all CPUs."""
+        return self._sum(prog, "cnt")
+
+    def _sum(self, prog: BpfProg, field: str) -> int:
+        return sum(self._kernel.percpu.values(prog.stats + bpf_prog_stats.offset(field)))
+
+    def _add(
+        self, name: str, attach_type: AttachType, bpf_func: int, size: int, *, sleepable: bool, uses_func_ip: bool,
+        uses_session_cookie: bool = False, prog: int | None = None,
+    ) -> BpfProg:  # fmt: skip
+        kernel, made = self._kernel, []
+        try:
+            active = kernel.percpu.alloc(4, f"active of {name}")
+            made.append(lambda: kernel.percpu.free(active))
+            stats = kernel.percpu.alloc(bpf_prog_stats.size, f"bpf_prog_stats of {name}")
+            made.append(lambda: kernel.percpu.free(stats))
+            aux = kernel.slab.alloc(bpf_prog_aux.size, f"bpf_prog_aux of {name}")
+            made.append(lambda: kernel.slab.free(aux))
+            if prog is None:
+                address = kernel.vmalloc.alloc(bpf_prog.size, f"bpf_prog {name}")
+            else:
+                address = prog
+                kernel.map_data(address, bpf_prog.size)
+        except BaseException:
+            for undo in reversed(made):
+                undo()
+            raise
+        view = bpf_prog.view(kernel.machine, address)
+        view.active, view.stats, view.aux, view.bpf_func, view.jited_len = active, stats, aux, bpf_func, size
+        view.jited = 1
+        loaded = BpfProg(
+            name, attach_type, sleepable, uses_func_ip, uses_session_cookie, False, address, bpf_func, size, active, stats
+        )
+        self.loaded[address] = loaded
+        loaded.symbol = kernel.kallsyms.add(f"bpf_prog_{name}", bpf_func, size)
+        return loaded
+
+    def _free(self, prog: BpfProg) -> None:
+        kernel = self._kernel
+        if prog.symbol:
+            kernel.kallsyms.remove(prog.symbol)
+        del self.loaded[prog.address]
+        kernel.percpu.free(prog.active)
+        kernel.percpu.free(prog.stats)
+        kernel.slab.free(bpf_prog.view(kernel.machine, prog.address).aux)
+        if prog.address in kernel.vmalloc.objects:
+            kernel.vmalloc.free(prog.address)
+        if prog.has_image:
+            kernel.free_image(prog.bpf_func)

@@ -1,0 +1,159 @@
+"""C prototypes as a user writes them, read with pycparser."""
+
+from collections.abc import Mapping
+
+from trampoline.errors import KernelError, PrototypeError
+from trampoline.model import Arg, FuncModel
+
+_PRELUDE = (
+    "typedef _Bool bool; typedef signed char s8; typedef short s16; typedef int s32; typedef long long s64;"
+    "typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;"
+    "typedef unsigned char __u8; typedef unsigned short __u16; typedef unsigned int __u32; typedef unsigned long long __u64;"
+    "typedef int __s32; typedef long long __s64; typedef unsigned long size_t; typedef long ssize_t;"
+    "typedef long long loff_t; typedef unsigned short umode_t; typedef int pid_t; typedef unsigned int gfp_t;"
+    "typedef unsigned int uid_t; typedef unsigned int dev_t;"
+)
+_BASE_SIZES = {"char": 1, "_Bool": 1, "short": 2, "int": 4, "long": 8, "float": 4, "double": 8, "__int128": 16}
+
+
+def read_prototype(declaration: str, sizes: Mapping[str, int]) -> FuncModel:
+    """The model of a C declaration; see ``FuncModel.parse``."""
+    return _CReader(sizes).read(declaration)
+
+
+class _CReader:
+    """Sizes of a declaration's types, from pycparser's tree."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        from pycparser import c_ast, c_parser
+
+        self._sizes = dict(sizes)
+        self._ast = c_ast
+        self._parser = c_parser
+
+    def read(self, declaration: str) -> FuncModel:
+        text = declaration.strip().rstrip(";") + ";"
+        prelude = _PRELUDE + "".join(
+            f"typedef struct {{ char b[{size}]; }} {name};" for name, size in self._sizes.items() if " " not in name
+        )
+        try:
+            tree = self._parser.CParser().parse(prelude + "\n" + text, "prototype")
+        except self._parser.ParseError as error:
+            raise PrototypeError(f"cannot read the prototype {declaration!r}: {error}") from None
+        functions = []
+        for node in tree.ext:
+            if isinstance(node, self._ast.Typedef):
+                self._sizes[node.name] = self._size(node.type)
+            elif isinstance(node, self._ast.Decl):
+                if isinstance(node.type, self._ast.FuncDecl):
+                    functions.append(node)
+                elif isinstance(node.type, self._ast.Struct | self._ast.Union):
+                    self._size(node.type)
+        if len(functions) != 1:
+            raise PrototypeError(f"one function prototype wanted, {len(functions)} found in {declaration!r}")
+        return self._model(functions[0])
+
+    def _model(self, node) -> FuncModel:  # type: ignore[no-untyped-def]  # pycparser has no types
+        args = []
+        for position, param in enumerate(node.type.args.params if node.type.args else ()):
+            if isinstance(param, self._ast.ID):
+                raise PrototypeError(f"type {param.name!r} of argument {position + 1} of {node.name} is not known")
+            if isinstance(param, self._ast.EllipsisParam):
+                raise KernelError(22, f"{node.name} takes variable arguments")
+            size = self._size(param.type)
+            if size == 0:
+                if len(node.type.args.params) == 1 and param.name is None:
+                    break
+                raise KernelError(22, f"argument {position + 1} of {node.name} is void")
+            args.append(
+                Arg(
+                    param.name or f"a{position}", self._spelling(param.type), size, self._signed(param.type),
+                    self._is_struct(param.type),
+                )
+            )  # fmt: skip
+        if self._is_struct(node.type.type):
+            raise KernelError(22, f"{node.name} returns a struct")
+        return FuncModel(node.name, tuple(args), self._size(node.type.type), self._signed(node.type.type))
+
+    def _resolve(self, node):  # type: ignore[no-untyped-def]
+        while isinstance(node, self._ast.TypeDecl):
+            node = node.type
+        return node
+
+    def _is_struct(self, node) -> bool:  # type: ignore[no-untyped-def]
+        node = self._resolve(node)
+        if isinstance(node, self._ast.IdentifierType):
+            return node.names[-1] in self._sizes and self._sizes[node.names[-1]] > 8
+        return isinstance(node, self._ast.Struct | self._ast.Union)
+
+    def _spelling(self, node) -> str:  # type: ignore[no-untyped-def]
+        if isinstance(node, self._ast.PtrDecl | self._ast.ArrayDecl):
+            inner = node.type
+            return "fn *" if isinstance(inner, self._ast.FuncDecl) else self._spelling(inner).rstrip() + " *"
+        node = self._resolve(node)
+        if isinstance(node, self._ast.IdentifierType):
+            return " ".join(node.names)
+        return f"{type(node).__name__.lower()} {node.name}"
+
+    def _signed(self, node) -> bool:  # type: ignore[no-untyped-def]
+        node = self._resolve(node)
+        if not isinstance(node, self._ast.IdentifierType):
+            return False
+        names = set(node.names)
+        if names & {"unsigned", "_Bool", "bool", "size_t"} or any(n.lstrip("_").startswith("u") for n in names):
+            return False
+        return names <= {"char", "short", "int", "long", "signed"} or bool(
+            names & {"s8", "s16", "s32", "s64", "__s32", "__s64", "ssize_t", "loff_t", "pid_t"}
+        )
+
+    def _size(self, node) -> int:  # type: ignore[no-untyped-def]
+        if isinstance(node, self._ast.PtrDecl):
+            return 8
+        if isinstance(node, self._ast.ArrayDecl):
+            return 8
+        node = self._resolve(node)
+        if isinstance(node, self._ast.FuncDecl):
+            return 8
+        if isinstance(node, self._ast.Enum):
+            return 4
+        if isinstance(node, self._ast.Struct | self._ast.Union):
+            return self._struct_size(node)
+        names = node.names
+        if names == ["void"]:
+            return 0
+        if names[-1] in self._sizes:
+            return self._sizes[names[-1]]
+        known = [_BASE_SIZES[n] for n in names if n in _BASE_SIZES]
+        if "short" in names:
+            return 2
+        if known:
+            return 8 if "long" in names else known[-1]
+        if set(names) & {"unsigned", "signed"}:
+            return 4
+        raise PrototypeError(f"the size of type {' '.join(names)!r} is not known; give it in sizes")
+
+    def _struct_size(self, node) -> int:  # type: ignore[no-untyped-def]
+        tag = f"{type(node).__name__.lower()} {node.name}"
+        if node.decls is None:
+            if tag not in self._sizes:
+                raise PrototypeError(f"{tag} is passed by value but not defined; define it in front or give its size")
+            return self._sizes[tag]
+        offset, align, largest = 0, 1, 0
+        for member in node.decls:
+            size, alignment = self._member(member.type)
+            align = max(align, alignment)
+            offset = (offset + alignment - 1) // alignment * alignment + size
+            largest = max(largest, size)
+        size = largest if isinstance(node, self._ast.Union) else offset
+        size = (size + align - 1) // align * align
+        self._sizes[tag] = size
+        return size
+
+    def _member(self, node) -> tuple[int, int]:  # type: ignore[no-untyped-def]
+        if isinstance(node, self._ast.ArrayDecl):
+            size, align = self._member(node.type)
+            if not isinstance(node.dim, self._ast.Constant):
+                raise PrototypeError("array members need a constant dimension")
+            return size * int(node.dim.value, 0), align
+        size = self._size(node)
+        return size, min(size, 8) or 1

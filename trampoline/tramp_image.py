@@ -1,0 +1,83 @@
+"""``struct bpf_tramp_image``: one generated image, and how long it must live (kernel/bpf/trampoline.c)."""
+
+from emu.kernel.kernel import Kernel
+from emu.kernel.rcu import RcuFlavour
+from trampoline.generator import TrampFlag, Trampoline
+from trampoline.poke import BpfTextPokeType, bpf_arch_text_poke
+from trampoline.structs import bpf_tramp_image
+
+
+class BpfTrampImage:
+    """An image in guest memory. It is released in the steps of ``bpf_tramp_image_put``, each after its grace period."""
+
+    def __init__(self, kernel: Kernel, size: int, name: str) -> None:
+        """Allocate (``bpf_tramp_image_alloc``): -ENOMEM at any step leaves nothing behind."""
+        self._kernel, self.name = kernel, name
+        self.trampoline: Trampoline | None = None
+        self.freed = False
+        self.address = kernel.slab.alloc(bpf_tramp_image.size, f"bpf_tramp_image of {name}")
+        try:
+            self.image = kernel.execmem.alloc(size, name)
+            try:
+                kernel.percpu_refs.init(self._pcref, self._released, name)
+            except BaseException:
+                kernel.execmem.free(self.image)
+                raise
+        except BaseException:
+            kernel.slab.free(self.address)
+            raise
+        view = bpf_tramp_image.view(kernel.machine, self.address)
+        view.image, view.size = self.image, size
+        self._symbol = kernel.kallsyms.add(name, self.image, size)
+
+    def fill(self, trampoline: Trampoline) -> None:
+        """Write the generated code (``bpf_arch_text_copy``) and note where it is patched later."""
+        self.trampoline = trampoline
+        self._kernel.execmem.write(self.image, trampoline.image.code)
+        self._kernel.machine.add_image(trampoline.image)
+        view = bpf_tramp_image.view(self._kernel.machine, self.address)
+        view.ip_after_call, view.ip_epilogue = trampoline.ip_after_call or 0, trampoline.ip_epilogue or 0
+        view.call_orig, view.nr_skips = int(bool(trampoline.flags & TrampFlag.CALL_ORIG)), len(trampoline.skips)
+
+    def discard(self) -> None:
+        """Free an image that never became current (``bpf_tramp_image_free``)."""
+        self._free()
+
+    def put(self) -> None:
+        """Release it once no CPU and no task can be in it (``bpf_tramp_image_put``).
+
+        With an original call: 1 the rest of the image is jumped over by tasks that return from the original, 2 RCU-tasks
+        for those in its first instructions, 3 its reference count for those in the original, 4 RCU-tasks for those in its
+        last instructions. Without: RCU-tasks-trace for sleepable programs, RCU-tasks for the rest.
+        """
+        rcu = self._kernel.rcu
+        trampoline = self.trampoline
+        if trampoline is not None and trampoline.flags & TrampFlag.CALL_ORIG:
+            self._skip_programs(trampoline)
+            rcu.call(RcuFlavour.RCU_TASKS, lambda: self._kernel.percpu_refs.kill(self._pcref))
+        else:
+            rcu.call(RcuFlavour.RCU_TASKS_TRACE, lambda: rcu.call(RcuFlavour.RCU_TASKS, self._free))
+
+    def _skip_programs(self, trampoline: Trampoline) -> None:
+        jump, nop = BpfTextPokeType.BPF_MOD_JUMP, BpfTextPokeType.BPF_MOD_NOP
+        if trampoline.ip_after_call is not None and trampoline.ip_epilogue is not None:
+            bpf_arch_text_poke(self._kernel, trampoline.ip_after_call, nop, jump, None, trampoline.ip_epilogue)
+        for skip in trampoline.skips:
+            bpf_arch_text_poke(self._kernel, skip.nop, nop, jump, None, skip.target)
+
+    @property
+    def _pcref(self) -> int:
+        return self.address + bpf_tramp_image.offset("pcref")
+
+    def _released(self) -> None:
+        self._kernel.rcu.call(RcuFlavour.RCU_TASKS, self._free)
+
+    def _free(self) -> None:
+        kernel = self._kernel
+        kernel.kallsyms.remove(self._symbol)
+        if self.trampoline is not None:
+            kernel.machine.remove_image(self.image)
+        kernel.execmem.free(self.image)
+        kernel.percpu_refs.exit(self._pcref)
+        kernel.slab.free(self.address)
+        self.freed = True
