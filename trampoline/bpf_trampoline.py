@@ -219,7 +219,9 @@ class Trampolines:
     """All trampolines of a kernel by key (``trampoline_table``)."""
 
     def __init__(self, kernel: Kernel, flavour: Flavour, boot: Boot) -> None:
-        self._kernel, self._flavour, self._boot = kernel, flavour, boot
+        self._kernel, self._flavour = kernel, flavour
+        self.boot = boot
+        """For trampolines made from now on."""
         self._table: dict[int, BpfTrampoline] = {}
         self._mutex = Lock(kernel.process, "trampoline_mutex")
 
@@ -230,7 +232,7 @@ class Trampolines:
             if found is None:
                 # 861de02e5f3f: a module must not go away under its trampoline.
                 self._kernel.modules.get(target.module)
-                found = self._table[target.key] = BpfTrampoline(self._kernel, self._flavour, self._boot, target)
+                found = self._table[target.key] = BpfTrampoline(self._kernel, self._flavour, self.boot, target)
             found.refcnt += 1
             return found
 

@@ -1,0 +1,68 @@
+"""The listing of one trampoline, made on a synthetic kernel."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from asm import Image
+from emu.kernel.functions import AssemblyFunctions, Function
+from emu.structs import PERCPU
+from trampoline.generator import Boot, Frame
+from trampoline.lab import Tracing
+from trampoline.model import FuncModel
+
+PROGRAM = "xor eax, eax\nret"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A generated image with the names that its listing needs."""
+
+    image: Image
+    names: dict[int, str]
+    target: str
+    flavour: str
+    frame: Frame
+    site: bytes
+
+    def text(self, *, color: bool = False) -> str:
+        """Headline, then the listing."""
+        head = f"{self.target}, kernel {self.flavour}: {len(self.image)} bytes, {len(self.image.lines)} instructions"
+        return f"{head}\nsite: {self.site.hex()}\n{self.image.listing(color=color, names=self.names)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The image as plain values."""
+        return {"target": self.target, "flavour": self.flavour, "site": self.site.hex(), "image": self.image.to_json()}
+
+
+def show(
+    target: str, programs: list[str], *, flavour: str, sleepable: bool = False, func_ip: bool = False,
+    session_cookie: bool = False, cookie: int = 0, return_thunk: bool = False, call_depth: bool = False,
+) -> Shown:  # fmt: skip
+    """Attach programs of the given attach types to a function, or to one with the prototype ``target``, and take its image."""
+    functions = ()
+    name = target
+    if "(" in target:
+        name = FuncModel.parse(target).name
+        functions = (AssemblyFunctions((Function(name, "xor eax, eax\nret", target),)),)
+    with Tracing(flavour, functions=functions) as lab:
+        boot = Boot(
+            lab.kernel.kallsyms.address("its_return_thunk") if return_thunk else None,
+            PERCPU.offset("call_depth") if call_depth else None,
+        )
+        lab.trampolines.boot = boot
+        for number, attach in enumerate(programs):
+            prog = lab.prog(
+                attach, PROGRAM, name=f"{attach}{number}", sleepable=sleepable, uses_func_ip=func_ip,
+                uses_session_cookie=session_cookie,
+            )  # fmt: skip
+            link = lab.attach(prog, name, cookie=cookie)
+        image = link.trampoline.cur_image
+        assert image is not None
+        made = image.trampoline
+        assert made is not None
+        function = lab.kernel.function(name)
+        assert function.site is not None
+        names = {symbol.address: symbol.name for symbol in lab.kernel.kallsyms}
+        return Shown(
+            made.image, names, name, flavour, made.frame, lab.kernel.machine.read(function.address, function.site + 5 - function.address)
+        )
