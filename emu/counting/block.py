@@ -16,8 +16,8 @@ MAX_BLOCK: Final = 0x2000
 _PREFIXES: Final = frozenset(b"\x26\x2e\x36\x3e\x64\x65\x66\x67\xf0\xf2\xf3")
 _REPEATS: Final = frozenset(b"\xf2\xf3")
 _STRING: Final = frozenset(b"\x6c\x6d\x6e\x6f\xa4\xa5\xa6\xa7\xaa\xab\xac\xad\xae\xaf")
-_JUMPS: Final = frozenset((*range(0x70, 0x80), 0xE0, 0xE1, 0xE2, 0xE3, 0xE9, 0xEB))
-_JUMPS_0F: Final = frozenset(range(0x80, 0x90))
+_JUMPS_8: Final = frozenset((*range(0x70, 0x80), 0xE0, 0xE1, 0xE2, 0xE3, 0xEB))
+_JUMPS_32: Final = frozenset(b"\xe8\xe9")
 
 
 class BlockEnd(IntEnum):
@@ -38,7 +38,7 @@ class Block:
     addresses: tuple[int, ...]  # of its instructions
     end: BlockEnd
     end_address: int
-    branches: bool  # its last instruction is a near call, ret or jump
+    jumps_to_itself: bool  # its last instruction is a direct jump or call to that instruction
 
     def position(self, rip: int) -> int | None:
         """Index of the instruction at `rip`, or None where no instruction of the block begins."""
@@ -47,7 +47,7 @@ class Block:
         return self.addresses.index(rip)
 
 
-def _classify(code: bytes) -> tuple[BlockEnd, bool]:
+def _end_of(code: bytes) -> BlockEnd:
     at = 0
     repeated = False
     while at < len(code) - 1 and code[at] in _PREFIXES:
@@ -57,19 +57,20 @@ def _classify(code: bytes) -> tuple[BlockEnd, bool]:
         at += 1
     opcode = code[at]
     if opcode in (0xC2, 0xC3):
-        return BlockEnd.RETURN, True
-    if opcode == 0xE8:
-        return BlockEnd.CALL, True
-    if opcode == 0xFF and at + 1 < len(code):
-        extension = code[at + 1] >> 3 & 7
-        if extension == 2:
-            return BlockEnd.CALL, True
-        return BlockEnd.PLAIN, extension == 4
+        return BlockEnd.RETURN
+    if opcode == 0xE8 or (opcode == 0xFF and at + 1 < len(code) and code[at + 1] >> 3 & 7 == 2):
+        return BlockEnd.CALL
     if repeated and opcode in _STRING:
-        return BlockEnd.REP, False
-    if opcode == 0x0F and at + 1 < len(code):
-        return BlockEnd.PLAIN, code[at + 1] in _JUMPS_0F
-    return BlockEnd.PLAIN, opcode in _JUMPS
+        return BlockEnd.REP
+    return BlockEnd.PLAIN
+
+
+def _jumps_to_itself(code: bytes) -> bool:
+    if code[0] in _JUMPS_8 and len(code) == 2:
+        return code[1] == 0x100 - 2
+    if code[0] in _JUMPS_32 or (code[0] == 0x0F and code[1:2] and code[1] & 0xF0 == 0x80):
+        return int.from_bytes(code[-4:], "little", signed=True) == -len(code)
+    return False
 
 
 class BlockDecoder:
@@ -102,6 +103,7 @@ class BlockDecoder:
         if left:
             addresses.append(at)
         last = addresses[-1]
-        end, branches = _classify(code[last - address :])
+        ending = code[last - address :]
+        end = _end_of(ending)
         end_address = last if end is BlockEnd.REP else address + size if end is BlockEnd.CALL else 0
-        return Block(address, size, tuple(addresses), end, end_address, branches)
+        return Block(address, size, tuple(addresses), end, end_address, _jumps_to_itself(ending))

@@ -30,6 +30,11 @@ class EngineHook:
         self._uc.ctl_flush_tb()
 
 
+def address_of(callback: "ctypes._CFunctionType") -> int:
+    """Host address of a callback's machine code. (`ctypes.cast` would tie the callback into a reference cycle.)"""
+    return ctypes.c_void_p.from_buffer_copy(callback).value or 0
+
+
 def stop_engine(engine: int) -> None:
     """Asks the engine at this C address to stop, from within a hook."""
     uclib.uc_emu_stop(ctypes.c_void_p(engine))

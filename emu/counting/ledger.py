@@ -53,7 +53,7 @@ class Ledger(ABC):
         self._set_last(self._outer.pop())
         if block is not None:
             position = block.position(rip)
-            if position is not None and (faulted or not (self._limit_comes_first and block.branches)):
+            if position is not None and (faulted or not (self._limit_comes_first and block.jumps_to_itself)):
                 for address in block.addresses[position:]:
                     self._settle(address, -1)
             elif block.end is BlockEnd.CALL:

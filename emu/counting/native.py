@@ -9,7 +9,7 @@ from unicorn.unicorn_py3.unicorn import Uc
 
 from emu.counting import machine_code as layout
 from emu.counting.block import Block, BlockEnd
-from emu.counting.engine_hook import EngineHook, stop_engine
+from emu.counting.engine_hook import EngineHook, address_of, stop_engine
 from emu.counting.ledger import Ledger
 from emu.counting.page_index import PageIndex
 
@@ -48,7 +48,7 @@ class NativeCounter(Ledger):
         self._scratch_address = self._area.address + layout.SCRATCH
         self._unbalanced = 0
         words = self._area.words
-        words[layout.UNKNOWN_BLOCK // 8] = ctypes.cast(self._unknown, ctypes.c_void_p).value or 0
+        words[layout.UNKNOWN_BLOCK // 8] = address_of(self._unknown)
         words[layout.RETURN_MASK // 8] = self._mask
         self._set_last(None)
         self._hook = EngineHook(uc, UC_HOOK_CODE if each else UC_HOOK_BLOCK, self._code.address, self._area.address)

@@ -8,7 +8,7 @@ from unicorn.unicorn_const import UC_HOOK_BLOCK
 from unicorn.unicorn_py3.unicorn import Uc
 
 from emu.counting.block import Block, BlockEnd
-from emu.counting.engine_hook import EngineHook, stop_engine
+from emu.counting.engine_hook import EngineHook, address_of, stop_engine
 from emu.counting.ledger import Ledger
 from emu.counting.page_index import PageIndex
 
@@ -45,7 +45,7 @@ class PortableCounter(Ledger):
         self._mask = return_stack_depth - 1
         self._unbalanced = 0
         self._callback = _BLOCK_HOOK(self._entered)
-        self._hook = EngineHook(uc, UC_HOOK_BLOCK, ctypes.cast(self._callback, ctypes.c_void_p).value or 0, 0)
+        self._hook = EngineHook(uc, UC_HOOK_BLOCK, address_of(self._callback), 0)
         super().__init__(uc, read_code)
 
     @property
