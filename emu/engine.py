@@ -1,0 +1,119 @@
+"""One Unicorn engine and the ways in which a run of it ends."""
+
+import enum
+from ctypes import addressof
+
+from unicorn import UC_ARCH_X86, UC_HOOK_CODE, UC_HOOK_INTR, UC_MODE_64, Uc, unicorn_const
+
+from emu import libunicorn
+from emu.hostcode import INTERRUPT, LEFT, hooks_for, new_cell
+from emu.registers import Registers
+from emu.watchdog import Watched
+
+TRANSLATION_BUFFER = 8 << 20
+UNLIMITED = 1 << 62
+
+
+class Exit(enum.IntEnum):
+    """Why a run ended."""
+
+    HALT = 0
+    """A ``hlt`` was executed; rip is behind it."""
+    INTERRUPT = 1
+    """An exception or a software interrupt; its number is ``Engine.interrupt_number``."""
+    LIMIT = 2
+    """The instructions that ``Engine.limit`` allowed were executed."""
+    TICK = 3
+    """The watchdog asked; nothing happened, the run may go on."""
+    ERROR = 4
+    """Unicorn gave an error; its number is ``Engine.error``."""
+
+
+def new_engine() -> Uc:
+    """A 64-bit engine that doesn't reserve a gigabyte of address space for translated code."""
+    uc = Uc(UC_ARCH_X86, UC_MODE_64)
+    uc.ctl_set_tcg_buffer_size(TRANSLATION_BUFFER)
+    return uc
+
+
+class Engine:
+    """Runs of one engine. Events end a run instead of calling Python: what they mean is found out afterwards, with no
+    engine on the host's stack, so that runs nest, text can be written and tasks switched at any event.
+    """
+
+    def __init__(self, uc: Uc) -> None:
+        self.uc = uc
+        self.handle: int = uc._uch.value
+        self.regs = Registers(self.handle)
+        self._cell = new_cell()
+        self._cell_address = addressof(self._cell)
+        self._hooks = hooks_for(self._cell)
+        self._watched = Watched(self.handle)
+        self._limit_hook = 0
+        self.error = 0
+        # Whoever keeps the engine keeps what its hooks refer to.
+        uc.__dict__["tramplab"] = (self._cell, self._hooks)
+        self._interrupt_hook = libunicorn.hook_add(
+            self.handle, UC_HOOK_INTR, self._hooks.interrupt, self._cell_address
+        )
+
+    @property
+    def interrupt_number(self) -> int:
+        """Number of the exception that ended the last run."""
+        return self._cell[INTERRUPT]
+
+    @property
+    def left(self) -> int:
+        """Instructions that the limit still allows; negative when it ended a run."""
+        return self._cell[LEFT]
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether runs count down ``left``."""
+        return self._limit_hook != 0
+
+    def limit(self, instructions: int | None) -> None:
+        """Let runs from now on execute so many instructions in all; None lifts the limit.
+
+        Each iteration of a rep counts. The first limited run after an unlimited one, and the other way round, throws
+        away all translations.
+        """
+        if instructions is None:
+            if self._limit_hook:
+                libunicorn.hook_del(self.handle, self._limit_hook)
+                libunicorn.flush_translations(self.handle)
+                self._limit_hook = 0
+            return
+        self._cell[LEFT] = instructions
+        if not self._limit_hook:
+            self._limit_hook = libunicorn.hook_add(
+                self.handle, UC_HOOK_CODE, self._hooks.instruction, self._cell_address
+            )
+            libunicorn.flush_translations(self.handle)
+
+    def run(self, rip: int) -> Exit:
+        """Run from an address until something happens."""
+        cell, watched = self._cell, self._watched
+        cell[INTERRUPT] = -1
+        watched.interrupted = False
+        watched.serial += 1
+        try:
+            error = libunicorn.emu_start(self.handle, rip, 0, 0, 0)
+        finally:
+            watched.serial += 1
+        if cell[INTERRUPT] >= 0:
+            return Exit.INTERRUPT
+        if error != unicorn_const.UC_ERR_OK:
+            self.error = error
+            return Exit.ERROR
+        if self._limit_hook and cell[LEFT] < 0:
+            return Exit.LIMIT
+        if watched.interrupted:
+            return Exit.TICK
+        return Exit.HALT
+
+    def close(self) -> None:
+        """Take the hooks out. The engine itself lives as long as somebody holds it."""
+        self._watched.close()
+        self.limit(None)
+        libunicorn.hook_del(self.handle, self._interrupt_hook)

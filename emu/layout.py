@@ -1,0 +1,35 @@
+"""Where things lie in the guest's address space."""
+
+from dataclasses import dataclass
+
+PAGE_SIZE = 4096
+PAGE_SHIFT = 12
+PAGE_MASK = PAGE_SIZE - 1
+ADDRESS_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class AddressMap:
+    """Bases of the regions of the guest's address space; those of x86_64 Linux unless said otherwise.
+
+    Guest virtual addresses (Documentation/arch/x86/x86_64/mm.rst). A boot with KASLR is another value. The machine
+    itself places host-call stubs and the stacks of its tasks; all else is where builders of a kernel put things.
+    """
+
+    text: int = 0xFFFFFFFF81000000
+    modules: int = 0xFFFFFFFFC0000000
+    """Modules and BPF images, within 2 GiB of ``text``."""
+    direct_map: int = 0xFFFF888000000000
+    vmalloc: int = 0xFFFFC90000000000
+    percpu: int = 0xFFFF888100000000
+    host_calls: int = 0xFFFFFFFFBF000000
+    """Stubs of host calls, within reach of ``call rel32`` from text and modules."""
+    poke: int = 0x00007F0000000000
+    """Where a writable alias of text may be mapped (the kernel's ``poking_addr`` is a user address as well)."""
+    stacks: int = 0xFFFFC90000800000
+    """Kernel stacks, each with an unmapped guard page below."""
+
+
+def is_canonical(address: int) -> bool:
+    """Whether a 64-bit address is one that 4-level paging can translate."""
+    return 0 <= address < 1 << 47 or (1 << 64) - (1 << 47) <= address < 1 << 64

@@ -1,0 +1,188 @@
+"""Text as one vCPU sees it: shared, or with writes that it has not adopted yet undone.
+
+A write to text reaches a CPU for certain only when that CPU serialises. Until then it may execute old or new bytes; here
+that is an explicit choice for each write. While a vCPU runs with writes pending that it does not see, the pages they
+touch are private copies, reached through private page tables; no result depends on what a translation cache holds.
+"""
+
+from dataclasses import dataclass
+
+from emu.errors import MachineError, OutOfMemory
+from emu.layout import PAGE_SHIFT
+from emu.paging import FRAME_MASK, LEVEL_SHIFTS, PRESENT, PageTables, frame_of
+from emu.ram import Ram
+
+
+@dataclass(frozen=True, slots=True)
+class TextWrite:
+    """One write to text. ``old`` and ``new`` have the same length; ``serial`` orders a machine's writes."""
+
+    address: int
+    old: bytes
+    new: bytes
+    serial: int
+
+    @property
+    def end(self) -> int:
+        """The address after the last byte."""
+        return self.address + len(self.new)
+
+
+class ViewFrames:
+    """Frames beyond guest RAM for root tables and private copies: no snapshot holds them, they are built anew."""
+
+    def __init__(self, ram: Ram) -> None:
+        self._next, self._limit = ram.frames, 2 * ram.frames
+        self._free: list[int] = []
+
+    def take(self) -> int:
+        """A frame with any content."""
+        if self._free:
+            return self._free.pop()
+        if self._next == self._limit:
+            raise OutOfMemory(1, 0)
+        self._next += 1
+        return self._next - 1
+
+    def give_back(self, frames: list[int]) -> None:
+        """Return frames, the last taken first."""
+        self._free.extend(reversed(frames))
+
+
+class TextView:
+    """One vCPU's root table, its pending writes and the private pages that show them."""
+
+    def __init__(self, ram: Ram, tables: PageTables, frames: ViewFrames) -> None:
+        self._ram, self._tables, self._frames = ram, tables, frames
+        self.root = frames.take()
+        self.pending: list[TextWrite] = []
+        self.seen: set[int] = set()
+        self._by_page: dict[int, list[TextWrite]] = {}
+        self._indexed = 0
+        self._private: dict[tuple[int, int], int] = {}
+        self._generation = -1
+        self._changed = True
+
+    def add(self, write: TextWrite) -> None:
+        """A write that this vCPU does not see yet."""
+        self.pending.append(write)
+        self._changed = True
+
+    def see(self, address: int) -> list[TextWrite]:
+        """See the new bytes of the pending writes that cover an address; gives those writes."""
+        found = [write for write in self.pending if write.address <= address < write.end]
+        if not found:
+            raise MachineError(f"no write to {address:#x} is pending")
+        self.seen.update(write.serial for write in found)
+        self._changed = True
+        return found
+
+    def adopt(self) -> list[TextWrite]:
+        """See everything; gives the writes that were pending."""
+        adopted, self.pending = self.pending, []
+        self.seen.clear()
+        self._reindex()
+        return adopted
+
+    def restore(self, pending: list[TextWrite], seen: set[int]) -> None:
+        """The state that a snapshot kept."""
+        self.pending, self.seen = list(pending), set(seen)
+        self._reindex()
+
+    def discard(self, start: int, end: int) -> None:
+        """Forget pending writes to a range whose memory goes away."""
+        if any(write.address < end and start < write.end for write in self.pending):
+            self.pending = [write for write in self.pending if write.address >= end or write.end <= start]
+            self._reindex()
+
+    def apply(self, address: int, content: bytes) -> bytes:
+        """``content``, which is what shared memory holds at ``address``, as this vCPU sees it."""
+        if not self.pending:
+            return content
+        self._index()
+        first, last = address >> PAGE_SHIFT, (address + len(content) - 1) >> PAGE_SHIFT
+        writes: list[TextWrite] = []
+        for page in range(first, last + 1):
+            writes.extend(write for write in self._by_page.get(page, ()) if write not in writes)
+        if not writes:
+            return content
+        writes.sort(key=lambda write: write.serial)
+        view = bytearray(content)
+        for write in reversed(writes):
+            _overlay(view, address, write.address, write.old)
+        for write in writes:
+            if write.serial in self.seen:
+                _overlay(view, address, write.address, write.new)
+        return bytes(view)
+
+    @property
+    def private_pages(self) -> set[int]:
+        """Page numbers that this vCPU sees private copies of."""
+        return {prefix for depth, prefix in self._private if depth == 4}
+
+    @property
+    def stale(self) -> bool:
+        """Whether ``build`` has something to do before this vCPU may run."""
+        return self._changed or self._generation != self._tables.generation
+
+    def build(self) -> list[int]:
+        """Bring the vCPU's page tables up to date. Gives the pages that are private; the TLB must be flushed."""
+        self.drop()
+        self._ram.set_page(self.root, self._ram.page(self._tables.root))
+        self._index()
+        pages = sorted(page for page, writes in self._by_page.items() if any(w.serial not in self.seen for w in writes))
+        for page in pages:
+            self._install(page)
+        self._generation, self._changed = self._tables.generation, False
+        return pages
+
+    def drop(self) -> None:
+        """Free the private pages, after carrying the A and D bits of private tables over to the shared ones.
+
+        Must come before any change to the shared tables, and before D bits are harvested.
+        """
+        if not self._private:
+            return
+        for (depth, prefix), frame in self._private.items():
+            if depth < 4:
+                page = prefix << 9 * (4 - depth)
+                self._tables.merge_marks(self._tables.table_over(page, depth), frame, page, depth)
+        self._frames.give_back(list(self._private.values()))
+        self._private.clear()
+        self._changed = True
+
+    def _reindex(self) -> None:
+        self._by_page.clear()
+        self._indexed = 0
+        self._changed = True
+
+    def _index(self) -> None:
+        for write in self.pending[self._indexed :]:
+            for page in range(write.address >> PAGE_SHIFT, (write.end - 1 >> PAGE_SHIFT) + 1):
+                self._by_page.setdefault(page, []).append(write)
+        self._indexed = len(self.pending)
+
+    def _install(self, page: int) -> None:
+        """Private tables down to a private copy of a page, in this vCPU's root."""
+        words = self._ram.words
+        table = self.root
+        for depth, shift in enumerate((*LEVEL_SHIFTS, PAGE_SHIFT), start=1):
+            position = table * 512 + (page >> (shift - PAGE_SHIFT) & 511)
+            entry = words[position]
+            if not entry & PRESENT:
+                return
+            key = (depth, page >> 9 * (4 - depth))
+            frame = self._private.get(key)
+            if frame is None:
+                frame = self._private[key] = self._frames.take()
+                content = self._ram.page(frame_of(entry))
+                self._ram.set_page(frame, self.apply(page << PAGE_SHIFT, content) if depth == 4 else content)
+                words[position] = entry & ~FRAME_MASK | frame << PAGE_SHIFT
+            table = frame
+
+
+def _overlay(view: bytearray, base: int, address: int, content: bytes) -> None:
+    start, end = max(base, address), min(base + len(view), address + len(content))
+    if start < end:
+        view[start - base : end - base] = content[start - address : end - address]
+

@@ -1,0 +1,522 @@
+"""A virtual CPU: one engine, its registers, the task it runs and its view of the text."""
+
+import enum
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unicorn import Uc, unicorn_const, x86_const
+
+from emu import libunicorn
+from emu.counting import InstructionCounter
+from emu.counts import Counts
+from emu.engine import UNLIMITED, Engine, Exit, new_engine
+from emu.errors import EmuError, GuestFault, GuestTimeout, MachineError
+from emu.faults import FAULTS, INT3, PAGE_FAULT, access_of, kind_of
+from emu.hostcall import RETURN_OFFSET
+from emu.layout import ADDRESS_MASK, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE
+from emu.paging import NX
+from emu.registers import ARGUMENTS, RegisterBatch
+from emu.task import Task, TaskState
+from emu.text import TextView, TextWrite
+
+if TYPE_CHECKING:
+    from emu.machine import Machine
+
+_CR0_WP_PG = 1 << 16 | 1 << 31
+_CR4_PAE_FSGSBASE = 1 << 5 | 1 << 16
+_EFER, _NXE = 0xC0000080, 1 << 11
+_MANY_STALE_RANGES = 32
+"""From so many ranges on it is cheaper to throw all translations away."""
+
+
+class StopReason(enum.StrEnum):
+    """Why a task gave its vCPU back."""
+
+    RETURNED = "returned"
+    SLEEPING = "sleeping"
+    PREEMPTED = "preempted"
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that has returned: ``value`` is rax."""
+
+    value: int
+    stop: StopReason = StopReason.RETURNED
+    _vcpu: "Vcpu | None" = None
+    _counts: Counts | None = None
+
+    @property
+    def counts(self) -> Counts | None:
+        """What it executed, nested calls included; None for a nested call, and where nothing is counted."""
+        if self._vcpu is not None:
+            self._counts, self._vcpu = self._vcpu.counts(), None
+        return self._counts
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How a run of a task ended; ``value`` is what its function returned, once it has."""
+
+    reason: StopReason
+    task: Task
+    value: int | None = None
+
+
+class Vcpu:
+    """One CPU of a machine.
+
+    Memory is sequentially consistent: vCPUs take turns on one host thread.
+    """
+
+    def __init__(self, machine: "Machine", index: int) -> None:
+        self.machine, self.index = machine, index
+        ram = machine.ram
+        self.view = TextView(ram, machine.tables, machine.view_frames)
+        uc = new_engine()
+        uc.mem_map_ptr(0, ram.size, unicorn_const.UC_PROT_ALL, ram.host_address)
+        uc.__dict__["ram"] = ram
+        uc.reg_write(x86_const.UC_X86_REG_CR3, self.view.root << PAGE_SHIFT)
+        uc.reg_write(x86_const.UC_X86_REG_CR4, uc.reg_read(x86_const.UC_X86_REG_CR4) | _CR4_PAE_FSGSBASE)
+        uc.msr_write(_EFER, uc.msr_read(_EFER) | _NXE)
+        uc.reg_write(x86_const.UC_X86_REG_CR0, uc.reg_read(x86_const.UC_X86_REG_CR0) | _CR0_WP_PG)
+        self._pristine = uc.context_save()
+        self.engine = Engine(uc)
+        self.regs = self.engine.regs
+        self.counter: InstructionCounter | None = None
+        self.idle = Task(f"swapper/{index}", 0)
+        self.idle.state = TaskState.RUNNING
+        self.regs.load(self.idle.registers)
+        self.task = self.idle
+        self._handle = self.engine.handle
+        self._argument_batches = [
+            RegisterBatch(self._handle, (*ARGUMENTS[:count], "rsp")) for count in range(len(ARGUMENTS) + 1)
+        ]
+        self._arguments = RegisterBatch(self._handle, (*ARGUMENTS, "rsp"))
+        self._result = RegisterBatch(self._handle, ("rax", "rsp"))
+        self._depth = 0
+        self._request: StopReason | None = None
+        self._tlb_stale = False
+        self._stale: list[tuple[int, int]] = []
+        self._last_call: weakref.ref[Call] | None = None
+
+    @property
+    def uc(self) -> Uc:
+        """The Unicorn engine. Its memory functions take physical addresses."""
+        return self.engine.uc
+
+    @property
+    def gs_base(self) -> int:
+        """Guest address of this CPU's per-CPU area."""
+        return self.regs.gs_base
+
+    @gs_base.setter
+    def gs_base(self, address: int) -> None:
+        self.regs.gs_base = address
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a call or a run is under way, a host call of it perhaps."""
+        return self._depth > 0
+
+    # Calls and tasks ------------------------------------------------------------------------------------------------
+
+    def call(
+        self, address: int, *args: int, stack_args: Sequence[int] = (), max_instructions: int | None = None
+    ) -> Call:
+        """Call a function on the current task, as System V has it: up to six register arguments, then the stack's.
+
+        Runs until it returns. What sleeps on the way is woken at once. From within a host call the call nests: the
+        registers are as before afterwards. GuestFault, GuestTimeout (``max_instructions`` executed and not returned),
+        and whatever a host call raised.
+        """
+        if self._depth:
+            saved = self.regs.save()
+            try:
+                value = self._call(address, args, stack_args, max_instructions, saved[7])
+            finally:
+                self.regs.load(saved)
+            return Call(value)
+        self.reset_counts()
+        task = self.task
+        task.in_kernel = True
+        try:
+            value = self._call(address, args, stack_args, max_instructions, task.stack_top)
+        finally:
+            task.in_kernel = False
+        call = Call(value, _vcpu=self if self.counter is not None else None)
+        self._last_call = weakref.ref(call)
+        return call
+
+    def _call(
+        self, address: int, args: Sequence[int], stack_args: Sequence[int], limit: int | None, stack: int
+    ) -> int:
+        base = self._enter(address, args, stack_args, stack)
+        if self._drive(address, limit, sleeps=False) is None:
+            raise self._fault(f"still running after {limit} instructions", self.regs.rip, timeout=True)
+        return self._returned(base)
+
+    def _enter(self, address: int, args: Sequence[int], stack_args: Sequence[int], stack: int) -> int:
+        """Registers and stack as a call instruction leaves them; gives rsp after the return."""
+        if len(args) > len(ARGUMENTS):
+            stack_args = (*args[len(ARGUMENTS) :], *stack_args)
+            args = args[: len(ARGUMENTS)]
+        base = (stack - 8 * len(stack_args)) & ~15
+        frame = [self.machine.host_calls.return_address, *stack_args]
+        self.machine.write(base - 8, b"".join((word & ADDRESS_MASK).to_bytes(8, "little") for word in frame))
+        self._argument_batches[len(args)].write([*(argument & ADDRESS_MASK for argument in args), base - 8])
+        if self.counter is not None:
+            self.counter.push_return(self.machine.host_calls.return_address)
+        return base
+
+    def _returned(self, base: int) -> int:
+        value, rsp = self._result.read()
+        if rsp != base:
+            raise self._fault("stack imbalance", self.regs.rip, note=f"rsp is {rsp:#x} after the return, not {base:#x}")
+        return value
+
+    def run(self, task: Task, *, preempt_after: int | None = None) -> Stop:
+        """Run a task until it returns, sleeps, or has executed so many instructions; then the vCPU is idle again.
+
+        MachineError if the task is not runnable or the vCPU is busy. A task whose code faults is DONE; one that Ctrl-C
+        interrupts is preempted.
+        """
+        if self._depth or task is self.idle:
+            raise MachineError(f"vcpu {self.index} is running {self.task.name}, and can't run {task.name}")
+        self.switch_to(task)
+        self.collect_counts()
+        try:
+            reason = self._drive(self.regs.rip, preempt_after) or StopReason.PREEMPTED
+            if reason is StopReason.RETURNED:
+                self._finish(task)
+            elif reason is StopReason.SLEEPING:
+                task.state = TaskState.SLEEPING
+                task.voluntary_switches += 1
+            else:
+                task.state = TaskState.RUNNABLE
+            return Stop(reason, task, task.value if reason is StopReason.RETURNED else None)
+        except Exception:
+            task.state, task.in_kernel = TaskState.DONE, False
+            raise
+        except BaseException:
+            task.state = TaskState.RUNNABLE
+            raise
+        finally:
+            self._switch_away()
+
+    def _finish(self, task: Task) -> None:
+        task.value = self._returned(task.return_rsp)
+        task.state, task.in_kernel = TaskState.DONE, False
+
+    def switch_to(self, task: Task) -> None:
+        """Make a runnable task this vCPU's current one, without running it; one that is new stands at its entry."""
+        if task is self.task:
+            return
+        if task.state is not TaskState.RUNNABLE:
+            raise MachineError(f"task {task.name} is {task.state}")
+        self._save_current()
+        self.regs.load(task.registers)
+        if task.entry is not None:
+            address, args = task.entry
+            task.return_rsp = self._enter(address, args, (), task.stack_top)
+            self.regs.rip = address
+            task.entry, task.in_kernel = None, True
+        task.state = TaskState.RUNNING
+        self._set_current(task)
+
+    def _switch_away(self) -> None:
+        task = self.task
+        task.registers = self.regs.save()
+        if self.machine.host_calls.is_stub(task.register("rip") - 1):
+            # Ctrl-C struck between a stub's hlt and its function: the stub is to be executed again.
+            task.registers[16] -= 1
+        self.regs.load(self.idle.registers)
+        self.idle.state = TaskState.RUNNING
+        self._set_current(self.idle)
+
+    def _save_current(self) -> None:
+        if self.task is not self.idle:
+            raise MachineError(f"vcpu {self.index} is running {self.task.name}")
+        self.idle.registers = self.regs.save()
+        self.idle.state = TaskState.RUNNABLE
+
+    def _set_current(self, task: Task) -> None:
+        self.task = task
+        offset = self.machine.current_offset
+        if offset is not None:
+            self.machine.write_u64(self.gs_base + offset, task.address)
+
+    def sleep(self) -> None:
+        """From a host call: put the current task to sleep once the host call returns (``schedule``)."""
+        self._request = StopReason.SLEEPING
+
+    def preempt(self) -> None:
+        """From a host call: take the vCPU from the current task once the host call returns."""
+        self._request = StopReason.PREEMPTED
+
+    def step(self, n: int = 1) -> StopReason | None:
+        """Execute ``n`` instructions from the current registers; RETURNED if the task's function returned, else None.
+
+        A host call is two: its stub's hlt, with which the function runs, and its ret. Each iteration of a rep is one.
+        """
+        return self._drive(self.regs.rip, n, sleeps=False)
+
+    def args(self, n: int) -> list[int]:
+        """The first ``n`` arguments of the function that was just entered (a host call's): registers, then stack."""
+        *registers, rsp = self._arguments.read()
+        if n <= len(registers):
+            return registers[:n]
+        stack = self.machine.read(rsp + 8, 8 * (n - len(registers)))
+        return registers + [int.from_bytes(stack[at : at + 8], "little") for at in range(0, len(stack), 8)]
+
+    # Running --------------------------------------------------------------------------------------------------------
+
+    def _drive(self, rip: int, limit: int | None, *, sleeps: bool = True) -> StopReason | None:
+        """Run from ``rip`` until the outermost function returns or the task is to stop, answering what comes up.
+
+        None: the limit was reached. Unless it ``sleeps``, a task that wants to is woken at once.
+        """
+        engine = self.engine
+        outer = engine.left if self._depth and engine.is_limited else None
+        engine.limit(limit if limit is not None or outer is None else UNLIMITED)
+        self._depth += 1
+        try:
+            return self._loop(rip, sleeps)
+        finally:
+            self._depth -= 1
+            if outer is not None:
+                engine.limit(outer)
+
+    def _loop(self, rip: int, sleeps: bool) -> StopReason | None:
+        host_calls = self.machine.host_calls
+        ticks = 0
+        while True:
+            reached, rip = self._run(rip)
+            if reached is Exit.INTERRUPT:
+                rip = self._interrupt(self.engine.interrupt_number, rip)
+            elif reached is Exit.LIMIT:
+                return None
+            elif reached is Exit.ERROR:
+                raise self._engine_error(rip)
+            elif host_calls.is_stub(rip - 1):
+                if rip - 1 == host_calls.return_address:
+                    return StopReason.RETURNED
+                rip = self._host_call(rip - 1)
+            elif reached is Exit.TICK:
+                ticks += 1
+                if ticks > self.machine.max_ticks:
+                    raise self._fault("still running after all the host time a run is given", rip, timeout=True)
+            else:
+                raise self._fault("hlt", rip - 1)
+            if self._request is not None:
+                reason, self._request = self._request, None
+                if sleeps:
+                    return reason
+                self.task.voluntary_switches += reason is StopReason.SLEEPING
+
+    def _run(self, rip: int) -> tuple[Exit, int]:
+        if self.view.stale or self._tlb_stale or self._stale:
+            self._synchronise()
+        engine, counter = self.engine, self.counter
+        if counter is None:
+            reached = engine.run(rip)
+            reached_rip = engine.regs.rip
+        else:
+            counter.begin()
+            reached = Exit.TICK
+            try:
+                reached = engine.run(rip)
+            finally:
+                reached_rip = engine.regs.rip
+                faulted = reached is Exit.ERROR or engine.interrupt_number in FAULTS
+                counter.end(reached_rip, faulted)
+        if self.machine.text_aliases:
+            self.machine.adopt_guest_text_writes()
+        return reached, reached_rip
+
+    def _host_call(self, stub: int) -> int:
+        call = self.machine.host_calls.at(stub)
+        if call is None:
+            raise self._fault("no such host call", stub)
+        self.regs.rip = stub + RETURN_OFFSET
+        try:
+            result = call.function(self)
+        except Exception as error:
+            if not isinstance(error, GuestFault):
+                error.add_note(f"in the host call {call.name} on vcpu {self.index}, called from {self._caller()}")
+            raise
+        if result is not None:
+            self.regs.rax = result
+        return self.regs.rip
+
+    def _caller(self) -> str:
+        try:
+            address = self.machine.read_u64(self.regs.rsp)
+        except EmuError:
+            return "nowhere"
+        return self.machine.describe(address) or f"{address:#x}"
+
+    def _interrupt(self, number: int, rip: int) -> int:
+        machine = self.machine
+        if number == INT3:
+            freed = machine.images.freed(rip - 1)
+            if freed is not None:
+                raise self._fault("execution of freed memory", rip - 1, note=f"{freed} was freed")
+            if any(answer(self) for answer in list(machine.on_int3)):
+                return self.regs.rip
+            raise self._fault("unhandled int3", rip - 1)
+        if number not in FAULTS:
+            raise self._fault(kind_of(number), rip)
+        if number != PAGE_FAULT:
+            raise self._fault(kind_of(number), rip, clean=True)
+        address = self.regs.cr2
+        freed = machine.images.freed(address)
+        note = f"{freed} was freed" if freed else machine.regions_at(address)
+        raise self._fault(kind_of(number), rip, address=address, clean=True, note=note)
+
+    def _engine_error(self, rip: int) -> GuestFault:
+        if self.engine.error == unicorn_const.UC_ERR_INSN_INVALID:
+            return self._fault("invalid opcode", rip, clean=True)
+        return self._fault(f"engine error {self.engine.error}", rip, clean=True)
+
+    def _fault(
+        self,
+        kind: str,
+        rip: int,
+        *,
+        address: int | None = None,
+        note: str | None = None,
+        timeout: bool = False,
+        clean: bool = False,
+    ) -> GuestFault:
+        registers = self.regs.as_dict()
+        registers["rip"] = rip
+        if clean:
+            self._forget_exception()
+        access = access_of(self, rip, address) if address is not None else None
+        error = GuestTimeout if timeout else GuestFault
+        line = self.machine.describe(rip)
+        return error(
+            kind, rip=rip, registers=registers, vcpu=self.index, address=address, access=access, line=line, note=note
+        )
+
+    def _forget_exception(self) -> None:
+        """The engine takes a second page fault for a double fault, as nothing ever delivers the first one."""
+        saved, gs_base = self.regs.save(), self.regs.gs_base
+        self.uc.context_restore(self._pristine)
+        self.regs.load(saved)
+        self.regs.gs_base = gs_base
+
+    # Text -----------------------------------------------------------------------------------------------------------
+
+    def pending(self) -> list[TextWrite]:
+        """Writes to text that this vCPU has not adopted, in order; those it sees already are among them."""
+        return list(self.view.pending)
+
+    def see_new(self, address: int) -> None:
+        """See the new bytes of the pending writes that cover ``address``. MachineError if there are none."""
+        if self.counter is not None:
+            self.counter.invalidate(address & ~PAGE_MASK, (address & ~PAGE_MASK) + PAGE_SIZE)
+        for write in self.view.see(address):
+            self._stale.append((write.address, write.end))
+
+    def serialize(self) -> None:
+        """Adopt every pending write to text, as a serialising instruction does."""
+        view = self.view
+        if not view.pending:
+            return
+        if self.counter is not None:
+            writes = view.pending
+            if len(writes) > _MANY_STALE_RANGES:
+                self.counter.invalidate(min(w.address for w in writes), max(w.end for w in writes))
+            else:
+                for write in writes:
+                    self.counter.invalidate(write.address, write.end)
+        if len(self._stale) + len(view.pending) <= _MANY_STALE_RANGES:
+            self._stale.extend((write.address, write.end) for write in view.pending)
+        else:
+            self._stale = [(0, ADDRESS_MASK)] * (_MANY_STALE_RANGES + 1)
+        view.adopt()
+
+    def read_code(self, address: int, size: int) -> bytes:
+        """Code as this vCPU sees it."""
+        return self.view.apply(address, self.machine.read(address, size))
+
+    def text_changed(self, start: int, end: int) -> None:
+        """Text was changed otherwise than by a pending write: translations of it are no good."""
+        if len(self._stale) <= _MANY_STALE_RANGES:
+            self._stale.append((start, end))
+
+    def mappings_changed(self) -> None:
+        """Translations of addresses that the engine remembers may be wrong."""
+        self._tlb_stale = True
+
+    def _synchronise(self) -> None:
+        view = self.view
+        if view.stale:
+            fresh = view.build()
+            libunicorn.flush_tlb(self._handle)
+            self._tlb_stale = False
+            for page in fresh:
+                self._remove_translations(page << PAGE_SHIFT, page + 1 << PAGE_SHIFT)
+        if self._tlb_stale:
+            libunicorn.flush_tlb(self._handle)
+            self._tlb_stale = False
+        if len(self._stale) > _MANY_STALE_RANGES:
+            libunicorn.flush_translations(self._handle)
+            self._stale.clear()
+        elif self._stale:
+            hidden = view.private_pages
+            kept = []
+            for start, end in self._stale:
+                for page in range(start >> PAGE_SHIFT, (end - 1 >> PAGE_SHIFT) + 1):
+                    part = max(start, page << PAGE_SHIFT), min(end, page + 1 << PAGE_SHIFT)
+                    if page in hidden:
+                        kept.append(part)
+                    else:
+                        self._remove_translations(*part)
+            self._stale = kept
+
+    def _remove_translations(self, start: int, end: int) -> None:
+        entry = self.machine.page_entry(start)
+        if entry and not entry & NX:
+            libunicorn.remove_translations(self._handle, start, end)
+
+    def restore(
+        self, registers: list[int], gs_base: int, task: Task, pending: list[TextWrite], seen: set[int]
+    ) -> None:
+        """The state that a snapshot kept."""
+        self.regs.load(registers)
+        self.regs.gs_base = gs_base
+        self.task = task
+        self.view.restore(pending, seen)
+        self.mappings_changed()
+
+    # Counting -------------------------------------------------------------------------------------------------------
+
+    def counts(self) -> Counts | None:
+        """What was executed since the last ``reset_counts``, which every call from outside begins with; or None."""
+        return self.machine.counts_of(self.counter) if self.counter is not None else None
+
+    def reset_counts(self) -> None:
+        """Begin to count anew."""
+        if self.counter is not None:
+            self.collect_counts()
+            self.counter.reset()
+
+    def collect_counts(self) -> None:
+        """Let the last call's counts be worked out while the counter and the images still have what they need."""
+        call = self._last_call() if self._last_call is not None else None
+        if call is not None:
+            _ = call.counts
+        self._last_call = None
+
+    def close(self) -> None:
+        """Take everything out of the engine and let go of it."""
+        if self.counter is not None:
+            self.collect_counts()
+            self.counter.remove()
+            self.counter = None
+        self.engine.close()

@@ -1,0 +1,71 @@
+"""Ends long runs now and then, so that Ctrl-C and a limit on host time come through.
+
+An engine that runs holds the thread that drives it; the interpreter sees a signal only when the run returns. One daemon
+thread looks at all engines, and stops those that have been in one run since it last looked. Where exactly a run is
+interrupted is of no consequence: it goes on from there.
+"""
+
+import threading
+import time
+import weakref
+
+from emu import libunicorn
+
+TICK_SECONDS = 0.1
+
+
+class Watched:
+    """An engine as the watchdog sees it. ``serial`` is odd while the engine runs."""
+
+    __slots__ = ("__weakref__", "_handle", "_lock", "interrupted", "serial")
+
+    def __init__(self, handle: int) -> None:
+        self._handle: int | None = handle
+        self._lock = threading.Lock()
+        self.serial = 0
+        self.interrupted = False
+        _watch(self)
+
+    def interrupt(self) -> None:
+        """Stop the run that is under way."""
+        with self._lock:
+            if self._handle is not None:
+                self.interrupted = True
+                libunicorn.emu_stop(self._handle)
+
+    def close(self) -> None:
+        """The engine goes away; waits for the watchdog if it is just stopping it."""
+        with self._lock:
+            self._handle = None
+
+
+_watched: "weakref.WeakSet[Watched]" = weakref.WeakSet()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def _watch(engine: Watched) -> None:
+    global _thread
+    with _lock:
+        _watched.add(engine)
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_watch_forever, name="emu watchdog", daemon=True)
+            _thread.start()
+
+
+def _watch_forever() -> None:
+    global _thread
+    before: dict[int, int] = {}
+    while True:
+        time.sleep(TICK_SECONDS)
+        with _lock:
+            engines = list(_watched)
+            if not engines:
+                _thread = None
+                return
+        now = {id(engine): engine.serial for engine in engines}
+        for engine in engines:
+            if engine.serial & 1 and before.get(id(engine)) == engine.serial:
+                engine.interrupt()
+        before = now
+        del engines, engine
