@@ -24,8 +24,10 @@ enters a function calls `push_return()`, or counts its ret as unbalanced.
 **Two exits that can't be told apart.** A block that jumps to its own start is taken as not executed another time when
 a run stops there without a fault: so it is for limits, code and block hooks and `until`. Stopping from an interrupt
 hook after moving RIP to the start of the block that the interrupt ended breaks this rule, unless `end()` is called
-first. "each" has the same for a single instruction that jumps to itself, taken as executed, as it is for limits; a
-code hook that was added later than the counter and stops there is not to be mixed with it.
+first. "each" has the same for a single instruction that jumps to itself: right for code hooks that were added after the
+counter, and with `engine_limits` for `emu_start(count=...)`, whose own hook comes before any other.
+
+**Unicorn's `until`** isn't seen in the middle of a block that was translated before: `ctl_remove_cache()` there first.
 """
 
 from collections.abc import Callable
@@ -78,7 +80,8 @@ class InstructionCounter(Protocol):
 
 
 def counter_for(
-    uc: Uc, read_code: Callable[[int, int], bytes], method: Method = "auto", *, return_stack_depth: int = 1024
+    uc: Uc, read_code: Callable[[int, int], bytes], method: Method = "auto", *, return_stack_depth: int = 1024,
+    engine_limits: bool = False,
 ) -> InstructionCounter:
     """A counter on an engine, which must not be running.
 
@@ -86,6 +89,8 @@ def counter_for(
     machine code, "portable" counts them in Python, "each" counts every instruction in machine code, "auto" is
     "native", or "portable" where the host refuses executable memory. `return_stack_depth` is the number of entries of
     the return stack, a power of two: a CPU's has 16 or 32, the default counts returns that don't match the last call.
+
+    `engine_limits` says that runs are limited by `emu_start(count=...)`; it matters to "each" only.
 
     Raises `CountingError` if the method isn't to be had, or for a depth that is no power of two up to 65536.
     """
@@ -98,7 +103,7 @@ def counter_for(
         raise CountingError(None, f"no method {method!r} of counting: auto, native, portable, each")
     if method != "portable":
         try:
-            return NativeCounter(uc, read_code, method == "each", return_stack_depth)
+            return NativeCounter(uc, read_code, method == "each", return_stack_depth, engine_limits)
         except OSError as error:
             if method != "auto":
                 raise CountingError(None, f"method {method}: {error}") from error

@@ -19,8 +19,8 @@ class Ledger(ABC):
     """
 
     method: str
-    # A limit stops before this counter's hook is called for the instruction at RIP (so for CODE hooks: Unicorn puts its
-    # own first). For BLOCK hooks, the hook of the block at RIP has always been called.
+    # Whether a limit stops a run before this counter's hook is called for the instruction at RIP. A BLOCK hook comes
+    # before all that limits, a CODE hook after Unicorn's own limit.
     _limit_comes_first = False
 
     def __init__(self, uc: Uc, read_code: Callable[[int, int], bytes]) -> None:

@@ -82,7 +82,7 @@ LISTING: Final[tuple[tuple[str, str], ...]] = (
     ("49 39 32", "cmp qword ptr [r10], rsi"),
     ("41 0f 95 c1", "setne r9b"),
     ("4c 01 49 10", "add qword ptr [rcx + 0x10], r9"),
-    ("49 c7 02 00 00 00 00", "mov qword ptr [r10], 0"),
+    ("49 c7 02 ff ff ff ff", "mov qword ptr [r10], 0xffffffffffffffff"),
     ("eb 91", "jmp 0x33"),
     # 0xa2: a rep: entered again at the same instruction, it goes on and isn't counted again
     ("49 39 70 18", "cmp qword ptr [r8 + 0x18], rsi"),
@@ -106,6 +106,9 @@ LISTING: Final[tuple[tuple[str, str], ...]] = (
 CODE: Final = bytes.fromhex("".join(encoding for encoding, _ in LISTING))
 
 
+NO_RETURN: Final = 0xFFFF_FFFF_FFFF_FFFF  # an entry of the return stack that holds nothing
+
+
 def slot_for(address: int) -> int:
     """Index of the slot at which the search for a block at this guest address begins."""
     return (((address & 0xFFFFFFFF) * HASH_FACTOR) & 0xFFFFFFFF) >> 17
@@ -121,9 +124,9 @@ class Area:
         self._bytes = memoryview(memory)
         self.words = self._bytes.cast("Q")
 
-    def clear(self, start: int, end: int) -> None:
-        """Zeroes the bytes from `start` up to `end`."""
-        self._bytes[start:end] = bytes(end - start)
+    def fill(self, start: int, end: int, byte: bytes) -> None:
+        """Sets the bytes from `start` up to `end` to one value."""
+        self._bytes[start:end] = byte * (end - start)
 
     def close(self) -> None:
         """Unmaps the memory; nothing may call or read it any more."""

@@ -33,9 +33,11 @@ class NativeCounter(Ledger):
     `OSError` where executable memory is refused. `return_stack_depth` is a power of two.
     """
 
-    def __init__(self, uc: Uc, read_code: Callable[[int, int], bytes], each: bool, return_stack_depth: int) -> None:
+    def __init__(
+        self, uc: Uc, read_code: Callable[[int, int], bytes], each: bool, return_stack_depth: int, engine_limits: bool
+    ) -> None:
         self.method = "each" if each else "native"
-        self._limit_comes_first = each
+        self._limit_comes_first = each and engine_limits
         self._code = layout.executable_code()
         self._area = layout.counting_area(return_stack_depth)
         self._mask = return_stack_depth - 1
@@ -50,6 +52,7 @@ class NativeCounter(Ledger):
         words = self._area.words
         words[layout.UNKNOWN_BLOCK // 8] = address_of(self._unknown)
         words[layout.RETURN_MASK // 8] = self._mask
+        self._empty_return_stack()
         self._set_last(None)
         self._hook = EngineHook(uc, UC_HOOK_CODE if each else UC_HOOK_BLOCK, self._code.address, self._area.address)
         super().__init__(uc, read_code)
@@ -70,7 +73,7 @@ class NativeCounter(Ledger):
         top = words[_TOP]
         if words[_RETURNS + top] != rip:
             words[_UNBALANCED] += 1
-        words[_RETURNS + top] = 0
+        words[_RETURNS + top] = layout.NO_RETURN
         words[_TOP] = top - 1 & self._mask
 
     def _last(self) -> Block | None:
@@ -139,7 +142,7 @@ class NativeCounter(Ledger):
         for block, count in self._executed():
             for address in block.addresses:
                 self._settle(address, count)
-        self._area.clear(layout.SLOTS, layout.TOUCHED)
+        self._area.fill(layout.SLOTS, layout.TOUCHED, b"\0")
         self._area.words[_TOUCHED_COUNT] = 0
         self._blocks.clear()
         self._index.clear()
@@ -162,8 +165,11 @@ class NativeCounter(Ledger):
             words[_word(slot) + 2] = _NEVER
         words[_TOUCHED_COUNT] = 0
         words[_UNBALANCED] = 0
-        words[_TOP] = 0
-        self._area.clear(layout.RETURNS, layout.RETURNS + (self._mask + 1) * 8)
+        self._empty_return_stack()
+
+    def _empty_return_stack(self) -> None:
+        self._area.words[_TOP] = 0
+        self._area.fill(layout.RETURNS, layout.RETURNS + (self._mask + 1) * 8, b"\xff")
 
     def _detach(self) -> None:
         self._unbalanced = self._area.words[_UNBALANCED]

@@ -13,6 +13,7 @@ from emu.counting.ledger import Ledger
 from emu.counting.page_index import PageIndex
 
 _BLOCK_HOOK: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p)
+_NO_RETURN: Final = -1
 _PLAIN: Final = BlockEnd.PLAIN
 _REP: Final = BlockEnd.REP
 _CALL: Final = BlockEnd.CALL
@@ -40,7 +41,7 @@ class PortableCounter(Ledger):
         self._index = PageIndex()
         self._touched: list[_Entry] = []
         self._previous: _Entry | None = None
-        self._returns = [0] * return_stack_depth
+        self._returns = [_NO_RETURN] * return_stack_depth
         self._top = 0
         self._mask = return_stack_depth - 1
         self._unbalanced = 0
@@ -61,7 +62,7 @@ class PortableCounter(Ledger):
     def _pop_return(self, rip: int) -> None:
         if self._returns[self._top] != rip:
             self._unbalanced += 1
-        self._returns[self._top] = 0
+        self._returns[self._top] = _NO_RETURN
         self._top = self._top - 1 & self._mask
 
     def _entered(self, engine: int, address: int, size: int, _argument: int | None) -> None:
@@ -113,7 +114,7 @@ class PortableCounter(Ledger):
             entry.count = 0
         self._touched.clear()
         self._unbalanced = 0
-        self._returns = [0] * len(self._returns)
+        self._returns = [_NO_RETURN] * len(self._returns)
         self._top = 0
 
     def _detach(self) -> None:

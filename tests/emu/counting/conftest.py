@@ -67,10 +67,13 @@ class Engine:
         elif rip in self.redirect:
             target, pushed = self.redirect[rip]
             if pushed is not None:
-                rsp = uc.reg_read(x86_const.UC_X86_REG_RSP) - 8
-                uc.mem_write(rsp - self.data + DATA_PHYSICAL, struct.pack("<Q", pushed))
-                self.registers(rsp=rsp)
+                self.push(pushed)
             self.registers(rip=target)
+
+    def push(self, value):
+        rsp = self.uc.reg_read(x86_const.UC_X86_REG_RSP) - 8
+        self.uc.mem_write(rsp - self.data + DATA_PHYSICAL, struct.pack("<Q", value))
+        self.registers(rsp=rsp)
 
     def write(self, address, code):
         """Puts code (bytes or text) there, without telling anybody; gives its size."""

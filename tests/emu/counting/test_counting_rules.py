@@ -1,7 +1,6 @@
 """Every rule of what counts as executed, one by one, for each method."""
 
 import gc
-import struct
 import weakref
 
 import pytest
@@ -234,7 +233,7 @@ def test_page_crossing_blocks(engine, method, offset):
 
 def test_blocks_of_one_instruction(engine, method):
     it = engine("jmp a; a: jmp b; b: jmp c; c: ret")
-    it.uc.mem_write(0x220000, struct.pack("<Q", it.end))
+    it.push(it.end)
     counter = it.counter(method)
     it.run(counter)
     assert it.offsets(counter) == {0: 1, 2: 1, 4: 1, 6: 1}
@@ -253,9 +252,29 @@ def test_block_that_jumps_to_itself(engine, method, source):
 @pytest.mark.parametrize("source", ["x: jmp x", "x: nop; jmp x", "x: nop; nop; jmp x", "nop; x: jmp x"])
 def test_limit_in_a_block_that_jumps_to_itself(engine, method, source, limit):
     it = engine(source)
-    counter = it.counter(method)
+    counter = it.counter(method, engine_limits=True)
     it.run(counter, count=limit)
     assert counter.instructions == limit
+
+
+@pytest.mark.parametrize("source", ["x: jmp x", "x: nop; jmp x", "nop; x: jmp x"])
+def test_code_hook_stops_a_block_that_jumps_to_itself(engine, method, source):
+    it = engine(source)
+    counter = it.counter(method)
+    left = [5]
+
+    def limit(uc, *_):
+        left[0] -= 1
+        if left[0] < 0:
+            uc.emu_stop()
+
+    it.uc.hook_add(UC_HOOK_CODE, limit)
+    it.uc.ctl_flush_tb()
+    way_out = it.run(counter)
+    assert counter.instructions == 5
+    left[0] = 3
+    it.run(counter, start=way_out.rip)
+    assert counter.instructions == 8
 
 
 def test_jump_into_an_instruction(engine, method):
@@ -423,8 +442,8 @@ def test_patch_turns_a_call_into_a_jump(engine, method):
     counter = it.counter(method)
     it.run(counter)
     assert (counter.instructions, counter.unbalanced_returns) == (4, 0)
-    it.uc.mem_write(0x220000, struct.pack("<Q", it.text + 5))
-    it.patch(it.text, b"\xe9" + struct.pack("<i", 2), counter)
+    it.push(it.text + 5)
+    it.patch(it.text, bytes.fromhex("e902000000"), counter)
     it.run(counter)
     assert (counter.instructions, counter.unbalanced_returns) == (8, 1)
 
