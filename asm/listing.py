@@ -1,0 +1,61 @@
+"""An image as text for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from .image import Image, Phase
+
+_RESET = "\x1b[0m"
+_FAINT = "\x1b[2m"
+_LABEL = "\x1b[1;33m"
+_PHASE_COLORS = {
+    Phase.ENTRY: "\x1b[34m",
+    Phase.SAVE: "\x1b[36m",
+    Phase.ENTER: "\x1b[35m",
+    Phase.PROGRAM: "\x1b[32m",
+    Phase.EXIT: "\x1b[35m",
+    Phase.ORIGIN: "\x1b[31m",
+    Phase.RESTORE: "\x1b[36m",
+    Phase.LEAVE: "\x1b[34m",
+}
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+# Ten bytes is the longest instruction that trampolines hold (movabs); a longer one pushes its own line to the right.
+_CODE_WIDTH = 20
+_PHASE_WIDTH = max(len(phase) for phase in Phase)
+_TEXT_WIDTH = 40
+
+
+def render(image: Image, *, color: bool, names: Mapping[int, str]) -> str:
+    """The listing that `Image.listing` gives."""
+
+    def paint(code: str, text: str) -> str:
+        return f"{code}{text}{_RESET}" if color and code and text else text
+
+    labels: dict[int, list[str]] = {}
+    for label, address in image.symbols.items():
+        labels.setdefault(address, []).append(label)
+
+    def name_of(match: re.Match[str]) -> str:
+        address = int(match[0], 16)
+        found = names.get(address) or next(iter(labels.get(address, ())), None)
+        return f"{match[0]} <{found}>" if found else match[0]
+
+    count = len(image.lines)
+    rows = [f"{image.name}: {image.address:#x}, {len(image)} bytes, {count} instruction{'' if count == 1 else 's'}"]
+    with_phases = any(line.phase for line in image.lines)
+    for line in image.lines:
+        rows.extend(paint(_LABEL, f"{label}:") for label in labels.get(image.address + line.offset, ()))
+        phase = ""
+        if with_phases:
+            shade = _PHASE_COLORS[line.phase] if line.phase else ""
+            phase = paint(shade, line.phase or "") + " " * (_PHASE_WIDTH - len(line.phase or "")) + "  "
+        text = _ADDRESS.sub(name_of, line.text)
+        code = image.code_of(line).hex()
+        row = f"{paint(_FAINT, f'{line.offset:04x}')}  {paint(_FAINT, code)}{' ' * (_CODE_WIDTH - len(code))}  {phase}{text}"
+        if line.comment:
+            row += " " * (_TEXT_WIDTH - len(text)) + paint(_FAINT, f"  ; {line.comment}")
+        rows.append(row)
+    rows.extend(paint(_LABEL, f"{label}:") for label in labels.get(image.end, ()))
+    return "\n".join(rows) + "\n"

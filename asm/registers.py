@@ -1,0 +1,41 @@
+"""The registers that a statement may name, by what they may stand for."""
+
+from __future__ import annotations
+
+_NUMBERED = tuple(f"r{number}" for number in range(8, 16))
+
+REGISTERS_64 = ("rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", *_NUMBERED)
+REGISTERS_32 = ("eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi", *(f"{name}d" for name in _NUMBERED))
+REGISTERS_16 = ("ax", "cx", "dx", "bx", "sp", "bp", "si", "di", *(f"{name}w" for name in _NUMBERED))
+REGISTERS_8 = (
+    *("al", "cl", "dl", "bl", "spl", "bpl", "sil", "dil", "ah", "ch", "dh", "bh"),
+    *(f"{name}b" for name in _NUMBERED),
+)
+SEGMENTS = ("es", "cs", "ss", "ds", "fs", "gs")
+
+# Numbers as they stand in ModRM and opcodes.
+NUMBER_64 = {name: number for number, name in enumerate(REGISTERS_64)}
+NUMBER_32 = {name: number for number, name in enumerate(REGISTERS_32)}
+
+# Bits of the general registers.
+WIDTHS = {
+    **dict.fromkeys(REGISTERS_64, 64),
+    **dict.fromkeys(REGISTERS_32, 32),
+    **dict.fromkeys(REGISTERS_16, 16),
+    **dict.fromkeys(REGISTERS_8, 8),
+}
+
+OPERANDS = frozenset(
+    (
+        *WIDTHS,
+        *SEGMENTS,
+        *("cr0", "cr2", "cr3", "cr4", "cr8"),
+        *("dr0", "dr1", "dr2", "dr3", "dr6", "dr7"),
+        *(f"mm{number}" for number in range(8)),
+        *(f"xmm{number}" for number in range(16)),
+        *(f"ymm{number}" for number in range(16)),
+    )
+)
+
+# Names that are registers to a reader, though no operand of their own: never a symbol.
+RESERVED = OPERANDS | {"rip", "eip", "ip", "riz", "eiz", "rflags", "eflags", "flags", "st"}

@@ -1,0 +1,107 @@
+"""A parsed statement and the values of its symbols to what is asked of the encoder, and to the text of the listing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from .encoder import PLACEHOLDER, Encoded, Request
+from .meaning import STRING_OPERANDS, Meant, MeantMemory, MeantOperand, signed
+from .syntax import Expression, Immediate, Memory, Refusal, Register, Statement, check_range
+
+Lookup = Callable[[str, int], int]
+
+# Keystone dies of memory operands here that are not the ones that the processor uses.
+_IMPLICIT = frozenset(
+    (*STRING_OPERANDS, "movs", "stos", "lods", "scas", "cmps", "ins", "insq", "outs", "outsq", "xlat", "xlatb")
+)
+# Memory operands of these are 8 bytes in 64-bit mode unless said otherwise.
+_STACK_SIZED = frozenset({"call", "jmp", "push", "pop"})
+# Here another operand says nothing about the size of the memory operand, so that Keystone would guess.
+_OWN_SIZE = frozenset({"movzx", "movsx", "movsxd", "cvtsi2sd", "cvtsi2ss", "crc32"})
+_SHIFTS = frozenset({"shl", "sal", "shr", "sar", "rol", "ror", "rcl", "rcr"})
+# Instructions whose memory operand has one size only.
+_ONE_SIZE = re.compile(
+    r"invlpg|prefetch\w*|clflush\w*|clwb|cldemote|fx\w+|xsave\w*|xrstor\w*|ldmxcsr|stmxcsr|[ls][gi]dt|lldt|ltr|lmsw"
+    r"|str|sldt|smsw|ver[rw]|cmpxchg\d+b|set\w+"
+)
+_SIZE = re.compile(r"(?:\w+ )?ptr (?=\w\w:\[|\[)")
+
+
+def evaluate(expression: Expression, lookup: Lookup) -> int:
+    """The value of an expression; `lookup` gives the value of a symbol or refuses it at its column."""
+    if expression.constant is not None:
+        return expression.constant
+    total = 0
+    for term in expression.terms:
+        content = term.content
+        total += term.sign * (content if isinstance(content, int) else lookup(content, term.column))
+    check_range(total, expression.column)
+    return total
+
+
+def resolve(statement: Statement, lookup: Lookup) -> Request:
+    """What is meant, with numbers in place of symbols; a rip-relative displacement stays open. Raises Refusal."""
+    name = statement.mnemonic.rpartition(" ")[2]
+    operands = tuple(_meant(operand, name, lookup) for operand in statement.operands)
+    memories = [operand for operand in statement.operands if isinstance(operand, Memory)]
+    if statement.long_form and not memories:
+        raise Refusal(statement.column, f"{{disp32}}: {name} has no displacement here")
+    if operands and name in _IMPLICIT and not any(op.startswith("xmm") for op in operands if isinstance(op, str)):
+        if Meant("", operands).text().strip() != STRING_OPERANDS.get(name):
+            raise Refusal(statement.column, f"{name} takes no operands, or exactly those that it has")
+        operands = ()
+    elif len(memories) == 1 and not memories[0].size and name not in _STACK_SIZED:
+        _check_size_known(statement, name, memories[0])
+    return Request(Meant(statement.mnemonic, operands), statement.long_form)
+
+
+def _check_size_known(statement: Statement, name: str, memory: Memory) -> None:
+    beside = any(isinstance(operand, Register) for operand in statement.operands)
+    if _ONE_SIZE.fullmatch(name) or (beside and name not in _OWN_SIZE and name not in _SHIFTS):
+        return
+    raise Refusal(memory.column, "the size of this memory operand is open; write one such as 'qword ptr'")
+
+
+def _meant(operand: Register | Immediate | Memory, name: str, lookup: Lookup) -> MeantOperand:
+    if type(operand) is Register:
+        return operand.name
+    if type(operand) is Immediate:
+        return evaluate(operand.expression, lookup)
+    assert type(operand) is Memory
+    size = operand.size or (8 if name in _STACK_SIZED else 0)
+    if operand.base == "rip":
+        return MeantMemory(size, operand.segment, "rip", "", 1, PLACEHOLDER)
+    value = signed(evaluate(operand.expression, lookup), 64)
+    if not -(1 << 31) <= value < (1 << 31):
+        raise Refusal(operand.expression.column, f"{value:#x} does not fit a displacement of 32 bits")
+    return MeantMemory(size, operand.segment, operand.base, operand.index, operand.scale, value)
+
+
+def symbolic_text(statement: Statement, encoded: Encoded) -> str:
+    """The canonical text of a statement with its symbols' names in place of their values."""
+    size = _SIZE.search(encoded.operands)
+    texts = []
+    for operand in statement.operands:
+        if isinstance(operand, Register):
+            texts.append(operand.name)
+        elif isinstance(operand, Immediate):
+            texts.append(operand.expression.text())
+        else:
+            texts.append((size[0] if size else "") + _memory_text(operand))
+    return f"{encoded.mnemonic} {', '.join(texts)}"
+
+
+def _memory_text(memory: Memory) -> str:
+    parts = [memory.base] if memory.base else []
+    if memory.index:
+        parts.append(memory.index if memory.scale == 1 else f"{memory.index}*{memory.scale}")
+    inside = " + ".join(parts)
+    shift = memory.expression.text() if memory.expression.terms else ""
+    if shift and inside:
+        inside += f" - {shift[1:]}" if shift.startswith("-") else f" + {shift}"
+    segment = f"{memory.segment}:" if memory.segment else ""
+    return f"{segment}[{inside or shift}]"
+
+
+__all__ = ["Lookup", "evaluate", "resolve", "symbolic_text"]
