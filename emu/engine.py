@@ -2,8 +2,11 @@
 
 import enum
 from ctypes import addressof
+from typing import cast
 
-from unicorn import UC_ARCH_X86, UC_HOOK_CODE, UC_HOOK_INTR, UC_MODE_64, Uc, unicorn_const
+from unicorn.unicorn_const import UC_ARCH_X86, UC_ERR_OK, UC_HOOK_CODE, UC_HOOK_INTR, UC_MODE_64
+from unicorn.unicorn_py3.arch.intel import UcIntel
+from unicorn.unicorn_py3.unicorn import Uc
 
 from emu import libunicorn
 from emu.hostcode import INTERRUPT, LEFT, hooks_for, new_cell
@@ -29,9 +32,9 @@ class Exit(enum.IntEnum):
     """Unicorn gave an error; its number is ``Engine.error``."""
 
 
-def new_engine() -> Uc:
+def new_engine() -> UcIntel:
     """A 64-bit engine that doesn't reserve a gigabyte of address space for translated code."""
-    uc = Uc(UC_ARCH_X86, UC_MODE_64)
+    uc = cast(UcIntel, Uc(UC_ARCH_X86, UC_MODE_64))
     uc.ctl_set_tcg_buffer_size(TRANSLATION_BUFFER)
     return uc
 
@@ -41,9 +44,9 @@ class Engine:
     engine on the host's stack, so that runs nest, text can be written and tasks switched at any event.
     """
 
-    def __init__(self, uc: Uc) -> None:
+    def __init__(self, uc: UcIntel) -> None:
         self.uc = uc
-        self.handle: int = uc._uch.value
+        self.handle = uc._uch.value or 0
         self.regs = Registers(self.handle)
         self._cell = new_cell()
         self._cell_address = addressof(self._cell)
@@ -103,7 +106,7 @@ class Engine:
             watched.serial += 1
         if cell[INTERRUPT] >= 0:
             return Exit.INTERRUPT
-        if error != unicorn_const.UC_ERR_OK:
+        if error != UC_ERR_OK:
             self.error = error
             return Exit.ERROR
         if self._limit_hook and cell[LEFT] < 0:

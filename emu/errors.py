@@ -53,8 +53,8 @@ class GuestFault(EmuError):
     """The guest did what its kernel would die of.
 
     ``kind`` is the exception in words ("page fault", "general protection", "invalid opcode", "unhandled int3", ...);
-    ``address`` and ``access`` say what a page fault was about; ``line`` is the listing's line or symbol+offset of ``rip``.
-    ``note`` adds what the machine knows about the address, a freed image's name for instance.
+    ``address`` and ``access`` say what a page fault was about; ``line`` is symbol+offset of ``rip`` and the listing's
+    line. ``note`` adds what the machine knows about the address, a freed image's name for instance.
     """
 
     def __init__(

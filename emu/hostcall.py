@@ -31,7 +31,10 @@ class HostCall:
 
 
 class HostCalls:
-    """The stubs of a machine, in pages that hold nothing else. The first one is where a call from outside returns to."""
+    """The stubs of a machine, in pages that hold nothing else.
+
+    The first one, at ``return_address``, is where a call from outside returns to.
+    """
 
     def __init__(self, address: int) -> None:
         self.address, self.size = address, PAGES * PAGE_SIZE

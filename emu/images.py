@@ -1,33 +1,19 @@
 """What lies where in executable memory: images with their listings, and the names of images that were freed."""
 
 from bisect import bisect_right, insort
-from typing import Protocol
+from dataclasses import dataclass
 
+from asm.image import Image, Line
 from emu.errors import MachineError
 
 
-class ListingLine(Protocol):
-    """One instruction of an image."""
+@dataclass(frozen=True, slots=True)
+class ImagesRecord:
+    """What a snapshot keeps of the images."""
 
-    @property
-    def address(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def phase(self) -> str | None: ...
-    @property
-    def text(self) -> str: ...
-
-
-class ListedImage(Protocol):
-    """What the machine needs of an ``asm.Image``."""
-
-    @property
-    def address(self) -> int: ...
-    @property
-    def code(self) -> bytes: ...
-    def line_at(self, address: int) -> ListingLine | None:
-        """The line whose instruction covers an address."""
+    starts: tuple[int, ...]
+    images: dict[int, Image]
+    freed: tuple[tuple[int, int, str], ...]
 
 
 class Images:
@@ -35,12 +21,12 @@ class Images:
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._images: dict[int, ListedImage] = {}
+        self._images: dict[int, Image] = {}
         self._freed: list[tuple[int, int, str]] = []
 
-    def add(self, image: ListedImage) -> None:
+    def add(self, image: Image) -> None:
         """Make an image known. MachineError if it overlaps one that is."""
-        end = image.address + len(image.code)
+        end = image.end
         position = bisect_right(self._starts, image.address)
         before = self.at(image.address)
         if before is not None or (position < len(self._starts) and self._starts[position] < end):
@@ -54,15 +40,15 @@ class Images:
             raise MachineError(f"no image at {address:#x}")
         self._starts.remove(address)
 
-    def at(self, address: int) -> ListedImage | None:
+    def at(self, address: int) -> Image | None:
         """The image that covers an address."""
         position = bisect_right(self._starts, address)
         if not position:
             return None
         image = self._images[self._starts[position - 1]]
-        return image if address < image.address + len(image.code) else None
+        return image if address < image.end else None
 
-    def line(self, address: int) -> ListingLine | None:
+    def line(self, address: int) -> Line | None:
         """The listing line of the instruction at an address."""
         image = self.at(address)
         return image.line_at(address) if image is not None else None
@@ -70,7 +56,7 @@ class Images:
     def phase(self, address: int) -> str | None:
         """The phase of the instruction at an address."""
         line = self.line(address)
-        return line.phase if line is not None else None
+        return line.phase.value if line is not None and line.phase is not None else None
 
     def set_freed(self, start: int, end: int, name: str) -> None:
         """Remember what was freed in a range."""
@@ -91,11 +77,11 @@ class Images:
         """The name of what was freed at an address, None if that is in use or was never used."""
         return next((name for start, end, name in reversed(self._freed) if start <= address < end), None)
 
-    def state(self) -> tuple[object, ...]:
+    def capture(self) -> ImagesRecord:
         """What a snapshot keeps."""
-        return tuple(self._starts), dict(self._images), tuple(self._freed)
+        return ImagesRecord(tuple(self._starts), dict(self._images), tuple(self._freed))
 
-    def restore(self, state: tuple[object, ...]) -> None:
-        """Back to what ``state`` gave."""
-        starts, images, freed = state
-        self._starts, self._images, self._freed = list(starts), dict(images), list(freed)  # type: ignore[call-overload]
+    def restore(self, record: ImagesRecord) -> None:
+        """Back to what ``capture`` gave."""
+        self._starts, self._images = list(record.starts), dict(record.images)
+        self._freed = list(record.freed)

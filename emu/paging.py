@@ -174,7 +174,7 @@ class PageTables:
                 upper = frame_of(self._words[position])
 
     def table_over(self, page: int, depth: int) -> int:
-        """The frame of the table at ``depth`` (0 the root, 3 the leaves') that translates a page; 0 if there is none."""
+        """The table at ``depth`` (0 the root, 3 the leaves') that translates a page, as a frame; 0 if there is none."""
         return self._table_at(page, depth)
 
     def _children(self, table: int, *, marked: bool) -> Iterator[int]:

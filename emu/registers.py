@@ -41,7 +41,7 @@ class RegisterBatch:
 
     def write(self, values: list[int]) -> None:
         """Set all registers of the batch."""
-        self._values[:] = values
+        self._values[:] = values  # type: ignore[assignment]
         libunicorn.reg_write_batch(self._engine, self._ids, self._pointers, self._count)
 
 

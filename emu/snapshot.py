@@ -65,7 +65,7 @@ class History:
         return dirty | self._between(snapshot)
 
     def _between(self, target: Snapshot) -> set[int]:
-        """Frames in which the snapshot that RAM is based on may differ from another one: through their common ancestor."""
+        """Frames in which RAM's base may differ from another snapshot: those of the way through their common ancestor."""
         ours, theirs = _ancestry(self._base), _ancestry(target)
         common = set(ours) & set(theirs)
         frames: set[int] = set()

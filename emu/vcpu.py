@@ -1,4 +1,4 @@
-"""A virtual CPU: one engine, its registers, the task it runs and its view of the text."""
+"""A virtual CPU: calls, tasks, host calls and faults."""
 
 import enum
 import weakref
@@ -6,29 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from unicorn import Uc, unicorn_const, x86_const
+from unicorn.unicorn_const import UC_ERR_INSN_INVALID
 
-from emu import libunicorn
-from emu.counting import InstructionCounter
+from emu.core import Core
 from emu.counts import Counts
-from emu.engine import UNLIMITED, Engine, Exit, new_engine
+from emu.engine import UNLIMITED, Exit
 from emu.errors import EmuError, GuestFault, GuestTimeout, MachineError
 from emu.faults import FAULTS, INT3, PAGE_FAULT, access_of, kind_of
 from emu.hostcall import RETURN_OFFSET
-from emu.layout import ADDRESS_MASK, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE
-from emu.paging import NX
-from emu.registers import ARGUMENTS, RegisterBatch
+from emu.layout import ADDRESS_MASK
+from emu.registers import ARGUMENTS, RIP, RSP, RegisterBatch
 from emu.task import Task, TaskState
-from emu.text import TextView, TextWrite
+from emu.text import TextWrite
 
 if TYPE_CHECKING:
     from emu.machine import Machine
-
-_CR0_WP_PG = 1 << 16 | 1 << 31
-_CR4_PAE_FSGSBASE = 1 << 5 | 1 << 16
-_EFER, _NXE = 0xC0000080, 1 << 11
-_MANY_STALE_RANGES = 32
-"""From so many ranges on it is cheaper to throw all translations away."""
 
 
 class StopReason(enum.StrEnum):
@@ -65,56 +57,35 @@ class Stop:
     value: int | None = None
 
 
-class Vcpu:
-    """One CPU of a machine.
+@dataclass(frozen=True, slots=True)
+class VcpuRecord:
+    """What a snapshot keeps of a vCPU."""
 
-    Memory is sequentially consistent: vCPUs take turns on one host thread.
-    """
+    registers: list[int]
+    gs_base: int
+    task: Task
+    pending: list[TextWrite]
+    seen: set[int]
+
+
+class Vcpu(Core):
+    """One CPU of a machine: calls functions and runs tasks on its core."""
 
     def __init__(self, machine: "Machine", index: int) -> None:
-        self.machine, self.index = machine, index
-        ram = machine.ram
-        self.view = TextView(ram, machine.tables, machine.view_frames)
-        uc = new_engine()
-        uc.mem_map_ptr(0, ram.size, unicorn_const.UC_PROT_ALL, ram.host_address)
-        uc.__dict__["ram"] = ram
-        uc.reg_write(x86_const.UC_X86_REG_CR3, self.view.root << PAGE_SHIFT)
-        uc.reg_write(x86_const.UC_X86_REG_CR4, uc.reg_read(x86_const.UC_X86_REG_CR4) | _CR4_PAE_FSGSBASE)
-        uc.msr_write(_EFER, uc.msr_read(_EFER) | _NXE)
-        uc.reg_write(x86_const.UC_X86_REG_CR0, uc.reg_read(x86_const.UC_X86_REG_CR0) | _CR0_WP_PG)
-        self._pristine = uc.context_save()
-        self.engine = Engine(uc)
-        self.regs = self.engine.regs
-        self.counter: InstructionCounter | None = None
+        super().__init__(machine, index)
         self.idle = Task(f"swapper/{index}", 0)
+        """The task on which calls from outside run."""
         self.idle.state = TaskState.RUNNING
         self.regs.load(self.idle.registers)
         self.task = self.idle
-        self._handle = self.engine.handle
-        self._argument_batches = [
+        """The current task."""
+        self._entry_batches = [
             RegisterBatch(self._handle, (*ARGUMENTS[:count], "rsp")) for count in range(len(ARGUMENTS) + 1)
         ]
-        self._arguments = RegisterBatch(self._handle, (*ARGUMENTS, "rsp"))
         self._result = RegisterBatch(self._handle, ("rax", "rsp"))
         self._depth = 0
         self._request: StopReason | None = None
-        self._tlb_stale = False
-        self._stale: list[tuple[int, int]] = []
         self._last_call: weakref.ref[Call] | None = None
-
-    @property
-    def uc(self) -> Uc:
-        """The Unicorn engine. Its memory functions take physical addresses."""
-        return self.engine.uc
-
-    @property
-    def gs_base(self) -> int:
-        """Guest address of this CPU's per-CPU area."""
-        return self.regs.gs_base
-
-    @gs_base.setter
-    def gs_base(self, address: int) -> None:
-        self.regs.gs_base = address
 
     @property
     def is_running(self) -> bool:
@@ -135,7 +106,7 @@ class Vcpu:
         if self._depth:
             saved = self.regs.save()
             try:
-                value = self._call(address, args, stack_args, max_instructions, saved[7])
+                value = self._call(address, args, stack_args, max_instructions, saved[RSP])
             finally:
                 self.regs.load(saved)
             return Call(value)
@@ -166,7 +137,7 @@ class Vcpu:
         base = (stack - 8 * len(stack_args)) & ~15
         frame = [self.machine.host_calls.return_address, *stack_args]
         self.machine.write(base - 8, b"".join((word & ADDRESS_MASK).to_bytes(8, "little") for word in frame))
-        self._argument_batches[len(args)].write([*(argument & ADDRESS_MASK for argument in args), base - 8])
+        self._entry_batches[len(args)].write([*(argument & ADDRESS_MASK for argument in args), base - 8])
         if self.counter is not None:
             self.counter.push_return(self.machine.host_calls.return_address)
         return base
@@ -231,7 +202,7 @@ class Vcpu:
         task.registers = self.regs.save()
         if self.machine.host_calls.is_stub(task.register("rip") - 1):
             # Ctrl-C struck between a stub's hlt and its function: the stub is to be executed again.
-            task.registers[16] -= 1
+            task.registers[RIP] -= 1
         self.regs.load(self.idle.registers)
         self.idle.state = TaskState.RUNNING
         self._set_current(self.idle)
@@ -265,7 +236,7 @@ class Vcpu:
 
     def args(self, n: int) -> list[int]:
         """The first ``n`` arguments of the function that was just entered (a host call's): registers, then stack."""
-        *registers, rsp = self._arguments.read()
+        *registers, rsp = self._entry_batches[-1].read()
         if n <= len(registers):
             return registers[:n]
         stack = self.machine.read(rsp + 8, 8 * (n - len(registers)))
@@ -293,7 +264,7 @@ class Vcpu:
         host_calls = self.machine.host_calls
         ticks = 0
         while True:
-            reached, rip = self._run(rip)
+            reached, rip = self.execute(rip)
             if reached is Exit.INTERRUPT:
                 rip = self._interrupt(self.engine.interrupt_number, rip)
             elif reached is Exit.LIMIT:
@@ -315,26 +286,6 @@ class Vcpu:
                 if sleeps:
                     return reason
                 self.task.voluntary_switches += reason is StopReason.SLEEPING
-
-    def _run(self, rip: int) -> tuple[Exit, int]:
-        if self.view.stale or self._tlb_stale or self._stale:
-            self._synchronise()
-        engine, counter = self.engine, self.counter
-        if counter is None:
-            reached = engine.run(rip)
-            reached_rip = engine.regs.rip
-        else:
-            counter.begin()
-            reached = Exit.TICK
-            try:
-                reached = engine.run(rip)
-            finally:
-                reached_rip = engine.regs.rip
-                faulted = reached is Exit.ERROR or engine.interrupt_number in FAULTS
-                counter.end(reached_rip, faulted)
-        if self.machine.text_aliases:
-            self.machine.adopt_guest_text_writes()
-        return reached, reached_rip
 
     def _host_call(self, stub: int) -> int:
         call = self.machine.host_calls.at(stub)
@@ -377,7 +328,7 @@ class Vcpu:
         raise self._fault(kind_of(number), rip, address=address, clean=True, note=note)
 
     def _engine_error(self, rip: int) -> GuestFault:
-        if self.engine.error == unicorn_const.UC_ERR_INSN_INVALID:
+        if self.engine.error == UC_ERR_INSN_INVALID:
             return self._fault("invalid opcode", rip, clean=True)
         return self._fault(f"engine error {self.engine.error}", rip, clean=True)
 
@@ -394,7 +345,7 @@ class Vcpu:
         registers = self.regs.as_dict()
         registers["rip"] = rip
         if clean:
-            self._forget_exception()
+            self.forget_exception()
         access = access_of(self, rip, address) if address is not None else None
         error = GuestTimeout if timeout else GuestFault
         line = self.machine.describe(rip)
@@ -402,96 +353,18 @@ class Vcpu:
             kind, rip=rip, registers=registers, vcpu=self.index, address=address, access=access, line=line, note=note
         )
 
-    def _forget_exception(self) -> None:
-        """The engine takes a second page fault for a double fault, as nothing ever delivers the first one."""
-        saved, gs_base = self.regs.save(), self.regs.gs_base
-        self.uc.context_restore(self._pristine)
-        self.regs.load(saved)
-        self.regs.gs_base = gs_base
+    # Snapshots ------------------------------------------------------------------------------------------------------
 
-    # Text -----------------------------------------------------------------------------------------------------------
-
-    def pending(self) -> list[TextWrite]:
-        """Writes to text that this vCPU has not adopted, in order; those it sees already are among them."""
-        return list(self.view.pending)
-
-    def see_new(self, address: int) -> None:
-        """See the new bytes of the pending writes that cover ``address``. MachineError if there are none."""
-        if self.counter is not None:
-            self.counter.invalidate(address & ~PAGE_MASK, (address & ~PAGE_MASK) + PAGE_SIZE)
-        for write in self.view.see(address):
-            self._stale.append((write.address, write.end))
-
-    def serialize(self) -> None:
-        """Adopt every pending write to text, as a serialising instruction does."""
+    def capture(self) -> VcpuRecord:
+        """What a snapshot keeps."""
         view = self.view
-        if not view.pending:
-            return
-        if self.counter is not None:
-            writes = view.pending
-            if len(writes) > _MANY_STALE_RANGES:
-                self.counter.invalidate(min(w.address for w in writes), max(w.end for w in writes))
-            else:
-                for write in writes:
-                    self.counter.invalidate(write.address, write.end)
-        if len(self._stale) + len(view.pending) <= _MANY_STALE_RANGES:
-            self._stale.extend((write.address, write.end) for write in view.pending)
-        else:
-            self._stale = [(0, ADDRESS_MASK)] * (_MANY_STALE_RANGES + 1)
-        view.adopt()
+        return VcpuRecord(self.regs.save(), self.gs_base, self.task, list(view.pending), set(view.seen))
 
-    def read_code(self, address: int, size: int) -> bytes:
-        """Code as this vCPU sees it."""
-        return self.view.apply(address, self.machine.read(address, size))
-
-    def text_changed(self, start: int, end: int) -> None:
-        """Text was changed otherwise than by a pending write: translations of it are no good."""
-        if len(self._stale) <= _MANY_STALE_RANGES:
-            self._stale.append((start, end))
-
-    def mappings_changed(self) -> None:
-        """Translations of addresses that the engine remembers may be wrong."""
-        self._tlb_stale = True
-
-    def _synchronise(self) -> None:
-        view = self.view
-        if view.stale:
-            fresh = view.build()
-            libunicorn.flush_tlb(self._handle)
-            self._tlb_stale = False
-            for page in fresh:
-                self._remove_translations(page << PAGE_SHIFT, page + 1 << PAGE_SHIFT)
-        if self._tlb_stale:
-            libunicorn.flush_tlb(self._handle)
-            self._tlb_stale = False
-        if len(self._stale) > _MANY_STALE_RANGES:
-            libunicorn.flush_translations(self._handle)
-            self._stale.clear()
-        elif self._stale:
-            hidden = view.private_pages
-            kept = []
-            for start, end in self._stale:
-                for page in range(start >> PAGE_SHIFT, (end - 1 >> PAGE_SHIFT) + 1):
-                    part = max(start, page << PAGE_SHIFT), min(end, page + 1 << PAGE_SHIFT)
-                    if page in hidden:
-                        kept.append(part)
-                    else:
-                        self._remove_translations(*part)
-            self._stale = kept
-
-    def _remove_translations(self, start: int, end: int) -> None:
-        entry = self.machine.page_entry(start)
-        if entry and not entry & NX:
-            libunicorn.remove_translations(self._handle, start, end)
-
-    def restore(
-        self, registers: list[int], gs_base: int, task: Task, pending: list[TextWrite], seen: set[int]
-    ) -> None:
-        """The state that a snapshot kept."""
-        self.regs.load(registers)
-        self.regs.gs_base = gs_base
-        self.task = task
-        self.view.restore(pending, seen)
+    def restore(self, record: VcpuRecord) -> None:
+        """Back to what ``capture`` gave."""
+        self.regs.load(record.registers)
+        self.gs_base, self.task = record.gs_base, record.task
+        self.view.restore(record.pending, record.seen)
         self.mappings_changed()
 
     # Counting -------------------------------------------------------------------------------------------------------

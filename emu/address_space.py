@@ -1,0 +1,348 @@
+"""Guest memory by virtual address: mappings, reads and writes, text and the ways in which it may change."""
+
+import struct
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from emu.errors import MachineError, NotMapped, OutOfMemory, TextWriteError
+from emu.images import Images
+from emu.layout import ADDRESS_MASK, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE, is_canonical
+from emu.paging import NX, RW, PageTables, Prot, frame_of, leaf, page_range
+from emu.ram import Ram
+from emu.text import TextWrite
+
+if TYPE_CHECKING:
+    from emu.vcpu import Vcpu
+
+INT3 = b"\xcc"
+
+_U16, _U32, _U64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What ``AddressSpace.map`` was told about a range."""
+
+    start: int
+    end: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceRecord:
+    """What a snapshot keeps of an address space beside RAM, where the page tables are."""
+
+    allocator: tuple[int, tuple[int, ...], dict[int, int]]
+    regions: tuple[Region, ...]
+    text_users: dict[int, list[int]]
+    text_aliases: dict[int, int]
+
+
+class AddressSpace:
+    """The memory that a machine's vCPUs share, and their views of its text."""
+
+    def __init__(self, ram_bytes: int) -> None:
+        self.ram = Ram(ram_bytes)
+        self.tables = PageTables(self.ram)
+        self.images = Images()
+        self.vcpus: list[Vcpu] = []
+        self.text_aliases: dict[int, int] = {}
+        """Page numbers through which the guest may write to text, and the frame."""
+        self.text_users: dict[int, list[int]] = {}
+        """The page numbers at which a frame is executable."""
+        self._regions: list[Region] = []
+        self._serial = 0
+
+    # Mappings -------------------------------------------------------------------------------------------------------
+
+    def map(self, address: int, size: int, prot: Prot, name: str = "") -> None:
+        """Map zeroed memory. MachineError where something is mapped already; OutOfMemory. Nothing is changed then."""
+        page, count = self._free_range(address, size)
+        wanted = count + self.tables.tables_needed(page, count)
+        if wanted > self.free_frames:
+            raise OutOfMemory(wanted, self.free_frames)
+        self._before_mapping_change()
+        frames = self.ram.allocator.take(count)
+        self._install(page, frames, prot, name)
+
+    def alias(self, address: int, size: int, prot: Prot, of: int, name: str = "") -> None:
+        """Map the memory that is mapped at ``of`` a second time."""
+        page, count = self._free_range(address, size)
+        page_range(of, size)
+        first = of >> PAGE_SHIFT
+        frames = [frame_of(self._entry(number << PAGE_SHIFT)) for number in range(first, first + count)]
+        needed = self.tables.tables_needed(page, count)
+        if needed > self.free_frames:
+            raise OutOfMemory(needed, self.free_frames)
+        self._before_mapping_change()
+        for frame in frames:
+            self.ram.allocator.share(frame)
+        self._install(page, frames, prot, name or "alias")
+
+    def unmap(self, address: int, size: int) -> None:
+        """Take mappings out; memory that is mapped nowhere else is freed. NotMapped for a hole: nothing is changed."""
+        page, count = page_range(address, size)
+        for number in range(page, page + count):
+            self._entry(number << PAGE_SHIFT)
+        self._before_mapping_change()
+        self.before_text_change(address, address + size)
+        for number in range(page, page + count):
+            frame = frame_of(self.tables.unmap(number))
+            self._drop_text_use(frame, number)
+            self.ram.allocator.give_back(frame)
+        for vcpu in self.vcpus:
+            vcpu.view.discard(address, address + size)
+            vcpu.mappings_changed()
+        self._cut_regions(address, address + size)
+
+    def protect(self, address: int, size: int, prot: Prot) -> None:
+        """Change what guest code may do with mapped memory."""
+        page, count = page_range(address, size)
+        entries = [self._entry(number << PAGE_SHIFT) for number in range(page, page + count)]
+        self._before_mapping_change()
+        self.before_text_change(address, address + size)
+        for number, entry in enumerate(entries, start=page):
+            frame = frame_of(entry)
+            self._drop_text_use(frame, number)
+            self.tables.set_entry(number, leaf(frame, prot))
+            self._note_text_use(frame, number, prot)
+        for vcpu in self.vcpus:
+            vcpu.mappings_changed()
+
+    def is_mapped(self, address: int) -> bool:
+        """Whether something is mapped at an address."""
+        return self.page_entry(address) != 0
+
+    def page_entry(self, address: int) -> int:
+        """The page-table entry for an address, 0 where nothing is mapped."""
+        return self.tables.entry(address >> PAGE_SHIFT) if is_canonical(address) else 0
+
+    @property
+    def free_frames(self) -> int:
+        """Frames of RAM that nothing uses."""
+        return self.ram.allocator.free_frames
+
+    def regions_at(self, address: int) -> str | None:
+        """What ``map`` was told about an address, for messages."""
+        position = bisect_right(self._regions, address, key=lambda region: region.start)
+        region = self._regions[position - 1] if position else None
+        return region.name or None if region is not None and address < region.end else None
+
+    def _free_range(self, address: int, size: int) -> tuple[int, int]:
+        page, count = page_range(address, size)
+        if not is_canonical(address) or not is_canonical(address + size - 1):
+            raise MachineError(f"{address:#x} + {size:#x} bytes is no range of canonical addresses")
+        taken = self.tables.mapped_in(page, count)
+        if taken is not None:
+            raise MachineError(f"{taken << PAGE_SHIFT:#x} is mapped already")
+        return page, count
+
+    def _install(self, page: int, frames: list[int], prot: Prot, name: str) -> None:
+        self.tables.map(page, [leaf(frame, prot) for frame in frames])
+        executable = Prot.EXEC in prot
+        for number, frame in enumerate(frames, start=page):
+            if executable or frame in self.text_users:
+                self._note_text_use(frame, number, prot)
+        start, end = page << PAGE_SHIFT, page + len(frames) << PAGE_SHIFT
+        position = bisect_right(self._regions, start, key=lambda region: region.start)
+        self._regions.insert(position, Region(start, end, name))
+        self.images.set_used(start, end)
+        if executable:
+            for vcpu in self.vcpus:
+                vcpu.text_changed(start, end)
+
+    def _note_text_use(self, frame: int, page: int, prot: Prot) -> None:
+        if Prot.EXEC in prot:
+            users = self.text_users.setdefault(frame, [])
+            if not users:
+                self._find_writable_aliases(frame)
+            users.append(page)
+        if Prot.WRITE in prot and frame in self.text_users:
+            self.text_aliases[page] = frame
+
+    def _find_writable_aliases(self, frame: int) -> None:
+        """A frame becomes text: mappings of it that the guest may write through are to be watched."""
+        for region in self._regions:
+            for page in range(region.start >> PAGE_SHIFT, region.end >> PAGE_SHIFT):
+                entry = self.tables.entry(page)
+                if frame_of(entry) == frame and entry & RW:
+                    self.text_aliases[page] = frame
+
+    def _drop_text_use(self, frame: int, page: int) -> None:
+        self.text_aliases.pop(page, None)
+        users = self.text_users.get(frame)
+        if users and page in users:
+            users.remove(page)
+            if not users:
+                del self.text_users[frame]
+                for alias in [alias for alias, target in self.text_aliases.items() if target == frame]:
+                    del self.text_aliases[alias]
+
+    def _cut_regions(self, start: int, end: int) -> None:
+        kept = []
+        for region in self._regions:
+            if region.start < start:
+                kept.append(Region(region.start, min(region.end, start), region.name))
+            if region.end > end:
+                kept.append(Region(max(region.start, end), region.end, region.name))
+        self._regions = kept
+
+    def _before_mapping_change(self) -> None:
+        for vcpu in self.vcpus:
+            vcpu.view.drop()
+
+    # Memory ---------------------------------------------------------------------------------------------------------
+
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes of guest memory, as memory holds them (a vCPU may see other text). NotMapped."""
+        offset = address & PAGE_MASK
+        if offset + size <= PAGE_SIZE:
+            start = (frame_of(self._entry(address)) << PAGE_SHIFT) + offset
+            return self.ram.bytes[start : start + size]
+        return b"".join(self.ram.bytes[start : start + length] for start, length in self._pieces(address, size))
+
+    def write(self, address: int, data: bytes) -> None:
+        """Write to memory that is not text. NotMapped, TextWriteError; nothing is written then."""
+        offset = address & PAGE_MASK
+        size = len(data)
+        if offset + size <= PAGE_SIZE:
+            frame = frame_of(self._entry(address))
+            if frame in self.text_users:
+                raise TextWriteError(address)
+            start = (frame << PAGE_SHIFT) + offset
+            self.ram.bytes[start : start + size] = data
+            self.ram.dirty.add(frame)
+            return
+        for number in range(address >> PAGE_SHIFT, (address + size - 1 >> PAGE_SHIFT) + 1):
+            if frame_of(self._entry(number << PAGE_SHIFT)) in self.text_users:
+                raise TextWriteError(max(address, number << PAGE_SHIFT))
+        self._store(address, data)
+
+    def read_u8(self, address: int) -> int:
+        """One byte."""
+        return self.read(address, 1)[0]
+
+    def read_u16(self, address: int) -> int:
+        """Two bytes, as a number."""
+        return int.from_bytes(self.read(address, 2), "little")
+
+    def read_u32(self, address: int) -> int:
+        """Four bytes, as a number."""
+        return int.from_bytes(self.read(address, 4), "little")
+
+    def read_u64(self, address: int) -> int:
+        """Eight bytes, as a number."""
+        return int.from_bytes(self.read(address, 8), "little")
+
+    def write_u8(self, address: int, value: int) -> None:
+        """Write a number modulo 2^8."""
+        self.write(address, bytes((value & 0xFF,)))
+
+    def write_u16(self, address: int, value: int) -> None:
+        """Write a number modulo 2^16."""
+        self.write(address, _U16.pack(value & 0xFFFF))
+
+    def write_u32(self, address: int, value: int) -> None:
+        """Write a number modulo 2^32."""
+        self.write(address, _U32.pack(value & 0xFFFFFFFF))
+
+    def write_u64(self, address: int, value: int) -> None:
+        """Write a number modulo 2^64."""
+        self.write(address, _U64.pack(value & ADDRESS_MASK))
+
+    def _entry(self, address: int) -> int:
+        entry = self.page_entry(address)
+        if not entry:
+            raise NotMapped(address)
+        return entry
+
+    def _pieces(self, address: int, size: int) -> list[tuple[int, int]]:
+        """(offset in RAM, length) of the parts of a range, page by page."""
+        pieces = []
+        end = address + size
+        while address < end:
+            offset = address & PAGE_MASK
+            length = min(PAGE_SIZE - offset, end - address)
+            pieces.append(((frame_of(self._entry(address)) << PAGE_SHIFT) + offset, length))
+            address += length
+        return pieces
+
+    def _store(self, address: int, data: bytes) -> None:
+        pieces = self._pieces(address, len(data))
+        done = 0
+        for start, length in pieces:
+            self.ram.bytes[start : start + length] = data[done : done + length]
+            self.ram.dirty.add(start >> PAGE_SHIFT)
+            done += length
+
+    # Text -----------------------------------------------------------------------------------------------------------
+
+    def load(self, address: int, data: bytes) -> None:
+        """Fill memory with code that nobody has executed yet: every vCPU sees it at once."""
+        self._pieces(address, len(data))
+        end = address + len(data)
+        self.before_text_change(address, end)
+        for vcpu in self.vcpus:
+            vcpu.view.discard(address, end)
+            if vcpu.view.private_pages:
+                vcpu.view.drop()
+        self._store(address, data)
+        self.images.set_used(address, end)
+
+    def write_text(self, address: int, data: bytes) -> None:
+        """Patch text, as through the poking alias; each vCPU adopts it when it serialises.
+
+        MachineError where the memory is not executable.
+        """
+        old = self.read(address, len(data))
+        for number in range(address >> PAGE_SHIFT, (address + len(data) - 1 >> PAGE_SHIFT) + 1):
+            if self.tables.entry(number) & NX:
+                raise MachineError(f"{address:#x} is not text")
+        if not data or old == data:
+            return
+        self._serial += 1
+        write = TextWrite(address, old, bytes(data), self._serial)
+        self._store(address, data)
+        for vcpu in self.vcpus:
+            vcpu.view.add(write)
+
+    def poison(self, address: int, size: int, name: str) -> None:
+        """Fill freed executable memory with int3, and remember whose it was: executing it is a fault that names it."""
+        self.load(address, INT3 * size)
+        self.images.set_freed(address, address + size, name)
+
+    def adopt_guest_text_writes(self) -> None:
+        """After a run: text that the guest wrote through a writable alias is what every vCPU executes from now on."""
+        for page, frame in self.text_aliases.items():
+            if self.tables.is_dirty(page):
+                self.tables.clear_dirty(page)
+                self.ram.dirty.add(frame)
+                for vcpu in self.vcpus:
+                    vcpu.mappings_changed()
+                    for user in self.text_users[frame]:
+                        vcpu.text_changed(user << PAGE_SHIFT, user + 1 << PAGE_SHIFT)
+
+    def before_text_change(self, start: int, end: int) -> None:
+        """Text is about to change for all vCPUs, other than by a write that they adopt."""
+        for vcpu in self.vcpus:
+            if vcpu.counter is not None:
+                vcpu.counter.invalidate(start, end)
+            vcpu.text_changed(start, end)
+
+    def capture(self) -> SpaceRecord:
+        """What a snapshot keeps."""
+        return SpaceRecord(
+            self.ram.allocator.state(),
+            tuple(self._regions),
+            {frame: list(users) for frame, users in self.text_users.items()},
+            dict(self.text_aliases),
+        )
+
+    def restore_space(self, record: SpaceRecord) -> None:
+        """Back to what ``capture`` gave, once RAM is restored."""
+        self.tables.forget()
+        self.ram.allocator.restore(record.allocator)
+        self._regions = list(record.regions)
+        self.text_users = {frame: list(users) for frame, users in record.text_users.items()}
+        self.text_aliases = dict(record.text_aliases)

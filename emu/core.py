@@ -1,0 +1,168 @@
+"""What a vCPU is made of: an engine on the shared memory, its view of the text and its counter."""
+
+from typing import TYPE_CHECKING
+
+from unicorn.unicorn_const import UC_PROT_ALL
+from unicorn.unicorn_py3.arch.intel import UcIntel
+from unicorn.x86_const import UC_X86_REG_CR0, UC_X86_REG_CR3, UC_X86_REG_CR4
+
+from emu import libunicorn
+from emu.counting import InstructionCounter
+from emu.engine import Engine, Exit, new_engine
+from emu.faults import FAULTS
+from emu.layout import ADDRESS_MASK, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE
+from emu.paging import NX
+from emu.text import TextView, TextWrite
+
+if TYPE_CHECKING:
+    from emu.machine import Machine
+
+_CR0_WP_PG = 1 << 16 | 1 << 31
+_CR4_PAE_FSGSBASE = 1 << 5 | 1 << 16
+_EFER, _NXE = 0xC0000080, 1 << 11
+_MANY_STALE_RANGES = 32
+"""From so many ranges on it is cheaper to throw all translations away."""
+
+
+class Core:
+    """An engine that runs code at the machine's addresses, and what this CPU sees of it.
+
+    Memory is sequentially consistent: vCPUs take turns on one host thread.
+    """
+
+    def __init__(self, machine: "Machine", index: int) -> None:
+        self.machine, self.index = machine, index
+        ram = machine.ram
+        self.view = TextView(ram, machine.tables, machine.view_frames)
+        uc = new_engine()
+        uc.mem_map_ptr(0, ram.size, UC_PROT_ALL, ram.host_address)
+        # Whoever keeps the engine keeps the memory it runs on.
+        uc.__dict__["ram"] = ram
+        uc.reg_write(UC_X86_REG_CR3, self.view.root << PAGE_SHIFT)
+        uc.reg_write(UC_X86_REG_CR4, uc.reg_read(UC_X86_REG_CR4) | _CR4_PAE_FSGSBASE)
+        uc.msr_write(_EFER, uc.msr_read(_EFER) | _NXE)
+        uc.reg_write(UC_X86_REG_CR0, uc.reg_read(UC_X86_REG_CR0) | _CR0_WP_PG)
+        self._pristine = uc.context_save()
+        self.engine = Engine(uc)
+        self.regs = self.engine.regs
+        self.counter: InstructionCounter | None = None
+        self._handle = self.engine.handle
+        self._tlb_stale = False
+        self._stale: list[tuple[int, int]] = []
+
+    @property
+    def uc(self) -> UcIntel:
+        """The Unicorn engine. Its memory functions take physical addresses."""
+        return self.engine.uc
+
+    @property
+    def gs_base(self) -> int:
+        """Guest address of this CPU's per-CPU area."""
+        return self.regs.gs_base
+
+    @gs_base.setter
+    def gs_base(self, address: int) -> None:
+        self.regs.gs_base = address
+
+    def execute(self, rip: int) -> tuple[Exit, int]:
+        """Run from an address until something happens; gives what, and rip."""
+        if self.view.stale or self._tlb_stale or self._stale:
+            self._synchronise()
+        engine, counter = self.engine, self.counter
+        if counter is None:
+            reached = engine.run(rip)
+            reached_rip = engine.regs.rip
+        else:
+            counter.begin()
+            reached = Exit.TICK
+            try:
+                reached = engine.run(rip)
+            finally:
+                reached_rip = engine.regs.rip
+                faulted = reached is Exit.ERROR or engine.interrupt_number in FAULTS
+                counter.end(reached_rip, faulted)
+        if self.machine.text_aliases:
+            self.machine.adopt_guest_text_writes()
+        return reached, reached_rip
+
+    def forget_exception(self) -> None:
+        """The engine takes a second page fault for a double fault, as nothing ever delivers the first one."""
+        saved, gs_base = self.regs.save(), self.regs.gs_base
+        self.uc.context_restore(self._pristine)
+        self.regs.load(saved)
+        self.regs.gs_base = gs_base
+
+    # Text -----------------------------------------------------------------------------------------------------------
+
+    def pending(self) -> list[TextWrite]:
+        """Writes to text that this vCPU has not adopted, in order; those it sees already are among them."""
+        return list(self.view.pending)
+
+    def see_new(self, address: int) -> None:
+        """See the new bytes of the pending writes that cover ``address``. MachineError if there are none."""
+        if self.counter is not None:
+            self.counter.invalidate(address & ~PAGE_MASK, (address & ~PAGE_MASK) + PAGE_SIZE)
+        for write in self.view.see(address):
+            self._stale.append((write.address, write.end))
+
+    def serialize(self) -> None:
+        """Adopt every pending write to text, as a serialising instruction does."""
+        view = self.view
+        if not view.pending:
+            return
+        if self.counter is not None:
+            writes = view.pending
+            if len(writes) > _MANY_STALE_RANGES:
+                self.counter.invalidate(min(w.address for w in writes), max(w.end for w in writes))
+            else:
+                for write in writes:
+                    self.counter.invalidate(write.address, write.end)
+        if len(self._stale) + len(view.pending) <= _MANY_STALE_RANGES:
+            self._stale.extend((write.address, write.end) for write in view.pending)
+        else:
+            self._stale = [(0, ADDRESS_MASK)] * (_MANY_STALE_RANGES + 1)
+        view.adopt()
+
+    def read_code(self, address: int, size: int) -> bytes:
+        """Code as this vCPU sees it."""
+        return self.view.apply(address, self.machine.read(address, size))
+
+    def text_changed(self, start: int, end: int) -> None:
+        """Text was changed otherwise than by a pending write: translations of it are no good."""
+        if len(self._stale) <= _MANY_STALE_RANGES:
+            self._stale.append((start, end))
+
+    def mappings_changed(self) -> None:
+        """Translations of addresses that the engine remembers may be wrong."""
+        self._tlb_stale = True
+
+    def _synchronise(self) -> None:
+        view = self.view
+        if view.stale:
+            fresh = view.build()
+            libunicorn.flush_tlb(self._handle)
+            self._tlb_stale = False
+            for page in fresh:
+                self._remove_translations(page << PAGE_SHIFT, page + 1 << PAGE_SHIFT)
+        if self._tlb_stale:
+            libunicorn.flush_tlb(self._handle)
+            self._tlb_stale = False
+        if len(self._stale) > _MANY_STALE_RANGES:
+            libunicorn.flush_translations(self._handle)
+            self._stale.clear()
+        elif self._stale:
+            hidden = view.private_pages
+            kept = []
+            for start, end in self._stale:
+                for page in range(start >> PAGE_SHIFT, (end - 1 >> PAGE_SHIFT) + 1):
+                    part = max(start, page << PAGE_SHIFT), min(end, page + 1 << PAGE_SHIFT)
+                    if page in hidden:
+                        kept.append(part)
+                    else:
+                        self._remove_translations(*part)
+            self._stale = kept
+
+    def _remove_translations(self, start: int, end: int) -> None:
+        entry = self.machine.page_entry(start)
+        if entry and not entry & NX:
+            libunicorn.remove_translations(self._handle, start, end)
