@@ -35,7 +35,7 @@ class SpaceRecord:
 
     allocator: tuple[int, tuple[int, ...], dict[int, int]]
     regions: tuple[Region, ...]
-    text_users: dict[int, list[int]]
+    text_users: dict[int, tuple[int, ...]]
     text_aliases: dict[int, int]
 
 
@@ -49,8 +49,9 @@ class AddressSpace:
         self.vcpus: list[Vcpu] = []
         self.text_aliases: dict[int, int] = {}
         """Page numbers through which the guest may write to text, and the frame."""
-        self.text_users: dict[int, list[int]] = {}
-        """The page numbers at which a frame is executable."""
+        self.text_users: dict[int, tuple[int, ...]] = {}
+        """The page numbers at which a frame is executable. A snapshot may hold the same dictionary: copied on write."""
+        self._text_users_shared = False
         self._regions: list[Region] = []
         self._serial = 0
 
@@ -154,12 +155,17 @@ class AddressSpace:
 
     def _note_text_use(self, frame: int, page: int, prot: Prot) -> None:
         if Prot.EXEC in prot:
-            users = self.text_users.setdefault(frame, [])
+            users = self.text_users.get(frame, ())
             if not users:
                 self._find_writable_aliases(frame)
-            users.append(page)
+            self._own_text_users()[frame] = (*users, page)
         if Prot.WRITE in prot and frame in self.text_users:
             self.text_aliases[page] = frame
+
+    def _own_text_users(self) -> dict[int, tuple[int, ...]]:
+        if self._text_users_shared:
+            self.text_users, self._text_users_shared = dict(self.text_users), False
+        return self.text_users
 
     def _find_writable_aliases(self, frame: int) -> None:
         """A frame becomes text: mappings of it that the guest may write through are to be watched."""
@@ -171,10 +177,10 @@ class AddressSpace:
 
     def _drop_text_use(self, frame: int, page: int) -> None:
         self.text_aliases.pop(page, None)
-        users = self.text_users.get(frame)
-        if users and page in users:
-            users.remove(page)
-            if not users:
+        users = self.text_users.get(frame, ())
+        if page in users:
+            left = self._own_text_users()[frame] = tuple(user for user in users if user != page)
+            if not left:
                 del self.text_users[frame]
                 for alias in [alias for alias, target in self.text_aliases.items() if target == frame]:
                     del self.text_aliases[alias]
@@ -332,11 +338,9 @@ class AddressSpace:
 
     def capture(self) -> SpaceRecord:
         """What a snapshot keeps."""
+        self._text_users_shared = True
         return SpaceRecord(
-            self.ram.allocator.state(),
-            tuple(self._regions),
-            {frame: list(users) for frame, users in self.text_users.items()},
-            dict(self.text_aliases),
+            self.ram.allocator.state(), tuple(self._regions), self.text_users, dict(self.text_aliases)
         )
 
     def restore_space(self, record: SpaceRecord) -> None:
@@ -344,5 +348,5 @@ class AddressSpace:
         self.tables.forget()
         self.ram.allocator.restore(record.allocator)
         self._regions = list(record.regions)
-        self.text_users = {frame: list(users) for frame, users in record.text_users.items()}
+        self.text_users, self._text_users_shared = record.text_users, True
         self.text_aliases = dict(record.text_aliases)

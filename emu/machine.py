@@ -37,8 +37,8 @@ class _State:
 class Machine(AddressSpace):
     """An x86_64 machine with ``ram_bytes`` of RAM, of which only its own stubs and stacks are mapped at first.
 
-    Addresses are guest virtual ones unless said otherwise. ``counting`` is a method of ``emu.counting`` ("auto", "native",
-    "portable", "each"; CountingError for another one), or "off".
+    Addresses are guest virtual ones unless said otherwise. ``counting`` is a method of ``emu.counting`` ("auto",
+    "native", "portable", "each"; CountingError for another one), or "off".
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Machine(AddressSpace):
         dirty = self._harvest()
         for vcpu in self.vcpus:
             vcpu.collect_counts()
-        if self.text_users == state.space.text_users:
+        if self.text_users is state.space.text_users:
             for frame in self._history.differing(snapshot, dirty):
                 for page in self.text_users.get(frame, ()):
                     self.before_text_change(page << PAGE_SHIFT, page + 1 << PAGE_SHIFT)

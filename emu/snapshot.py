@@ -65,7 +65,7 @@ class History:
         return dirty | self._between(snapshot)
 
     def _between(self, target: Snapshot) -> set[int]:
-        """Frames in which RAM's base may differ from another snapshot: those of the way through their common ancestor."""
+        """Frames in which RAM's base and another snapshot may differ: those on the way by their common ancestor."""
         ours, theirs = _ancestry(self._base), _ancestry(target)
         common = set(ours) & set(theirs)
         frames: set[int] = set()

@@ -1,8 +1,8 @@
 """Text as one vCPU sees it: shared, or with writes that it has not adopted yet undone.
 
-A write to text reaches a CPU for certain only when that CPU serialises. Until then it may execute old or new bytes; here
-that is an explicit choice for each write. While a vCPU runs with writes pending that it does not see, the pages they
-touch are private copies, reached through private page tables; no result depends on what a translation cache holds.
+A write to text reaches a CPU for certain only when that CPU serialises. Until then it may execute old or new bytes;
+here that is an explicit choice for each write. While a vCPU runs with writes pending that it does not see, the pages
+they touch are private copies, reached through private page tables; no result depends on what a translation cache holds.
 """
 
 from dataclasses import dataclass
