@@ -7,13 +7,25 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NoReturn
 
-from .encoder import NOP_ENCODINGS, Encoded, EncodeFailure, Request, cached, encode_all, from_table, remember
-from .encodings import LONGEST_NOP, displacement
+from .encoder import NOP_ENCODINGS, Encoded, EncodeFailure, Request, cached, encode_all, from_table, mov_number, remember
+from .encodings import displacement
 from .engines import capstone
 from .errors import AsmError, AssemblySyntaxError, DisplacementError, EncodingMismatch
 from .image import Image, Line, Phase
 from .resolve import evaluate, resolve, symbolic_text
-from .syntax import Align, Data, ParsedLine, PhaseChange, Refusal, Statement, fixed_width, number_text, parse_line
+from .syntax import (
+    Align,
+    Data,
+    Immediate,
+    ParsedLine,
+    PhaseChange,
+    Refusal,
+    Register,
+    Statement,
+    fixed_width,
+    number_text,
+    parse_line,
+)
 
 _MASK = (1 << 64) - 1
 # Branches only grow; labels in immediates could in theory make sizes swing, and are stopped here.
@@ -132,9 +144,13 @@ class _Assembly:
 
     def find(self, piece: _Piece, wanted: list[tuple[_Piece, Request]]) -> None:
         """The encoding of a statement from the table or the cache; else it is added to `wanted`."""
+        item = piece.item
+        assert type(item) is Statement
         try:
-            request = resolve(piece.item, self.lookup)  # type: ignore[arg-type]
-            encoded = from_table(request) or cached(request)
+            encoded = self.mov_number(item)
+            if encoded is None:
+                request = resolve(item, self.lookup)
+                encoded = from_table(request) or cached(request)
         except Refusal as refusal:
             self.refuse(refusal, piece.line, piece.raw)
         except EncodeFailure as failure:
@@ -143,6 +159,15 @@ class _Assembly:
             wanted.append((piece, request))
         else:
             self.settle(piece, encoded)
+
+    def mov_number(self, item: Statement) -> Encoded | None:
+        """The encoding of a move of a number to a register, without the detour of a Request: most new lines are one."""
+        if len(item.operands) != 2 or item.long_form:
+            return None
+        register, number = item.operands
+        if type(register) is not Register or type(number) is not Immediate or item.mnemonic not in ("mov", "movabs"):
+            return None
+        return mov_number(item.mnemonic, register.name, evaluate(number.expression, self.lookup))
 
     def encode_wanted(self, wanted: list[tuple[_Piece, Request]]) -> None:
         if not wanted:
@@ -216,7 +241,15 @@ class _Assembly:
         return True
 
     def target(self, piece: _Piece, item: Statement) -> int:
+        """The address that a branch or a rip-relative operand names, with the labels where they are now."""
         assert item.target is not None
+        terms = item.target.terms
+        if len(terms) == 1 and terms[0].sign > 0 and type(symbol := terms[0].content) is str:
+            value = self.places.get(symbol)
+            if value is None:
+                value = self.symbols.get(symbol)
+            if value is not None and 0 <= value <= _MASK:
+                return value
         try:
             return evaluate(item.target, self.lookup) & _MASK
         except Refusal as refusal:
@@ -239,7 +272,16 @@ class _Assembly:
                     text = symbolic_text(item, encoded) if item.names else encoded.text
                 else:
                     text = self.emit_relative(piece, item, code, expected)
-                lines.append(Line(offset, piece.size, text, piece.comment, piece.phase))
+                line = item.last_line
+                if (
+                    line is None
+                    or line.offset != offset
+                    or line.phase is not piece.phase
+                    or line.text != text
+                    or line.size != piece.size
+                ):
+                    line = item.last_line = Line(offset, piece.size, text, piece.comment, piece.phase)
+                lines.append(line)
             elif type(item) is Data:
                 if start < offset:
                     spans.append((start, offset))
@@ -248,7 +290,7 @@ class _Assembly:
                 values = ", ".join(value.text() for value in item.values)
                 lines.append(Line(offset, piece.size, f"{item.directive} {values}", piece.comment, piece.phase))
             else:
-                self.emit_nops(piece, code, lines, expected)
+                self.emit_nops(piece, item.longest_nop, code, lines, expected)
         if start < len(code):
             spans.append((start, len(code)))
         self.check(bytes(code), spans, expected)
@@ -292,11 +334,11 @@ class _Assembly:
             self.refuse(refusal, piece.line, piece.raw)
 
     def emit_nops(
-        self, piece: _Piece, code: bytearray, lines: list[Line], expected: list[tuple[int, int, str, str]]
+        self, piece: _Piece, longest: int, code: bytearray, lines: list[Line], expected: list[tuple[int, int, str, str]]
     ) -> None:
         left, offset = piece.size, piece.offset
         while left:
-            nop = NOP_ENCODINGS[min(left, LONGEST_NOP)]
+            nop = NOP_ENCODINGS[min(left, longest)]
             size = len(nop.code)
             code += nop.code
             expected.append((self.address + offset, size, nop.mnemonic, nop.operands))

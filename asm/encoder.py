@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .encodings import ENDBR64, INT3, NOPS
 from .engines import detailed_capstone, keystone
-from .meaning import Meant, MeantMemory, MeantOperand, agrees, fits, operand_text, signed, signed_immediates
+from .meaning import Meant, MeantMemory, agrees, fits, operand_text, signed, signed_immediates
 from .registers import NUMBER_32, NUMBER_64
 from .syntax import number_text
 
@@ -25,9 +25,9 @@ _PLACEHOLDER_TEXT = f"rip + {PLACEHOLDER:#x}"
 _NO_INDEX_NO_BASE = 0x25
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Encoded:
-    """An encoding that holds at any address: `text` is its canonical disassembly.
+    """An encoding that holds at any address: `text` is its canonical disassembly. Shared, never changed.
 
     `rip_at` is the offset of the displacement of a rip-relative operand, which stays to be written; -1 if there is none.
     """
@@ -71,6 +71,9 @@ _NOP_OPERANDS = {
     6: "word ptr [rax + rax]",
     7: "dword ptr [rax]",
     8: "dword ptr [rax + rax]",
+    9: "dword ptr cs:[rax + rax]",
+    10: "word ptr cs:[rax + rax]",
+    11: "word ptr cs:[rax + rax]",
 }
 NOP_ENCODINGS = {size: _fixed(code, "nop", _NOP_OPERANDS.get(size, "")) for size, code in NOPS.items()}
 _TABLE = {
@@ -106,7 +109,7 @@ def from_table(request: Request) -> Encoded | None:
     if mnemonic in ("mov", "movabs"):
         match operands:
             case (str(register), int(value)):
-                return _mov_immediate(mnemonic, register, value)
+                return mov_number(mnemonic, register, value)
         if mnemonic == "movabs":
             raise EncodeFailure("movabs takes a 64-bit register and a number")
     elif mnemonic == "nop" and len(operands) == 1:
@@ -114,7 +117,7 @@ def from_table(request: Request) -> Encoded | None:
     return None
 
 
-def _mov_immediate(mnemonic: str, register: str, value: int) -> Encoded | None:
+def mov_number(mnemonic: str, register: str, value: int) -> Encoded | None:
     """`mov r64, imm` as 48 c7 if 32 sign-extended bits hold the number, else as movabs; `mov r32, imm` as b8."""
     if (number := NUMBER_64.get(register)) is not None:
         value &= (1 << 64) - 1
@@ -261,4 +264,4 @@ def _as_nop(code: bytes) -> bytes:
     return code[:at] + b"\x0f\x1f" + code[at + 1 :]
 
 
-__all__ = ["EncodeFailure", "Encoded", "MeantOperand", "Request", "cached", "encode_all", "from_table", "remember"]
+__all__ = ["EncodeFailure", "Encoded", "Request", "cached", "encode_all", "from_table", "mov_number", "remember"]

@@ -20,10 +20,14 @@ NOPS = MappingProxyType(
         6: bytes.fromhex("660f1f440000"),
         7: bytes.fromhex("0f1f8000000000"),
         8: bytes.fromhex("0f1f840000000000"),
+        # Since 6.5 (ASM_NOP_MAX 11 on 64-bit kernels).
+        9: bytes.fromhex("2e0f1f840000000000"),
+        10: bytes.fromhex("662e0f1f840000000000"),
+        11: bytes.fromhex("66662e0f1f840000000000"),
     }
 )
 NOP5 = NOPS[5]
-LONGEST_NOP = max(NOPS)
+LONGEST_NOP = 8
 
 ENDBR64 = bytes.fromhex("f30f1efa")
 INT3 = b"\xcc"
@@ -55,12 +59,12 @@ _CONDITION_CODES = {name: code for code, name in enumerate(CONDITIONS)}
 _CONDITION_CODES.update({alias: _CONDITION_CODES[name] for alias, name in CONDITION_ALIASES.items()})
 
 
-def emit_nops(size: int) -> bytes:
-    """`size` bytes of nops as emit_nops() of the BPF JIT fills them: as many of 8 bytes as fit, then the rest."""
+def emit_nops(size: int, longest: int = LONGEST_NOP) -> bytes:
+    """`size` bytes of nops as emit_nops() of the BPF JIT fills them: as many of the longest as fit, then the rest."""
     if size < 0:
         raise ValueError(f"a filler of {size} bytes")
-    full, rest = divmod(size, LONGEST_NOP)
-    return NOPS[LONGEST_NOP] * full + (NOPS[rest] if rest else b"")
+    full, rest = divmod(size, longest)
+    return NOPS[longest] * full + (NOPS[rest] if rest else b"")
 
 
 def displacement(after: int, target: int, bits: int, at: int) -> int:

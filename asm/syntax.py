@@ -1,6 +1,7 @@
 """The source language: one line of text to a `ParsedLine`, or a `Refusal` with its column.
 
-Every operand is understood here, so that it is known what was meant before an encoder sees it.
+Every operand is understood here, so that it is known what was meant before an encoder sees it. Parsed lines are kept
+and shared: nothing in them changes but what a Statement remembers. (Frozen dataclasses would take three times as long.)
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .branches import BRANCHES, BranchForm
-from .image import Phase
-from .registers import OPERANDS, REGISTERS_32, REGISTERS_64, RESERVED, SEGMENTS
+from .encodings import LONGEST_NOP, NOPS
+from .image import Line, Phase
+from .registers import NUMBER_64, OPERANDS, REGISTERS_32, REGISTERS_64, RESERVED, SEGMENTS
 
 if TYPE_CHECKING:
     from .encoder import Encoded
@@ -28,6 +30,8 @@ SIZES = {
 _DATA_WIDTHS = {".byte": 1, ".word": 2, ".short": 2, ".long": 4, ".quad": 8}
 _ADDRESS_REGISTERS = frozenset((*REGISTERS_64, *REGISTERS_32, "rip"))
 
+# By far the most frequent line that was never seen before, so it has a path of its own.
+_MOV_NUMBER = re.compile(r"\s*(mov|movabs) (r[a-z0-9]{1,2}), (0x[0-9a-f]{1,16})\s*(?:[;#](.*))?", re.ASCII)
 _COMMENT = re.compile(r"[;#]")
 _LABEL = re.compile(r"\s*([A-Za-z_.$@?][\w.$@?]*)\s*:", re.ASCII)
 _WORD = re.compile(r"\s*([A-Za-z_.$@?{][^\s,]*)", re.ASCII)
@@ -52,7 +56,7 @@ def number_text(value: int) -> str:
     return str(value) if value <= 9 else f"{value:#x}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Term:
     """A number or the name of a symbol, added or taken away (`sign`)."""
 
@@ -69,7 +73,7 @@ def fixed_width(value: int, width: int, column: int) -> bytes:
     return (value & ((1 << bits) - 1)).to_bytes(width, "little")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Expression:
     """A sum. `constant` is its value if it names no symbol."""
 
@@ -79,6 +83,8 @@ class Expression:
 
     def text(self) -> str:
         """The sum as it is printed: ` + ` and ` - ` between its terms."""
+        if len(self.terms) == 1 and self.terms[0].sign > 0 and isinstance(self.terms[0].content, str):
+            return self.terms[0].content
         text = ""
         for term in self.terms:
             content = term.content if isinstance(term.content, str) else number_text(term.content)
@@ -104,7 +110,7 @@ def check_range(value: int, column: int) -> None:
         raise Refusal(column, f"{value:#x} does not fit 64 bits")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Register:
     """A register operand."""
 
@@ -112,7 +118,7 @@ class Register:
     column: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Immediate:
     """A number, or the target of a branch."""
 
@@ -120,7 +126,7 @@ class Immediate:
     column: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Memory:
     """A memory operand; `size` in bytes, 0 where none was written; with base `rip` the expression is the address itself."""
 
@@ -152,9 +158,11 @@ class Statement:
     target: Expression | None
     names: tuple[str, ...]
     fixed: Encoded | None = field(default=None, compare=False)
+    # The line that this statement made last: the same one again while offset and phase are the same.
+    last_line: Line | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Data:
     """Values of `width` bytes each."""
 
@@ -164,21 +172,22 @@ class Data:
     column: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Align:
-    """Fill with nops up to a multiple of `boundary` bytes of the image."""
+    """Fill with nops of at most `longest_nop` bytes up to a multiple of `boundary` bytes of the image."""
 
     boundary: int
+    longest_nop: int = LONGEST_NOP
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PhaseChange:
     """From here on instructions belong to this phase."""
 
     phase: Phase | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ParsedLine:
     """What one source line holds; labels with their columns."""
 
@@ -191,6 +200,8 @@ def parse_line(raw: str) -> ParsedLine:
     """The content of one source line. Raises Refusal."""
     if len(raw) > LONGEST_LINE:
         raise Refusal(LONGEST_LINE + 1, f"a line is longer than {LONGEST_LINE} characters")
+    if (move := _MOV_NUMBER.fullmatch(raw)) and move[2] in NUMBER_64:
+        return ParsedLine((), _mov_number(move), (move[4] or "").strip())
     comment = ""
     code = raw
     if found := _COMMENT.search(raw):
@@ -207,6 +218,13 @@ def parse_line(raw: str) -> ParsedLine:
     if code[position:].strip():
         item = _parse_item(code, position)
     return ParsedLine(tuple(labels), item, comment)
+
+
+def _mov_number(move: re.Match[str]) -> Statement:
+    value, column = int(move[3], 16), move.start(3) + 1
+    number = Immediate(Expression((Term(1, value, column),), column, value), column)
+    operands = (Register(move[2], move.start(2) + 1), number)
+    return Statement(move[1], operands, False, move.start(1) + 1, None, None, ())
 
 
 def _parse_item(code: str, position: int) -> Statement | Data | Align | PhaseChange:
@@ -258,7 +276,11 @@ def _parse_directive(name: str, column: int, code: str, position: int) -> Data |
         match values:
             case (Immediate(Expression(constant=int(boundary))),) if 1 <= boundary <= 4096:
                 return Align(boundary)
-        raise Refusal(column, ".align takes one number from 1 to 4096")
+            case (Immediate(Expression(constant=int(boundary))), Immediate(Expression(constant=int(longest)))) if (
+                1 <= boundary <= 4096 and longest in NOPS
+            ):
+                return Align(boundary, longest)
+        raise Refusal(column, f".align takes a number from 1 to 4096, and the longest nop, up to {max(NOPS)}")
     if width := _DATA_WIDTHS.get(name):
         values = _Operands(code, position).parse()
         expressions = tuple(value.expression for value in values if isinstance(value, Immediate))
