@@ -7,25 +7,24 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NoReturn
 
-from .encoder import NOP_ENCODINGS, Encoded, EncodeFailure, Request, cached, encode_all, from_table, mov_number, remember
+from .encoder import (
+    NOP_ENCODINGS,
+    Encoded,
+    EncodeFailure,
+    Request,
+    cached,
+    encode_all,
+    from_table,
+    mov_number,
+    remember,
+)
 from .encodings import displacement
 from .engines import capstone
 from .errors import AsmError, AssemblySyntaxError, DisplacementError, EncodingMismatch
 from .image import Image, Line, Phase
+from .operands import Immediate, Refusal, Register, fixed_width, number_text
 from .resolve import evaluate, resolve, symbolic_text
-from .syntax import (
-    Align,
-    Data,
-    Immediate,
-    ParsedLine,
-    PhaseChange,
-    Refusal,
-    Register,
-    Statement,
-    fixed_width,
-    number_text,
-    parse_line,
-)
+from .syntax import Align, Data, ParsedLine, PhaseChange, Statement, parse_line
 
 _MASK = (1 << 64) - 1
 # Branches only grow; labels in immediates could in theory make sizes swing, and are stopped here.
@@ -101,10 +100,10 @@ class _Assembly:
             item = parsed.item
             if item is None:
                 continue
-            if type(item) is PhaseChange:
+            if isinstance(item, PhaseChange):
                 phase = item.phase
             else:
-                pieces.append(_Piece(item, line, raw, parsed.comment, phase))  # type: ignore[arg-type]
+                pieces.append(_Piece(item, line, raw, parsed.comment, phase))
 
     def refuse(self, refusal: Refusal, line: int, raw: str) -> NoReturn:
         raise AssemblySyntaxError(self.name, line, refusal.column, raw, refusal.reason) from None
@@ -233,7 +232,8 @@ class _Assembly:
 
     def grow(self, piece: _Piece) -> bool:
         item = piece.item
-        assert type(item) is Statement and item.branch is not None and item.target is not None
+        assert type(item) is Statement
+        assert item.branch is not None
         if not item.branch.long or item.branch.reaches(self.address + piece.offset, self.target(piece, item)):
             return False
         piece.long = True
@@ -289,7 +289,7 @@ class _Assembly:
                 code += self.data(piece, item)
                 values = ", ".join(value.text() for value in item.values)
                 lines.append(Line(offset, piece.size, f"{item.directive} {values}", piece.comment, piece.phase))
-            else:
+            elif type(item) is Align:
                 self.emit_nops(piece, item.longest_nop, code, lines, expected)
         if start < len(code):
             spans.append((start, len(code)))

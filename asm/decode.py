@@ -16,7 +16,7 @@ _RIP = re.compile(r"\[rip(?: ([+-]) (\w+))?\]")
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """A decoded instruction: `size` bytes at the guest address; `[rip + X]` names the address X, as in the source language."""
+    """A decoded instruction: `size` bytes at the guest address; `[rip + X]` names the address X, as in a source."""
 
     address: int
     size: int

@@ -6,14 +6,13 @@ import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .encodings import ENDBR64, INT3, NOPS
 from .engines import detailed_capstone, keystone
 from .meaning import Meant, MeantMemory, agrees, fits, operand_text, signed, signed_immediates
+from .operands import number_text
 from .registers import NUMBER_32, NUMBER_64
-from .syntax import number_text
 
 if TYPE_CHECKING:
     from capstone import CsInsn
@@ -29,7 +28,7 @@ _NO_INDEX_NO_BASE = 0x25
 class Encoded:
     """An encoding that holds at any address: `text` is its canonical disassembly. Shared, never changed.
 
-    `rip_at` is the offset of the displacement of a rip-relative operand, which stays to be written; -1 if there is none.
+    `rip_at` is the offset of the displacement of a rip-relative operand, which stays to be written; -1 without one.
     """
 
     code: bytes
@@ -96,7 +95,7 @@ _cache: dict[Request, Encoded] = {}
 def remember(cache: dict[Any, Any], key: object, value: object, size: int = CACHE_SIZE) -> None:
     """Keeps `value` in a bounded cache; a full one loses its older half."""
     if len(cache) >= size:
-        for old in list(islice(list(cache), size // 2)):
+        for old in list(cache)[: size // 2]:
             cache.pop(old, None)
     cache[key] = value
 
@@ -173,7 +172,7 @@ def _source(request: Request) -> str:
         if isinstance(operand, MeantMemory):
             if _absolute(operand):
                 # Without a base Keystone would take it relative to rip: the SIB byte is rewritten afterwards.
-                operand = operand._replace(index="rax", scale=2, displacement=PLACEHOLDER)
+                operand = operand._replace(indexed="rax", scale=2, displacement=PLACEHOLDER)
             elif request.long_form:
                 operand = operand._replace(displacement=PLACEHOLDER)
         texts.append(operand_text(operand))
@@ -181,7 +180,7 @@ def _source(request: Request) -> str:
 
 
 def _absolute(memory: MeantMemory) -> bool:
-    return not memory.base and not memory.index
+    return not memory.base and not memory.indexed
 
 
 def _assemble(source: str) -> bytes:

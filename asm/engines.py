@@ -42,7 +42,8 @@ def check_numbers(engine: Ks) -> None:
     for text, want in (("mov eax, 10", "b80a000000"), ("mov eax, 0x10", "b810000000")):
         code, _ = engine.asm(text, 0, as_bytes=True)
         if code is None or code.hex() != want:
-            raise AsmError(f"this process's Keystone encodes '{text}' as {code.hex() if code else 'nothing'}, not {want}")
+            got = code.hex() if code else "nothing"
+            raise AsmError(f"this process's Keystone encodes '{text}' as {got}, not {want}")
 
 
 def capstone() -> Cs:

@@ -10,7 +10,7 @@ class AsmError(Exception):
 
 
 class LocatedError(AsmError):
-    """An error with a place in a source text: `name`, `line` and `column` (both 1-based), `source` (that line), `reason`."""
+    """An error with a place in a source text: its `name`, `line` and `column` (1-based), that line (`source`)."""
 
     def __init__(self, name: str, line: int, column: int, source: str, reason: str) -> None:
         super().__init__(name, line, column, source, reason)
@@ -31,7 +31,7 @@ class AssemblySyntaxError(LocatedError):
 
 
 class EncodingMismatch(LocatedError):
-    """The encoder made another instruction than the one written: `meant`, `got` (its disassembly) and `code` (its bytes)."""
+    """The encoder made another instruction (`got`, a disassembly, and `code`, its bytes) than the one `meant`."""
 
     def __init__(self, name: str, line: int, column: int, source: str, meant: str, got: str, code: bytes) -> None:
         super().__init__(name, line, column, source, f"'{meant}' would be encoded as '{got}' ({code.hex()})")

@@ -53,7 +53,8 @@ def render(image: Image, *, color: bool, names: Mapping[int, str]) -> str:
             phase = paint(shade, line.phase or "") + " " * (_PHASE_WIDTH - len(line.phase or "")) + "  "
         text = _ADDRESS.sub(name_of, line.text)
         code = image.code_of(line).hex()
-        row = f"{paint(_FAINT, f'{line.offset:04x}')}  {paint(_FAINT, code)}{' ' * (_CODE_WIDTH - len(code))}  {phase}{text}"
+        gap = " " * (_CODE_WIDTH - len(code))
+        row = f"{paint(_FAINT, f'{line.offset:04x}')}  {paint(_FAINT, code)}{gap}  {phase}{text}"
         if line.comment:
             row += " " * (_TEXT_WIDTH - len(text)) + paint(_FAINT, f"  ; {line.comment}")
         rows.append(row)

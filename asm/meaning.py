@@ -1,4 +1,4 @@
-"""What was meant against what was encoded: a statement with its numbers, and the comparison with a decoded instruction."""
+"""What was meant (a statement with numbers in place of symbols), compared with what was encoded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MeantMemory(NamedTuple):
     size: int
     segment: str
     base: str
-    index: str
+    indexed: str
     scale: int
     displacement: int
 
@@ -55,8 +55,8 @@ class MeantMemory(NamedTuple):
         size = f"{SIZE_NAMES[self.size]} ptr " if self.size else ""
         segment = f"{self.segment}:" if self.segment else ""
         parts = [self.base] if self.base else []
-        if self.index:
-            parts.append(self.index if self.scale == 1 and self.base else f"{self.index}*{self.scale}")
+        if self.indexed:
+            parts.append(self.indexed if self.scale == 1 and self.base else f"{self.indexed}*{self.scale}")
         inside = " + ".join(parts)
         if displacement is None and (self.displacement or not inside):
             displacement = f"{'-' if self.displacement < 0 else '+'} {abs(self.displacement):#x}"
@@ -154,9 +154,9 @@ def _operands_agree(operands: tuple[MeantOperand, ...], insn: CsInsn, name: str)
                 return False
             mem = got.mem
             registers = tuple(insn.reg_name(number) or "" for number in (mem.segment, mem.base, mem.index))
-            if registers != (meant.segment, meant.base, meant.index):
+            if registers != (meant.segment, meant.base, meant.indexed):
                 return False
-            bits = 32 if meant.base[:1] == "e" or meant.base[-1:] == "d" or meant.index[:1] == "e" else 64
-            if (meant.index and mem.scale != meant.scale) or (mem.disp - meant.displacement) & ((1 << bits) - 1):
+            bits = WIDTHS.get(meant.base or meant.indexed, 64)
+            if (meant.indexed and mem.scale != meant.scale) or (mem.disp - meant.displacement) & ((1 << bits) - 1):
                 return False
     return True

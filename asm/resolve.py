@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from .encoder import PLACEHOLDER, Encoded, Request
 from .meaning import STRING_OPERANDS, Meant, MeantMemory, MeantOperand, signed
-from .syntax import Expression, Immediate, Memory, Refusal, Register, Statement, check_range
+from .operands import Expression, Immediate, Memory, Refusal, Register, check_range
+from .syntax import Statement
 
 Lookup = Callable[[str, int], int]
 

@@ -13,22 +13,17 @@ from typing import TYPE_CHECKING
 from .branches import BRANCHES, BranchForm
 from .encodings import LONGEST_NOP, NOPS
 from .image import Line, Phase
-from .registers import NUMBER_64, OPERANDS, REGISTERS_32, REGISTERS_64, RESERVED, SEGMENTS
+from .operands import Expression, Immediate, Memory, Operand, OperandParser, Refusal, Register, Term
+from .registers import NUMBER_64, RESERVED
 
 if TYPE_CHECKING:
     from .encoder import Encoded
 
 LONGEST_LINE = 1000
-LOWEST, HIGHEST = -(1 << 63), (1 << 64) - 1
 PREFIXES = frozenset({"lock", "rep", "repe", "repne", "repz", "repnz"})
 # Keystone never returns when an operand follows one of these.
 _BARE_PREFIXES = PREFIXES | {"data16", "data32", "addr32", "rex64", "xacquire", "xrelease", "bnd", "notrack"}
-SIZES = {
-    **{"byte": 1, "word": 2, "dword": 4, "fword": 6, "qword": 8, "xword": 10, "tbyte": 10},
-    **{"oword": 16, "xmmword": 16, "ymmword": 32},
-}
 _DATA_WIDTHS = {".byte": 1, ".word": 2, ".short": 2, ".long": 4, ".quad": 8}
-_ADDRESS_REGISTERS = frozenset((*REGISTERS_64, *REGISTERS_32, "rip"))
 
 # By far the most frequent line that was never seen before, so it has a path of its own.
 _MOV_NUMBER = re.compile(r"\s*(mov|movabs) (r[a-z0-9]{1,2}), (0x[0-9a-f]{1,16})\s*(?:[;#](.*))?", re.ASCII)
@@ -36,110 +31,6 @@ _COMMENT = re.compile(r"[;#]")
 _LABEL = re.compile(r"\s*([A-Za-z_.$@?][\w.$@?]*)\s*:", re.ASCII)
 _WORD = re.compile(r"\s*([A-Za-z_.$@?{][^\s,]*)", re.ASCII)
 _MNEMONIC = re.compile(r"[a-z][a-z0-9]{0,31}")
-_TOKEN = re.compile(r"\s*(?:(\d\w*)|([A-Za-z_.$@?][\w.$@?]*)|([][+*,:-]))", re.ASCII)
-_NUMBER = re.compile(r"0x[0-9a-f]+|0b[01]+|0|[1-9][0-9]*", re.ASCII | re.IGNORECASE)
-
-
-class Refusal(Exception):
-    """Why a line is refused, at which column (1-based)."""
-
-    def __init__(self, column: int, reason: str) -> None:
-        super().__init__(column, reason)
-        self.column = column
-        self.reason = reason
-
-
-def number_text(value: int) -> str:
-    """A number as disassemblers print it: decimal up to 9, hexadecimal from there."""
-    if value < 0:
-        return "-" + number_text(-value)
-    return str(value) if value <= 9 else f"{value:#x}"
-
-
-@dataclass(slots=True)
-class Term:
-    """A number or the name of a symbol, added or taken away (`sign`)."""
-
-    sign: int
-    content: int | str
-    column: int
-
-
-def fixed_width(value: int, width: int, column: int) -> bytes:
-    """The number as `width` little-endian bytes, signed or unsigned. Raises Refusal."""
-    bits = width * 8
-    if not -(1 << (bits - 1)) <= value < (1 << bits):
-        raise Refusal(column, f"{value:#x} does not fit {bits} bits")
-    return (value & ((1 << bits) - 1)).to_bytes(width, "little")
-
-
-@dataclass(slots=True)
-class Expression:
-    """A sum. `constant` is its value if it names no symbol."""
-
-    terms: tuple[Term, ...]
-    column: int
-    constant: int | None
-
-    def text(self) -> str:
-        """The sum as it is printed: ` + ` and ` - ` between its terms."""
-        if len(self.terms) == 1 and self.terms[0].sign > 0 and isinstance(self.terms[0].content, str):
-            return self.terms[0].content
-        text = ""
-        for term in self.terms:
-            content = term.content if isinstance(term.content, str) else number_text(term.content)
-            if text:
-                text += f" {'+' if term.sign > 0 else '-'} {content}"
-            else:
-                text = content if term.sign > 0 else f"-{content}"
-        return text or "0"
-
-
-def expression(terms: list[Term], column: int) -> Expression:
-    """The sum of the terms; Refusal if it is constant and no 64-bit number."""
-    if any(isinstance(term.content, str) for term in terms):
-        return Expression(tuple(terms), column, None)
-    value = sum(term.sign * term.content for term in terms if isinstance(term.content, int))
-    check_range(value, column)
-    return Expression(tuple(terms), column, value)
-
-
-def check_range(value: int, column: int) -> None:
-    """Refuses a number that 64 bits can't hold, signed or unsigned."""
-    if not LOWEST <= value <= HIGHEST:
-        raise Refusal(column, f"{value:#x} does not fit 64 bits")
-
-
-@dataclass(slots=True)
-class Register:
-    """A register operand."""
-
-    name: str
-    column: int
-
-
-@dataclass(slots=True)
-class Immediate:
-    """A number, or the target of a branch."""
-
-    expression: Expression
-    column: int
-
-
-@dataclass(slots=True)
-class Memory:
-    """A memory operand; `size` in bytes, 0 where none was written; with base `rip` the expression is the address itself."""
-
-    size: int
-    segment: str
-    base: str
-    index: str
-    scale: int
-    expression: Expression
-    column: int
-
-
-Operand = Register | Immediate | Memory
 
 
 @dataclass(slots=True)
@@ -246,7 +137,7 @@ def _parse_item(code: str, position: int) -> Statement | Data | Align | PhaseCha
         return _parse_directive(text, column, code, position)
     if not _MNEMONIC.fullmatch(text) or text in _BARE_PREFIXES or text in RESERVED:
         raise Refusal(column, f"{text!r} is no mnemonic")
-    operands = _Operands(code, position).parse()
+    operands = OperandParser(code, position).parse()
     if len(operands) > 4:
         raise Refusal(column, "no instruction has more than four operands")
     branch = target = None
@@ -272,7 +163,7 @@ def _parse_directive(name: str, column: int, code: str, position: int) -> Data |
             names = ", ".join([*Phase, "none"])
             raise Refusal(column, f"{word!r} is no phase; there are {names}") from None
     if name == ".align":
-        values = _Operands(code, position).parse()
+        values = OperandParser(code, position).parse()
         match values:
             case (Immediate(Expression(constant=int(boundary))),) if 1 <= boundary <= 4096:
                 return Align(boundary)
@@ -282,178 +173,9 @@ def _parse_directive(name: str, column: int, code: str, position: int) -> Data |
                 return Align(boundary, longest)
         raise Refusal(column, f".align takes a number from 1 to 4096, and the longest nop, up to {max(NOPS)}")
     if width := _DATA_WIDTHS.get(name):
-        values = _Operands(code, position).parse()
+        values = OperandParser(code, position).parse()
         expressions = tuple(value.expression for value in values if isinstance(value, Immediate))
         if not values or len(expressions) != len(values):
             raise Refusal(column, f"{name} takes numbers and symbols")
         return Data(name, width, expressions, column)
     raise Refusal(column, f"unknown directive {name}")
-
-
-class _Operands:
-    """A recursive-descent parser of what follows a mnemonic."""
-
-    def __init__(self, code: str, position: int) -> None:
-        self.tokens: list[tuple[int, str]] = []
-        end = len(code.rstrip())
-        while position < end:
-            token = _TOKEN.match(code, position)
-            if not token:
-                at = position + len(code[position:]) - len(code[position:].lstrip())
-                raise Refusal(at + 1, f"unexpected {code[at]!r}")
-            self.tokens.append((token.start(token.lastindex or 0) + 1, token[token.lastindex or 0]))
-            position = token.end()
-        self.tokens.append((end + 1, ""))
-        self.next = 0
-
-    @property
-    def token(self) -> str:
-        return self.tokens[self.next][1]
-
-    @property
-    def column(self) -> int:
-        return self.tokens[self.next][0]
-
-    def take(self, expected: str) -> None:
-        if self.token != expected:
-            found = f"not {self.token!r}" if self.token else "but the line ends"
-            raise Refusal(self.column, f"{expected!r} is expected, {found}")
-        self.next += 1
-
-    def parse(self) -> tuple[Operand, ...]:
-        if not self.token:
-            return ()
-        operands = [self.operand()]
-        while self.token:
-            self.take(",")
-            operands.append(self.operand())
-        return tuple(operands)
-
-    def operand(self) -> Operand:
-        column, token = self.column, self.token
-        size = SIZES.get(token, 0)
-        following = self.tokens[self.next + 1][1] if token else ""
-        if size and following in ("ptr", "[") or (size and following in SEGMENTS):
-            self.next += 1
-            if following == "ptr":
-                self.next += 1
-            return self.memory(size, column)
-        if token == "[" or (token in SEGMENTS and following == ":"):
-            return self.memory(0, column)
-        if token in OPERANDS:
-            self.next += 1
-            return Register(token, column)
-        return Immediate(expression(self.sum(), column), column)
-
-    def sum(self) -> list[Term]:
-        terms = []
-        sign = 1
-        if self.token in ("+", "-"):
-            sign = 1 if self.token == "+" else -1
-            self.next += 1
-        while True:
-            terms.append(self.term(sign))
-            if self.token not in ("+", "-"):
-                return terms
-            sign = 1 if self.token == "+" else -1
-            self.next += 1
-
-    def term(self, sign: int) -> Term:
-        column, token = self.column, self.token
-        if token[:1].isdigit():
-            if not _NUMBER.fullmatch(token):
-                raise Refusal(column, f"{token!r} is no number")
-            self.next += 1
-            value = int(token, 0)
-            check_range(value, column)
-            return Term(sign, value, column)
-        if not token or not (token[0].isalpha() or token[0] in "_.$@?"):
-            found = f"not {token!r}" if token else "but the line ends"
-            raise Refusal(column, f"an operand is expected, {found}")
-        if token in RESERVED:
-            raise Refusal(column, f"register {token} can't stand here")
-        self.next += 1
-        return Term(sign, token, column)
-
-    def memory(self, size: int, column: int) -> Memory:
-        segment = ""
-        if self.token in SEGMENTS:
-            segment = self.token
-            self.next += 1
-            self.take(":")
-        self.take("[")
-        registers: list[tuple[str, int, int]] = []
-        terms: list[Term] = []
-        sign = 1
-        if self.token == "-":
-            sign = -1
-            self.next += 1
-        while True:
-            part = self.scaled_register(sign)
-            if part:
-                registers.append(part)
-            else:
-                terms.append(self.term(sign))
-            if self.token == "]":
-                break
-            if self.token not in ("+", "-"):
-                self.take("]")
-            sign = 1 if self.token == "+" else -1
-            self.next += 1
-        self.take("]")
-        base, index, scale = _address_registers(registers)
-        return Memory(size, segment, base, index, scale, expression(terms, column), column)
-
-    def scaled_register(self, sign: int) -> tuple[str, int, int] | None:
-        """`reg`, `reg*scale` or `scale*reg`: (register, scale or 0, column)."""
-        column, token = self.column, self.token
-        following = self.tokens[self.next + 1][1] if token else ""
-        scale = 0
-        if token.isdigit() and following == "*":
-            self.next += 2
-            scale, token = int(token), self.token
-            if token not in _ADDRESS_REGISTERS:
-                raise Refusal(self.column, "only a register can be scaled")
-            self.next += 1
-        elif token in _ADDRESS_REGISTERS:
-            self.next += 1
-            if self.token == "*":
-                self.next += 1
-                if not self.token.isdigit():
-                    raise Refusal(self.column, "a scale is 1, 2, 4 or 8")
-                scale = int(self.token)
-                self.next += 1
-        elif token in RESERVED:
-            raise Refusal(column, f"register {token} can't be part of an address")
-        else:
-            return None
-        if sign < 0:
-            raise Refusal(column, "a register can't be subtracted")
-        if scale not in (0, 1, 2, 4, 8):
-            raise Refusal(column, "a scale is 1, 2, 4 or 8")
-        return token, scale, column
-
-
-def _address_registers(registers: list[tuple[str, int, int]]) -> tuple[str, str, int]:
-    """Base, index and scale as the processor knows them: rsp is never an index, a lone unscaled register is the base."""
-    if not registers:
-        return "", "", 1
-    if len(registers) > 2:
-        raise Refusal(registers[2][2], "an address has two registers at most")
-    if len({name in REGISTERS_32 for name, _, _ in registers}) > 1:
-        raise Refusal(registers[1][2], "both registers of an address have the same size")
-    if any(name == "rip" for name, _, _ in registers) and (len(registers) > 1 or registers[0][1]):
-        raise Refusal(registers[0][2], "rip stands alone, with a symbol or an address")
-    if len(registers) == 1:
-        name, scale, column = registers[0]
-        if scale <= 1:
-            return name, "", 1
-        registers = [("", 0, column), registers[0]]
-    (base, base_scale, _), (index, scale, column) = registers
-    if base_scale > 1 and scale > 1:
-        raise Refusal(column, "only one register of an address can be scaled")
-    if base_scale > scale or (index in ("rsp", "esp") and scale <= 1):
-        base, index, base_scale, scale = index, base, scale, base_scale
-    if index in ("rsp", "esp"):
-        raise Refusal(column, f"{index} can't be an index")
-    return base, index, max(scale, 1)
