@@ -41,6 +41,8 @@ class Target:
     model: FuncModel
     key: int
     module: str = ""
+    site_offset: int | None = None
+    """Bytes from its address to its patch site, if not as the flavour has it."""
     tail_call_reachable: bool = False
     """A BPF program that tail calls can reach: its trampoline must carry the tail-call counter."""
 
@@ -156,7 +158,7 @@ class BpfTrampoline:
         def make(address: int, im: int) -> Trampoline:
             return arch_prepare_bpf_trampoline(
                 self._flavour, self._boot, target.model, flags, links,
-                func_addr=target.address, address=address, im=im, symbols=kernel.symbols,
+                func_addr=target.address, address=address, im=im, symbols=kernel.symbols, site_offset=target.site_offset,
             )  # fmt: skip
 
         # The dry run of arch_bpf_trampoline_size(); a high address so that no constant is shorter than in the end.

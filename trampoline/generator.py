@@ -153,17 +153,20 @@ def arch_prepare_bpf_trampoline(
     address: int,
     im: int,
     symbols: Mapping[str, int],
+    site_offset: int | None = None,
 ) -> Trampoline:
     """Generate the trampoline of the function at ``func_addr`` for ``address``.
 
-    ``im`` is the guest address of its struct bpf_tramp_image, ``symbols`` the callees' addresses. Raises KernelError with
+    ``im`` is the guest address of its struct bpf_tramp_image, ``symbols`` the callees' addresses, ``site_offset`` where the
+    function's patch site is, if not where the flavour has it (compilers leave endbr64 out of some statics). Raises KernelError with
     -ENOTSUPP for a model that the flavour can't take, -E2BIG for more than a page, asm.DisplacementError (-ERANGE) where a
     callee is out of reach.
     """
     model.check()
     if model.nr_regs > MAX_REG_SLOTS and not flavour.stack_args:
         raise KernelError(ENOTSUPP, f"{model.name} needs {model.nr_regs} argument slots; {flavour.name} has {MAX_REG_SLOTS}")
-    template = _Template(flavour, boot, model, flags, links, func_addr, im)
+    body = func_addr + (flavour.entry.site_offset if site_offset is None else site_offset) + PATCH_SIZE
+    template = _Template(flavour, boot, model, flags, links, func_addr, body, im)
     image = assemble("\n".join(template.lines()), address, symbols, name=f"bpf_trampoline of {model.name}")
     if len(image) > PAGE_SIZE:
         raise KernelError(7, f"the trampoline of {model.name} needs {len(image)} bytes; at most {PAGE_SIZE}")
@@ -180,10 +183,11 @@ class _Template:
     """The text of one trampoline, section by section."""
 
     def __init__(
-        self, flavour: Flavour, boot: Boot, model: FuncModel, flags: TrampFlag, links: TrampLinks, func_addr: int, im: int
-    ) -> None:
+        self, flavour: Flavour, boot: Boot, model: FuncModel, flags: TrampFlag, links: TrampLinks, func_addr: int,
+        body: int, im: int,
+    ) -> None:  # fmt: skip
         self._flavour, self._boot, self._model, self._flags, self._links = flavour, boot, model, flags, links
-        self._func_addr, self._im = func_addr, im
+        self._func_addr, self._body, self._im = func_addr, body, im
         self._frame = Frame.of(flavour, model, flags, links.session_cookies)
         self._jmp = uses_jmp(flavour, flags)
         self._programs = 0
@@ -333,8 +337,7 @@ class _Template:
             yield "mov rbx, [rbp + 0x8] ; where livepatch wants the original to go on"
             yield "call rbx"
         else:
-            body = self._func_addr + self._flavour.entry.site_offset + PATCH_SIZE
-            yield from self._call(f"{body:#x}", f"{self._model.name}, behind its patch site")
+            yield from self._call(f"{self._body:#x}", f"{self._model.name}, behind its patch site")
         yield "mov [rbp - 0x8], rax ; the return value"
         if not self._flavour.skip_nops:
             yield "ip_after_call:"

@@ -16,7 +16,7 @@ from emu.kernel.config import CONFIGS, Config
 from emu.kernel.errors import KernelError
 from emu.kernel.functions import AssemblyFunctions, FunctionSource
 from emu.kernel.kernel import Kernel
-from emu.kernel.routines import BTF_ID_DENY
+from emu.kernel.routines import BTF_ID_DENY, kernel_routines
 from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNCTIONS
 from emu.layout import AddressMap
 from emu.vcpu import Call
@@ -96,7 +96,7 @@ class Tracing:
             config = CONFIGS[config]
         self.kernel = Kernel(
             entry=self.flavour.entry, config=config, layout=layout or AddressMap(), vcpus=vcpus, counting=counting,
-            packs=self.flavour.packs_images, routines=with_phases(callees(config)), constants=asm_symbols(),
+            packs=self.flavour.packs_images, routines=with_phases({**kernel_routines(config), **callees(config)}), constants=asm_symbols(),
             functions=(AssemblyFunctions(TEST_FUNCTIONS + NR_ARGS_FUNCTIONS), *functions),
         )  # fmt: skip
         self.programs = BpfPrograms(self.kernel)
@@ -157,11 +157,10 @@ class Tracing:
             raise KernelError(EINVAL, f"{function.name} must not be traced")
         name = f"{function.module}:{function.name}" if function.module else function.name
         btf_id = self._btf_ids.setdefault(name, len(self._btf_ids) + 1)
-        return Target(where, function.address, self._model(name, function.prototype, prototype), self._key(btf_id), module=function.module)
-
-    @staticmethod
-    def _key(btf_id: int) -> int:
-        return 1 << 32 | 0x80000000 | btf_id
+        return Target(
+            where, function.address, self._model(name, function.prototype, prototype), 1 << 32 | 0x80000000 | btf_id,
+            module=function.module, site_offset=None if function.site is None else function.site - function.address,
+        )  # fmt: skip
 
     def _model(self, name: str, known: str, given: str | None) -> FuncModel:
         if given is not None:

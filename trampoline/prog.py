@@ -124,14 +124,13 @@ class BpfPrograms:
         address = self._kernel.execmem.alloc(size, f"bpf_prog {name}")
         try:
             image = assemble(text, address, symbols, name=name)
-            self._kernel.execmem.write(address, image.code)
-            self._kernel.machine.add_image(image)
+            self._kernel.execmem.fill(image)
             return self._add(
                 name, attach_type, address, size, sleepable=sleepable, uses_func_ip=uses_func_ip,
                 uses_session_cookie=uses_session_cookie,
             )  # fmt: skip
         except BaseException:
-            self._kernel.free_image(address)
+            self._kernel.execmem.free(address)
             raise
 
     def load_image(
@@ -149,7 +148,7 @@ class BpfPrograms:
                 uses_session_cookie=uses_session_cookie, prog=prog,
             )  # fmt: skip
         except BaseException:
-            self._kernel.free_image(where)
+            self._kernel.execmem.free(where)
             raise
 
     def load_callable(
@@ -236,4 +235,4 @@ class BpfPrograms:
         if prog.address in kernel.vmalloc.objects:
             kernel.vmalloc.free(prog.address)
         if prog.has_image:
-            kernel.free_image(prog.bpf_func)
+            kernel.execmem.free(prog.bpf_func)

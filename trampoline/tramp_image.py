@@ -33,8 +33,7 @@ class BpfTrampImage:
     def fill(self, trampoline: Trampoline) -> None:
         """Write the generated code (``bpf_arch_text_copy``) and note where it is patched later."""
         self.trampoline = trampoline
-        self._kernel.execmem.write(self.image, trampoline.image.code)
-        self._kernel.machine.add_image(trampoline.image)
+        self._kernel.execmem.fill(trampoline.image)
         view = bpf_tramp_image.view(self._kernel.machine, self.address)
         view.ip_after_call, view.ip_epilogue = trampoline.ip_after_call or 0, trampoline.ip_epilogue or 0
         view.call_orig, view.nr_skips = int(bool(trampoline.flags & TrampFlag.CALL_ORIG)), len(trampoline.skips)
@@ -75,8 +74,6 @@ class BpfTrampImage:
     def _free(self) -> None:
         kernel = self._kernel
         kernel.kallsyms.remove(self._symbol)
-        if self.trampoline is not None:
-            kernel.machine.remove_image(self.image)
         kernel.execmem.free(self.image)
         kernel.percpu_refs.exit(self._pcref)
         kernel.slab.free(self.address)

@@ -6,6 +6,7 @@ Free memory is int3 throughout, and executing what was freed names it.
 
 from dataclasses import dataclass
 
+from asm import Image
 from emu.events import EventStream, ImageFreed, ImageMade
 from emu.kernel.errors import KernelError
 from emu.machine import Machine, Prot
@@ -20,6 +21,7 @@ CHUNK = 64
 class _Block:
     size: int
     name: str
+    listed: bool = False
 
 
 class ExecMem:
@@ -55,17 +57,28 @@ class ExecMem:
         self._blocks[address] = _Block(size, name)
         return address
 
+    def fill(self, image: Image) -> None:
+        """Write an image that nobody has executed yet to its address, which was allocated, and make its listing known."""
+        self.write(image.address, image.code)
+        block = self._blocks[image.address]
+        self._machine.add_image(image)
+        block.listed = True
+        self._events.emit(ImageMade(image.address, len(image), block.name))
+
     def write(self, address: int, code: bytes) -> None:
-        """Fill an image that nobody has executed yet."""
+        """Write code that has no listing, anywhere within what was allocated."""
         self._machine.load(address, code)
-        self._events.emit(ImageMade(address, len(code), self._blocks[address].name))
 
     def free(self, address: int) -> None:
         """Give an image back; from now on executing it is a fault that names it."""
         block = self._blocks.pop(address)
-        self._machine.poison(address, self._round(block.size), block.name)
-        if self._start <= address < self._limit:
-            self._insert_free(address, self._round(block.size))
+        if block.listed:
+            self._machine.remove_image(address)
+        ours = self._start <= address < self._limit
+        size = self._round(block.size) if ours else block.size
+        self._machine.poison(address, size, block.name)
+        if ours:
+            self._insert_free(address, size)
         self._events.emit(ImageFreed(address, block.size, block.name))
 
     def contains(self, address: int) -> bool:

@@ -62,6 +62,11 @@ class Kallsyms:
             position -= 1
         return None
 
+    def function_name(self, address: int) -> str | None:
+        """The name of the symbol that an address lies in."""
+        symbol = self.at(address)
+        return symbol.name if symbol else None
+
     def name(self, address: int) -> str | None:
         """``name+0x10`` for an address inside a symbol."""
         symbol = self.at(address)

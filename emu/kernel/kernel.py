@@ -72,6 +72,7 @@ class Kernel:
         self._constants = {**asm_symbols(), **(constants or {})}
         self._keys: dict[str, list[tuple[int, int]]] = {}
         self._text_end = layout.text
+        self._data_end = layout.modules + EXEC_SIZE
         self._map_data()
         machine, process = self.machine, self.process
         self.text_poke = TextPoke(machine, process, self.events)
@@ -79,7 +80,7 @@ class Kernel:
         self.rcu = Rcu(machine, process, self.events, self._nesting)
         self.percpu_refs = PercpuRefs(machine, self.slab, self.percpu, self.rcu)
         self.ftrace = Ftrace(machine, process, self.kallsyms, self.text_poke)
-        machine.symbolize = self.kallsyms.name
+        machine.symbolize = self.kallsyms.function_name
         self._boot_tasks()
         self._boot_text({**kernel_routines(config), **(routines or {})}, functions)
 
@@ -107,6 +108,13 @@ class Kernel:
         for page in range(address & -PAGE, address + size, PAGE):
             if not self.machine.is_mapped(page):
                 self.machine.map(page, PAGE, Prot.READ | Prot.WRITE, name="data")
+
+    def module_data(self, size: int, alignment: int) -> int:
+        """Guest address of ``size`` zeroed bytes of data within reach of modules and kernel text."""
+        address = (self._data_end + alignment - 1) // alignment * alignment
+        self._data_end = address + max(size, 1)
+        self.map_data(address, max(size, 1))
+        return address
 
     def _boot_tasks(self) -> None:
         machine = self.machine
@@ -165,8 +173,9 @@ class Kernel:
         placed = source.place(self._text_end, self.entry, self.symbols)
         for function in placed:
             self._load(function)
-            if self._text_end <= function.address < self.layout.text + TEXT_SIZE:
-                self._text_end = function.address + function.size
+            end = function.address + function.size
+            if self.layout.text <= function.address and end <= self.layout.text + TEXT_SIZE:
+                self._text_end = max(self._text_end, end)
         return placed
 
     def _load(self, function: PlacedFunction) -> None:
@@ -178,7 +187,12 @@ class Kernel:
         if padding:
             machine.load(address - padding, padding_bytes(padding))
         machine.load(address, function.image.code)
-        machine.add_image(function.image)
+        self.adopt(function)
+
+    def adopt(self, function: PlacedFunction) -> None:
+        """Make a function that stands in guest memory known: its symbol, its listing, its patch site."""
+        self.machine.add_image(function.image)
+        address = function.address
         self.kallsyms.add(function.name, address, function.size, function.module)
         if function.site is not None:
             self.ftrace.add_site(function.site, function.module)
@@ -222,11 +236,6 @@ class Kernel:
             self.kallsyms.lookup(name + " as a function")
         assert found is not None
         return found
-
-    def free_image(self, address: int) -> None:
-        """Free executable memory and forget its listing."""
-        self.machine.remove_image(address)
-        self.execmem.free(address)
 
     def point_patch(self, address: int) -> None:
         """The point at which a patch can be made to fail, before anything is written."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from emu.kernel.testfuncs import TEST_FUNCTIONS
 from trampoline.golden.case import Case, RecordedTarget
 from trampoline.golden.images import attached_programs
+from trampoline.model import MAX_BPF_FUNC_ARGS
 
 _MEANING = {function.name: function.body for function in TEST_FUNCTIONS}
 
@@ -55,16 +56,20 @@ def invocations(case: Case, target: RecordedTarget) -> Iterator[Invocation]:
             yield Invocation(MODIFY_RETURN_ARGS[target.name], 2)
         return
     calls = 0
-    args: tuple[int, ...] = ()
     for program in attached_programs(case, target):
-        seen = program.observed
         per_call = 2 if program.attach.startswith("fsession") else 1
-        calls = max(calls, seen.count // per_call)
-        if seen.count and any(seen.args):
-            args = seen.args
-    slots = target.model.nr_regs
+        calls = max(calls, program.observed.count // per_call)
+    args = recorded_args(case, target)[: target.model.nr_regs]
     for _ in range(calls):
-        yield Invocation(tuple(args[:slots]) + (0,) * (slots - len(args[:slots])), 0)
+        yield Invocation(args, 0)
+
+
+def recorded_args(case: Case, target: RecordedTarget) -> tuple[int, ...]:
+    """The argument slots that programs on a target recorded, 0 where none did; the first one also through the helper."""
+    seen = [program.observed for program in attached_programs(case, target)]
+    args = [next((o.args[i] for o in seen if o.args[i]), 0) for i in range(MAX_BPF_FUNC_ARGS)]
+    args[0] = args[0] or next((o.arg0_by_helper for o in seen if o.arg0_by_helper), 0)
+    return tuple(args)
 
 
 def recorded_return(case: Case, target: RecordedTarget) -> int:

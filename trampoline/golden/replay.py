@@ -10,10 +10,11 @@ from emu.kernel.config import VOLUNTARY
 from emu.kernel.entry import NOP5, SITE_SIZE
 from emu.kernel.functions import Function
 from emu.layout import AddressMap
+from emu.watch import watch_execution
 from trampoline.attach import AttachType, kind_of, links_of
 from trampoline.bpf_trampoline import BpfTrampoline, Target, TrampLink
 from trampoline.generator import ProgCall
-from trampoline.golden.bodies import Invocation, body_of, invocations, recorded_return
+from trampoline.golden.bodies import Invocation, body_of, invocations, recorded_args, recorded_return
 from trampoline.golden.case import Case, RecordedProgram, RecordedTarget
 from trampoline.golden.images import Difference, attached_programs
 from trampoline.lab import Tracing
@@ -214,7 +215,7 @@ class _Run:
 
     def _watch_programs(self) -> Callable[[], None]:
         names = {prog.bpf_func: name for name, prog in self._progs.items()}
-        return self._kernel.machine.vcpus[0].watch_execution(names, lambda address: self._ran.append(names[address]))
+        return watch_execution(self._kernel.machine.vcpus[0], names, lambda address: self._ran.append(names[address]))
 
     def _call_target(self, target: RecordedTarget) -> None:
         machine, cell = self._kernel.machine, self._cells[target.name]
@@ -245,10 +246,10 @@ class _Run:
 
     def _arguments(self, target: RecordedTarget, invocation: Invocation) -> list[int]:
         args: list[int] = []
-        recorded = next((p.observed.args for p in attached_programs(self._case, target) if any(p.observed.args)), ())
+        recorded = recorded_args(self._case, target)
         for position, value in enumerate(invocation.args):
             if value is None:
-                value = recorded[position] if position < len(recorded) and recorded[position] else self._scratch()
+                value = recorded[position] or self._scratch()
                 self._kernel.map_data(value, 8)
                 self._kernel.machine.write_u32(value, invocation.pointee)
             args.append(value)
@@ -290,7 +291,7 @@ def _layout(case: Case) -> AddressMap:
     """Our own text beside the recorded kernel's, within reach of it and of the recorded images."""
     text = [target.addr for target in case.targets if not target.is_program]
     text += [address for name, address in case.symbols.items() if name.startswith("__bpf_")]
-    base = (max(text) + TEXT_GAP) & -TEXT_ALIGN
+    base = (max(text, default=AddressMap().text) + TEXT_GAP) & -TEXT_ALIGN
     if base > LAST_TEXT:
         base = (min(text) - TEXT_GAP) & -TEXT_ALIGN
     return AddressMap(
