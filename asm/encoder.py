@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 CACHE_SIZE = 16384
 # Stands for a displacement that is written later: needs 32 bits, and no instruction of ours means it.
 PLACEHOLDER = 0x11223344
+_PLACEHOLDER_BYTES = struct.pack("<i", PLACEHOLDER)
 _PLACEHOLDER_TEXT = f"rip + {PLACEHOLDER:#x}"
 _NO_INDEX_NO_BASE = 0x25
 
@@ -79,6 +80,12 @@ _TABLE = {
     "endbr64": _fixed(ENDBR64, "endbr64"),
     "int3": _fixed(INT3, "int3"),
     "nop": NOP_ENCODINGS[1],
+    # Keystone knows the first name only.
+    "sysret": _fixed(b"\x48\x0f\x07", "sysretq"),
+    "sysretq": _fixed(b"\x48\x0f\x07", "sysretq"),
+    # Keystone takes the names without q for the 16-bit forms.
+    "pushf": _fixed(b"\x9c", "pushfq"),
+    "popf": _fixed(b"\x9d", "popfq"),
     **{f"nop{size}": encoded for size, encoded in NOP_ENCODINGS.items()},
 }
 # As the kernel's nops print; the plain encoding of the same text is shorter and none of the kernel's.
@@ -239,8 +246,9 @@ def _finish(request: Request, code: bytes) -> Encoded:
         if (absolute or request.long_form) and memory.base != "rip":
             if not -(1 << 31) <= memory.displacement < (1 << 31):
                 raise EncodeFailure(f"{memory.displacement:#x} is out of reach of a displacement of 32 bits")
-            at = insn.encoding.disp_offset
-            if insn.encoding.disp_size == 4 and code[at : at + 4] == struct.pack("<i", PLACEHOLDER):
+            # Capstone's own disp_offset and disp_size are wrong behind a 66 prefix.
+            at = code.find(_PLACEHOLDER_BYTES)
+            if at > 0:
                 changed = bytearray(code)
                 changed[at : at + 4] = struct.pack("<i", memory.displacement)
                 if absolute:
@@ -250,7 +258,7 @@ def _finish(request: Request, code: bytes) -> Encoded:
     if insn is None or not agrees(request.meant, insn):
         shown = f"{insn.mnemonic} {insn.op_str}".rstrip() if insn else "something that is no single instruction"
         raise EncodeFailure("", shown, code)
-    rip_at = insn.encoding.disp_offset if memory is not None and memory.base == "rip" else -1
+    rip_at = code.find(_PLACEHOLDER_BYTES) if memory is not None and memory.base == "rip" else -1
     text = f"{insn.mnemonic} {insn.op_str}".rstrip()
     return Encoded(code, insn.mnemonic, insn.op_str, text, rip_at)
 

@@ -32,8 +32,7 @@ STRING_OPERANDS = {
 
 _ALIASES = {
     **{f"{stem}{alias}": f"{stem}{name}" for stem in ("j", "set", "cmov") for alias, name in CONDITION_ALIASES.items()},
-    **{"movabs": "mov", "sal": "shl", "pushf": "pushfq", "popf": "popfq", "fwait": "wait", "xlat": "xlatb"},
-    **{"iretw": "iret", "int3": "int3", "loopz": "loope", "loopnz": "loopne", "lret": "retf", "cmpsl": "cmpsd"},
+    **{"movabs": "mov", "sal": "shl", "fwait": "wait", "xlat": "xlatb"},
 }
 # The processor knows one encoding for both orders.
 _COMMUTATIVE = frozenset({"xchg", "test"})

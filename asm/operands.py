@@ -119,7 +119,12 @@ class Memory:
 Operand = Register | Immediate | Memory
 
 
-class OperandParser:
+def parse_operands(code: str, position: int) -> tuple[Operand, ...]:
+    """The operands in `code` from `position` on. Raises Refusal."""
+    return _Parser(code, position).parse()
+
+
+class _Parser:
     """A recursive-descent parser of what follows a mnemonic."""
 
     def __init__(self, code: str, position: int) -> None:
@@ -167,6 +172,9 @@ class OperandParser:
             if following == "ptr":
                 self.next += 1
             return self.memory(size, column)
+        if token == "ptr" and (following == "[" or following in SEGMENTS):
+            self.next += 1
+            return self.memory(0, column)
         if token == "[" or (token in SEGMENTS and following == ":"):
             return self.memory(0, column)
         if token in OPERANDS:

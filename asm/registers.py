@@ -25,6 +25,17 @@ WIDTHS = {
     **dict.fromkeys(REGISTERS_8, 8),
 }
 
+HIGH_BYTES = frozenset({"ah", "ch", "dh", "bh"})
+# Registers that take a REX prefix as operands, which makes the high bytes unreachable.
+REX_OPERANDS = frozenset(
+    (
+        *REGISTERS_64,
+        *("spl", "bpl", "sil", "dil", "cr8"),
+        *(f"{name}{suffix}" for name in _NUMBERED for suffix in "dwb"),
+        *(f"{kind}{number}" for kind in ("xmm", "ymm") for number in range(8, 16)),
+    )
+)
+
 OPERANDS = frozenset(
     (
         *WIDTHS,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from .encoder import PLACEHOLDER, Encoded, Request
 from .meaning import STRING_OPERANDS, Meant, MeantMemory, MeantOperand, signed
 from .operands import Expression, Immediate, Memory, Refusal, Register, check_range
+from .registers import HIGH_BYTES, NUMBER_32, NUMBER_64, REX_OPERANDS
 from .syntax import Statement
 
 Lookup = Callable[[str, int], int]
@@ -45,6 +46,7 @@ def resolve(statement: Statement, lookup: Lookup) -> Request:
     """What is meant, with numbers in place of symbols; a rip-relative displacement stays open. Raises Refusal."""
     name = statement.mnemonic.rpartition(" ")[2]
     operands = tuple(_meant(operand, name, lookup) for operand in statement.operands)
+    _check_high_bytes(statement)
     memories = [operand for operand in statement.operands if isinstance(operand, Memory)]
     if statement.long_form and not memories:
         raise Refusal(statement.column, f"{{disp32}}: {name} has no displacement here")
@@ -55,6 +57,24 @@ def resolve(statement: Statement, lookup: Lookup) -> Request:
     elif len(memories) == 1 and not memories[0].size and name not in _STACK_SIZED:
         _check_size_known(statement, name, memories[0])
     return Request(Meant(statement.mnemonic, operands), statement.long_form)
+
+
+def _check_high_bytes(statement: Statement) -> None:
+    """Refuses what Keystone aborts the process for: ah, bh, ch and dh in an instruction with a REX prefix."""
+    high = [op for op in statement.operands if isinstance(op, Register) and op.name in HIGH_BYTES]
+    if not high:
+        return
+    for operand in statement.operands:
+        if isinstance(operand, Register):
+            rex = operand.name in REX_OPERANDS
+        else:
+            rex = isinstance(operand, Memory) and (operand.size == 8 or _extended(operand))
+        if rex:
+            raise Refusal(high[0].column, f"{high[0].name} can't be reached in an instruction with a REX prefix")
+
+
+def _extended(memory: Memory) -> bool:
+    return any(NUMBER_64.get(name, NUMBER_32.get(name, 0)) >= 8 for name in (memory.base, memory.index))
 
 
 def _check_size_known(statement: Statement, name: str, memory: Memory) -> None:
@@ -71,6 +91,9 @@ def _meant(operand: Register | Immediate | Memory, name: str, lookup: Lookup) ->
         return evaluate(operand.expression, lookup)
     assert type(operand) is Memory
     size = operand.size or (8 if name in _STACK_SIZED else 0)
+    if name == "lea":
+        # It reads nothing.
+        size = 0
     if operand.base == "rip":
         return MeantMemory(size, operand.segment, "rip", "", 1, PLACEHOLDER)
     value = signed(evaluate(operand.expression, lookup), 64)

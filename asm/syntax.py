@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .branches import BRANCHES, BranchForm
 from .encodings import LONGEST_NOP, NOPS
 from .image import Line, Phase
-from .operands import Expression, Immediate, Memory, Operand, OperandParser, Refusal, Register, Term
+from .operands import Expression, Immediate, Memory, Operand, Refusal, Register, Term, parse_operands
 from .registers import NUMBER_64, RESERVED
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _parse_item(code: str, position: int) -> Statement | Data | Align | PhaseCha
         return _parse_directive(text, column, code, position)
     if not _MNEMONIC.fullmatch(text) or text in _BARE_PREFIXES or text in RESERVED:
         raise Refusal(column, f"{text!r} is no mnemonic")
-    operands = OperandParser(code, position).parse()
+    operands = parse_operands(code, position)
     if len(operands) > 4:
         raise Refusal(column, "no instruction has more than four operands")
     branch = target = None
@@ -163,7 +163,7 @@ def _parse_directive(name: str, column: int, code: str, position: int) -> Data |
             names = ", ".join([*Phase, "none"])
             raise Refusal(column, f"{word!r} is no phase; there are {names}") from None
     if name == ".align":
-        values = OperandParser(code, position).parse()
+        values = parse_operands(code, position)
         match values:
             case (Immediate(Expression(constant=int(boundary))),) if 1 <= boundary <= 4096:
                 return Align(boundary)
@@ -173,7 +173,7 @@ def _parse_directive(name: str, column: int, code: str, position: int) -> Data |
                 return Align(boundary, longest)
         raise Refusal(column, f".align takes a number from 1 to 4096, and the longest nop, up to {max(NOPS)}")
     if width := _DATA_WIDTHS.get(name):
-        values = OperandParser(code, position).parse()
+        values = parse_operands(code, position)
         expressions = tuple(value.expression for value in values if isinstance(value, Immediate))
         if not values or len(expressions) != len(values):
             raise Refusal(column, f"{name} takes numbers and symbols")
