@@ -156,7 +156,7 @@ class AddressSpace:
     def _note_text_use(self, frame: int, page: int, prot: Prot) -> None:
         if Prot.EXEC in prot:
             users = self.text_users.get(frame, ())
-            if not users:
+            if not users and self.ram.allocator.is_shared(frame):
                 self._find_writable_aliases(frame)
             self._own_text_users()[frame] = (*users, page)
         if Prot.WRITE in prot and frame in self.text_users:

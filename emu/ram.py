@@ -77,6 +77,10 @@ class FrameAllocator:
         """Another user of a frame."""
         self._extra_users[frame] = self._extra_users.get(frame, 0) + 1
 
+    def is_shared(self, frame: int) -> bool:
+        """Whether a frame has more than one user."""
+        return frame in self._extra_users
+
     def give_back(self, frame: int) -> None:
         """One user less."""
         users = self._extra_users.get(frame, 0)

@@ -7,8 +7,7 @@ programs' bodies (with the helpers they call). It is exact, so it is the same on
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from emu.kernel.errors import KernelError
-from trampoline.errors import TrampolineError
+from trampoline.errors import KernelError, TrampolineError
 from trampoline.lab import Tracing
 from trampoline.model import MAX_BPF_FUNC_ARGS
 from trampoline.prog import BpfProg

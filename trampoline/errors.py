@@ -1,16 +1,8 @@
-"""Errors of the BPF machinery: one root, and the kernel's error code where a kernel would answer with one."""
+"""Errors of the BPF machinery: one root. What the kernel itself would refuse is an ``emu.kernel.errors.KernelError``."""
 
-import errno
+from emu.kernel.errors import ENOTSUPP, KernelError, errno_name
 
-ENOTSUPP = 524
-"""The kernel's internal "not supported" (include/linux/errno.h); Python's ``errno`` does not know it."""
-
-_KERNEL_NAMES = {ENOTSUPP: "ENOTSUPP"}
-
-
-def errno_name(code: int) -> str:
-    """The symbolic name of a positive error code, ``"EBUSY"`` for 16."""
-    return _KERNEL_NAMES.get(code) or errno.errorcode.get(code, str(code))
+__all__ = ["ENOTSUPP", "GoldenError", "KernelError", "PrototypeError", "TrampolineError", "errno_name"]
 
 
 class TrampolineError(Exception):
@@ -18,16 +10,7 @@ class TrampolineError(Exception):
 
 
 class PrototypeError(TrampolineError):
-    """A C prototype that cannot be read, or that BTF's function model refuses."""
-
-
-class KernelError(TrampolineError):
-    """A refusal that the kernel would give; ``errno`` is positive (16 for -EBUSY)."""
-
-    def __init__(self, code: int, what: str) -> None:
-        super().__init__(f"{what} (-{errno_name(code)})")
-        self.errno = code
-        self.what = what
+    """A C prototype that cannot be read, or that contradicts the function's own."""
 
 
 class GoldenError(TrampolineError):

@@ -13,7 +13,6 @@ from typing import Any
 
 from asm import DisplacementError
 from emu.kernel.config import CONFIGS, Config
-from emu.kernel.errors import KernelError
 from emu.kernel.functions import AssemblyFunctions, FunctionSource
 from emu.kernel.kernel import Kernel
 from emu.kernel.routines import BTF_ID_DENY, kernel_routines
@@ -23,7 +22,7 @@ from emu.vcpu import Call
 from trampoline.attach import AttachType
 from trampoline.bpf_trampoline import BpfTrampoline, Target, TrampLink, Trampolines
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
-from trampoline.errors import PrototypeError, TrampolineError
+from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
 from trampoline.generator import Boot
 from trampoline.model import Arg, FuncModel

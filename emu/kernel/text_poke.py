@@ -115,7 +115,7 @@ class TextPoke:
 
 def _check_emulation(address: int, text: bytes, emulated: bytes) -> None:
     """The kernel BUGs on instructions that its int3 entry can't emulate; we refuse them before anything is written."""
-    opcode = emulated[0]
+    opcode = emulated[0] if emulated else 0
     jcc32 = opcode == 0x0F and len(emulated) == 6 and emulated[1] & 0xF0 == 0x80
     fits = {CALL: 5, JMP: 5, JMP8: 2}.get(opcode)
     padding = emulated[1:].strip(INT3)

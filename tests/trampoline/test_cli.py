@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from asm import AsmError
-from emu import EmuError
+from emu.errors import EmuError
 from trampoline import TrampolineError, cli
 
 
