@@ -7,7 +7,6 @@ Booting is deterministic: the same arguments give the same guest memory. What tr
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from asm import assemble
 from asm.encodings import NOPS, jmp_rel32
 from emu.events import EventStream
 from emu.kernel.config import VOLUNTARY, Config
@@ -25,7 +24,15 @@ from emu.kernel.text_poke import TextPoke
 from emu.layout import AddressMap
 from emu.machine import Machine, Prot
 from emu.process import PointKind, ProcessContext
-from emu.structs import PERCPU, asm_symbols, initialise_percpu, initialise_task, srcu_struct, task_struct
+from emu.structs import (
+    PERCPU,
+    asm_symbols,
+    initialise_percpu,
+    initialise_srcu,
+    initialise_task,
+    srcu_struct,
+    task_struct,
+)
 from emu.task import Task
 from emu.vcpu import Call, Vcpu
 
@@ -44,8 +51,8 @@ STACK_CANARY = 0x5BD1E995A3C4F700
 class Kernel:
     """One booted kernel on a machine of its own.
 
-    ``entry``: how traceable functions begin. ``functions``: those of the kernel's text. ``routines`` and ``constants``: code
-    and names from outside, laid out in front of them. ``packs``: images share pages.
+    ``entry``: how traceable functions begin. ``functions``: those of the kernel's text. ``routines`` and
+    ``constants``: code and names from outside, laid out in front of them. ``packs``: images share pages.
     """
 
     def __init__(
@@ -152,7 +159,10 @@ class Kernel:
         machine, layout = self.machine, self.layout
         for name, struct in GUEST_DATA.items():
             size = srcu_struct.size if struct == "srcu_struct" else PAGE
-            self.kallsyms.add(name, self.slab.alloc(size, name), size)
+            address = self.slab.alloc(size, name)
+            self.kallsyms.add(name, address, size)
+            if struct == "srcu_struct":
+                initialise_srcu(machine, address)
         machine.map(layout.text, TEXT_SIZE, Prot.READ | Prot.EXEC, name="kernel text")
         host = {"percpu_ref_release": self.percpu_refs.released}
         calls = {name: machine.host_call(name, host.get(name, _nothing)) for name, r in routines.items() if r.host_call}
@@ -201,7 +211,9 @@ class Kernel:
 
     @property
     def symbols(self) -> dict[str, int]:
-        """Everything that assembly text may name: kernel symbols (the kernel's own before modules'), fields of structures."""
+        """Everything that assembly text may name: kernel symbols (the kernel's own before modules'), fields of
+        structures.
+        """
         found = dict(self._constants)
         for symbol in self.kallsyms:
             if not symbol.module or symbol.name not in found:
@@ -283,7 +295,9 @@ class Kernel:
 
     # Running --------------------------------------------------------------------------------------------------------
 
-    def call(self, function: str | int, *args: int, stack_args: Iterable[int] = (), cpu: int = 0, **options: Any) -> Call:
+    def call(
+        self, function: str | int, *args: int, stack_args: Iterable[int] = (), cpu: int = 0, **options: Any
+    ) -> Call:
         """Call a function on a vCPU, as its callers would; register arguments first, then those on the stack."""
         address = function if isinstance(function, int) else self.kallsyms.address(function)
         try:
