@@ -257,7 +257,7 @@ class Vcpu(Core):
             return self._loop(rip, sleeps)
         finally:
             self._depth -= 1
-            if outer is not None:
+            if self._depth:
                 engine.limit(outer)
 
     def _loop(self, rip: int, sleeps: bool) -> StopReason | None:
