@@ -243,7 +243,7 @@ CALLEE_SAVED = ("rbx", "rbp", "r12", "r13", "r14", "r15")
 
 
 def _keeps_registers(callee):
-    """A function that passes its arguments on and answers 0 if callee-saved registers and rsp came back as they were."""
+    """A function that passes its arguments on and answers 0 if callee-saved registers and rsp came back unchanged."""
     lines = [f"push {register}" for register in CALLEE_SAVED]
     lines += [f"mov {register}, {0x1111 * number}" for number, register in enumerate(CALLEE_SAVED, 1)]
     lines += ["mov qword ptr gs:[percpu.top_of_stack], rsp", f"call {callee}", "xor eax, eax"]
