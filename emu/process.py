@@ -88,7 +88,9 @@ class Lock:
 
 
 class ControlTask:
-    """An operation that stops at every point. ``at`` is the point where it stands, None before the first and at the end."""
+    """An operation that stops at every point. ``at`` is the point where it stands, None before the first and at
+    the end.
+    """
 
     def __init__(self, process: "ProcessContext", operation: Callable[[], Any], name: str) -> None:
         self.name = name

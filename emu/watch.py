@@ -8,7 +8,8 @@ from emu.vcpu import Vcpu
 
 
 def watch_execution(vcpu: Vcpu, addresses: Iterable[int], reached: Callable[[int], None]) -> Callable[[], None]:
-    """Call ``reached`` with the address each time one of ``addresses`` is about to be executed; what is returned ends that.
+    """Call ``reached`` with the address each time one of ``addresses`` is about to be executed; what is returned ends
+    that.
 
     Runs between the call and the end are slower: the engine calls out at each of the addresses.
     """

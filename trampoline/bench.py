@@ -26,7 +26,9 @@ _ANCHORS = {
     ("lazy", "fexit"): (74, 2, None),
     ("lazy", "fmodret"): (77, 1, None),
 }
-"""Measured on real kernel objects: T for one program without arguments, more for each argument, more for each program."""
+"""Measured on real kernel objects: T for one program without arguments, more for each argument, more for each
+program.
+"""
 
 _PLAIN = "xor eax, eax\nret"
 _FULL = """
@@ -44,7 +46,9 @@ _HELPERS = ("bpf_get_attach_cookie_tracing", "bpf_get_attach_cookie")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the bench. ``anchor`` is the figure of a real kernel, ``ratio`` ours to it; None where none was measured."""
+    """One line of the bench. ``anchor`` is the figure of a real kernel, ``ratio`` ours to it; None where none was
+    measured.
+    """
 
     name: str
     design: str
@@ -97,9 +101,20 @@ def measure(
     known = anchor(config, name, nr_args, programs)
     phases = {phase: n for phase, n in counts.by_phase.items() if phase}
     return Row(
-        name, DESIGN, flavour, config, nr_args, programs, program, None, instructions, counts.unbalanced_returns, phases,
-        known, round(instructions / known, 4) if known else None,
-    )  # fmt: skip
+        name,
+        DESIGN,
+        flavour,
+        config,
+        nr_args,
+        programs,
+        program,
+        None,
+        instructions,
+        counts.unbalanced_returns,
+        phases,
+        known,
+        round(instructions / known, 4) if known else None,
+    )
 
 
 def _program(lab: Tracing, name: str, program: str, *, last: bool) -> BpfProg:

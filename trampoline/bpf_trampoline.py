@@ -34,7 +34,9 @@ BPF_INSN_SAFETY = 64
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is traced: a kernel function or a BPF program. ``key`` is its trampoline's (``bpf_trampoline_compute_key``)."""
+    """What is traced: a kernel function or a BPF program. ``key`` is its trampoline's
+    (``bpf_trampoline_compute_key``).
+    """
 
     name: str
     address: int
@@ -83,7 +85,8 @@ class BpfTrampoline:
             total = sum(linked.weight for linked, _ in self.links)
             if total + kind.weight > self._flavour.max_links:
                 raise KernelError(
-                    E2BIG, f"{self.target.name} has {total} programs; {self._flavour.name} takes {self._flavour.max_links}"
+                    E2BIG,
+                    f"{self.target.name} has {total} programs; {self._flavour.name} takes {self._flavour.max_links}",
                 )
             if link.linked:
                 raise KernelError(EBUSY, f"the link of {link.prog.name} is attached already")
@@ -119,12 +122,20 @@ class BpfTrampoline:
         enter, leave = enter_exit(prog.attach_type, sleepable=prog.sleepable)
         session = kind is Kind.FSESSION
         return ProgCall(
-            prog.name, prog.address, prog.bpf_func, link.cookie, enter, leave, is_session=session,
+            prog.name,
+            prog.address,
+            prog.bpf_func,
+            link.cookie,
+            enter,
+            leave,
+            is_session=session,
             session_cookie=session and prog.uses_session_cookie,
-        )  # fmt: skip
+        )
 
     def _update(self) -> None:
-        """``bpf_trampoline_update``: a new image for the programs as they are now, or none; on error everything is as it was."""
+        """``bpf_trampoline_update``: a new image for the programs as they are now, or none; on error everything is
+        as it was.
+        """
         old = self.cur_image
         if not self.links:
             if old is not None:
@@ -157,9 +168,17 @@ class BpfTrampoline:
 
         def make(address: int, im: int) -> Trampoline:
             return arch_prepare_bpf_trampoline(
-                self._flavour, self._boot, target.model, flags, links,
-                func_addr=target.address, address=address, im=im, symbols=kernel.symbols, site_offset=target.site_offset,
-            )  # fmt: skip
+                self._flavour,
+                self._boot,
+                target.model,
+                flags,
+                links,
+                func_addr=target.address,
+                address=address,
+                im=im,
+                symbols=kernel.symbols,
+                site_offset=target.site_offset,
+            )
 
         # The dry run of arch_bpf_trampoline_size(); a high address so that no constant is shorter than in the end.
         size = len(make(kernel.layout.modules, kernel.layout.direct_map).image) + BPF_INSN_SAFETY
@@ -190,7 +209,12 @@ class BpfTrampoline:
         ftrace, site = self._kernel.ftrace, self._site
         if not site:
             bpf_arch_text_poke(
-                self._kernel, self.target.address, BpfTextPokeType.BPF_MOD_NOP, self._poke_type(image), None, image.image
+                self._kernel,
+                self.target.address,
+                BpfTextPokeType.BPF_MOD_NOP,
+                self._poke_type(image),
+                None,
+                image.image,
             )
             return
         ftrace.ftrace_set_filter_ip(self._ops, site)
@@ -239,7 +263,9 @@ class Trampolines:
             return found
 
     def put(self, trampoline: BpfTrampoline) -> None:
-        """Drop a reference; the object goes with the last one, even while old images still run (``bpf_trampoline_put``)."""
+        """Drop a reference; the object goes with the last one, even while old images still run
+        (``bpf_trampoline_put``).
+        """
         with self._mutex:
             trampoline.refcnt -= 1
             if trampoline.refcnt == 0:

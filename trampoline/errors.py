@@ -1,4 +1,6 @@
-"""Errors of the BPF machinery: one root. What the kernel itself would refuse is an ``emu.kernel.errors.KernelError``."""
+"""Errors of the BPF machinery: one root. What the kernel itself would refuse is an
+``emu.kernel.errors.KernelError``.
+"""
 
 from emu.kernel.errors import ENOTSUPP, KernelError, errno_name
 

@@ -41,20 +41,44 @@ FLAVOURS = {
     flavour.name: flavour
     for flavour in (
         Flavour(
-            "6.1", EntryLayout(endbr=False), saves_rbx_by_push=True, stack_args=False, sign_extended_imm=False,
-            longest_nop=8, packs_images=False, jmp_sites=False, skip_nops=False, fsession=False,
+            "6.1",
+            EntryLayout(endbr=False),
+            saves_rbx_by_push=True,
+            stack_args=False,
+            sign_extended_imm=False,
+            longest_nop=8,
+            packs_images=False,
+            jmp_sites=False,
+            skip_nops=False,
+            fsession=False,
         ),
         Flavour(
-            "6.12", EntryLayout(endbr=True, sealed=bytes.fromhex("660f1f00"), padding=16), saves_rbx_by_push=False,
-            stack_args=True, sign_extended_imm=True, longest_nop=11, packs_images=True, jmp_sites=False, skip_nops=False, fsession=False,
+            "6.12",
+            EntryLayout(endbr=True, sealed=bytes.fromhex("660f1f00"), padding=16),
+            saves_rbx_by_push=False,
+            stack_args=True,
+            sign_extended_imm=True,
+            longest_nop=11,
+            packs_images=True,
+            jmp_sites=False,
+            skip_nops=False,
+            fsession=False,
         ),
         Flavour(
-            "7.2", EntryLayout(endbr=True, sealed=bytes.fromhex("0f1f40d6"), padding=16), saves_rbx_by_push=False,
-            stack_args=True, sign_extended_imm=True, longest_nop=11, packs_images=True, jmp_sites=True, skip_nops=True, fsession=True,
+            "7.2",
+            EntryLayout(endbr=True, sealed=bytes.fromhex("0f1f40d6"), padding=16),
+            saves_rbx_by_push=False,
+            stack_args=True,
+            sign_extended_imm=True,
+            longest_nop=11,
+            packs_images=True,
+            jmp_sites=True,
+            skip_nops=True,
+            fsession=True,
             max_links=36,
         ),
     )
-}  # fmt: skip
+}
 
 
 def flavour(name: str) -> Flavour:

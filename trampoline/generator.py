@@ -21,7 +21,8 @@ COOKIE_INDEX_SHIFT = 8
 """The count word's second byte: distance of the session cookie from the context, in slots (7.0)."""
 PAGE_SIZE = 4096
 HAS_CALL_THUNK = frozenset({"__bpf_prog_enter_sleepable_recur", "__bpf_prog_exit_sleepable_recur"})
-"""Callees that account for a call in their own padding: the kernel calls them itself (kern_sys_bpf), so its boot-time call
+"""Callees that account for a call in their own padding: the kernel calls them itself (kern_sys_bpf), so its boot-time
+call
 patching put the accounting there (``is_callthunk`` in arch/x86/kernel/callthunks.c), and the emitter leaves it out."""
 
 
@@ -88,7 +89,9 @@ class TrampLinks:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Layout of the stack frame: each ``*_off`` is the distance below rbp in bytes; arguments grow upwards from ``regs_off``."""
+    """Layout of the stack frame: each ``*_off`` is the distance below rbp in bytes; arguments grow upwards from
+    ``regs_off``.
+    """
 
     regs_off: int
     nregs_off: int
@@ -157,14 +160,18 @@ def arch_prepare_bpf_trampoline(
 ) -> Trampoline:
     """Generate the trampoline of the function at ``func_addr`` for ``address``.
 
-    ``im`` is the guest address of its struct bpf_tramp_image, ``symbols`` the callees' addresses, ``site_offset`` where the
-    function's patch site is, if not where the flavour has it (compilers leave endbr64 out of some statics). Raises KernelError with
-    -ENOTSUPP for a model that the flavour can't take, -E2BIG for more than a page, asm.DisplacementError (-ERANGE) where a
-    callee is out of reach.
+    ``im`` is the guest address of its struct bpf_tramp_image, ``symbols`` the callees' addresses, ``site_offset``
+    where the function's patch site is, if not where the flavour has it (compilers leave endbr64 out of some statics).
+    Raises
+    KernelError with
+    -ENOTSUPP for a model that the flavour can't take, -E2BIG for more than a page, asm.DisplacementError (-ERANGE)
+    where a callee is out of reach.
     """
     model.check()
     if model.nr_regs > MAX_REG_SLOTS and not flavour.stack_args:
-        raise KernelError(ENOTSUPP, f"{model.name} needs {model.nr_regs} argument slots; {flavour.name} has {MAX_REG_SLOTS}")
+        raise KernelError(
+            ENOTSUPP, f"{model.name} needs {model.nr_regs} argument slots; {flavour.name} has {MAX_REG_SLOTS}"
+        )
     body = func_addr + (flavour.entry.site_offset if site_offset is None else site_offset) + PATCH_SIZE
     template = _Template(flavour, boot, model, flags, links, func_addr, body, im)
     image = assemble("\n".join(template.lines()), address, symbols, name=f"bpf_trampoline of {model.name}")
@@ -174,18 +181,29 @@ def arch_prepare_bpf_trampoline(
     order = [*links.fentry, *links.fmod_ret, *links.fexit]
     skips = tuple(Skip(call.prog, where[f".Lnop{i}"], where[f".Ldone{i}"]) for i, call in enumerate(order))
     return Trampoline(
-        image, flags, Frame.of(flavour, model, flags, links.session_cookies), where.get("ip_after_call"),
-        where.get("ip_epilogue"), skips if flavour.skip_nops else (),
-    )  # fmt: skip
+        image,
+        flags,
+        Frame.of(flavour, model, flags, links.session_cookies),
+        where.get("ip_after_call"),
+        where.get("ip_epilogue"),
+        skips if flavour.skip_nops else (),
+    )
 
 
 class _Template:
     """The text of one trampoline, section by section."""
 
     def __init__(
-        self, flavour: Flavour, boot: Boot, model: FuncModel, flags: TrampFlag, links: TrampLinks, func_addr: int,
-        body: int, im: int,
-    ) -> None:  # fmt: skip
+        self,
+        flavour: Flavour,
+        boot: Boot,
+        model: FuncModel,
+        flags: TrampFlag,
+        links: TrampLinks,
+        func_addr: int,
+        body: int,
+        im: int,
+    ) -> None:
         self._flavour, self._boot, self._model, self._flags, self._links = flavour, boot, model, flags, links
         self._func_addr, self._body, self._im = func_addr, body, im
         self._frame = Frame.of(flavour, model, flags, links.session_cookies)
@@ -241,7 +259,9 @@ class _Template:
         yield from self._save_args(frame.regs_off)
 
     def _save_args(self, offset: int, *, for_origin: bool = False) -> Iterator[str]:
-        """Arguments into the frame, from ``offset`` upwards; for the original call only those that it gets on the stack."""
+        """Arguments into the frame, from ``offset`` upwards; for the original call only those that it gets on the
+        stack.
+        """
         incoming = 0x10 if self._jmp else 0x18
         stack_slots = 0
         last_stack = offset
@@ -258,7 +278,8 @@ class _Template:
                 yield f"mov [rbp - {offset:#x}], rax"
                 offset -= 8
                 stack_slots += 1
-        # A lone stack argument may have been pushed as 4 bytes: its upper half is garbage. The kernel looks at the size of
+        # A lone stack argument may have been pushed as 4 bytes: its upper half is garbage. The kernel looks at the
+        # size of
         # the *last* argument, whichever one is on the stack (clean_stack_garbage).
         if stack_slots == 1 and self._model.args[-1].size <= 4:
             yield f"mov dword ptr [rbp - {last_stack - 4:#x}], 0 ; upper half of a 4-byte stack argument"

@@ -94,10 +94,16 @@ class Tracing:
                 raise TrampolineError(f"no configuration {config!r}; there are {', '.join(CONFIGS)}")
             config = CONFIGS[config]
         self.kernel = Kernel(
-            entry=self.flavour.entry, config=config, layout=layout or AddressMap(), vcpus=vcpus, counting=counting,
-            packs=self.flavour.packs_images, routines=with_phases({**kernel_routines(config), **callees(config)}), constants=asm_symbols(),
+            entry=self.flavour.entry,
+            config=config,
+            layout=layout or AddressMap(),
+            vcpus=vcpus,
+            counting=counting,
+            packs=self.flavour.packs_images,
+            routines=with_phases({**kernel_routines(config), **callees(config)}),
+            constants=asm_symbols(),
             functions=(AssemblyFunctions(TEST_FUNCTIONS + NR_ARGS_FUNCTIONS), *functions),
-        )  # fmt: skip
+        )
         self.programs = BpfPrograms(self.kernel)
         self.trampolines = Trampolines(self.kernel, self.flavour, boot or Boot())
         self._btf_ids: dict[str, int] = {}
@@ -107,9 +113,15 @@ class Tracing:
     # Programs -------------------------------------------------------------------------------------------------------
 
     def prog(
-        self, attach_type: str, code: str | bytes | ProgFunction, *, name: str = "", sleepable: bool = False,
-        uses_func_ip: bool | None = None, uses_session_cookie: bool = False,
-    ) -> BpfProg:  # fmt: skip
+        self,
+        attach_type: str,
+        code: str | bytes | ProgFunction,
+        *,
+        name: str = "",
+        sleepable: bool = False,
+        uses_func_ip: bool | None = None,
+        uses_session_cookie: bool = False,
+    ) -> BpfProg:
         """Load a program: assembly text, machine code, or a Python function that takes a ProgContext.
 
         A Python function may use ``ctx.ip`` unless ``uses_func_ip`` is False; code does only where it says so.
@@ -157,14 +169,22 @@ class Tracing:
         name = f"{function.module}:{function.name}" if function.module else function.name
         btf_id = self._btf_ids.setdefault(name, len(self._btf_ids) + 1)
         return Target(
-            where, function.address, self._model(name, function.prototype, prototype), 1 << 32 | 0x80000000 | btf_id,
-            module=function.module, site_offset=None if function.site is None else function.site - function.address,
-        )  # fmt: skip
+            where,
+            function.address,
+            self._model(name, function.prototype, prototype),
+            1 << 32 | 0x80000000 | btf_id,
+            module=function.module,
+            site_offset=None if function.site is None else function.site - function.address,
+        )
 
     def _model(self, name: str, known: str, given: str | None) -> FuncModel:
         if given is not None:
             model = FuncModel.parse(given)
-            if known and model.args and [a.size for a in model.args] != [a.size for a in self._model(name, known, None).args]:
+            if (
+                known
+                and model.args
+                and [a.size for a in model.args] != [a.size for a in self._model(name, known, None).args]
+            ):
                 raise PrototypeError(f"{name} is {known!r}, not {given!r}")
             return model
         if name not in self._models:
@@ -176,7 +196,8 @@ class Tracing:
     def attach(self, prog: BpfProg, where: str | BpfProg, *, cookie: int = 0, prototype: str | None = None) -> Link:
         """Attach a program (``bpf_tracing_prog_attach``). On any error nothing is attached and no text is patched.
 
-        KernelError: -EBUSY where it is attached already, -E2BIG beyond the limit, -ENOTSUPP for too many argument slots,
+        KernelError: -EBUSY where it is attached already, -E2BIG beyond the limit, -ENOTSUPP for too many argument
+        slots,
         -EINVAL, -ENOENT as ``target`` says, -ERANGE where the image can't be reached.
         """
         target = self.target(where, prototype)
@@ -197,7 +218,9 @@ class Tracing:
 
     # Running --------------------------------------------------------------------------------------------------------
 
-    def call(self, function: str | int, *args: int, stack_args: Iterable[int] = (), cpu: int = 0, **options: Any) -> Call:
+    def call(
+        self, function: str | int, *args: int, stack_args: Iterable[int] = (), cpu: int = 0, **options: Any
+    ) -> Call:
         """Call a kernel function with register and stack arguments; its value and what it cost."""
         return self.kernel.call(function, *args, stack_args=stack_args, cpu=cpu, **options)
 

@@ -1,7 +1,7 @@
 """The function model: what a trampoline must know of a prototype (``struct btf_func_model``).
 
-Sizes are bytes. A *slot* is one 8-byte word of the program's context: a struct by value takes as many as its size needs,
-so ``nr_regs`` may exceed the number of C arguments (kernel: ``arch_bpf_trampoline``'s ``nr_regs``).
+Sizes are bytes. A *slot* is one 8-byte word of the program's context: a struct by value takes as many as its size
+needs, so ``nr_regs`` may exceed the number of C arguments (kernel: ``arch_bpf_trampoline``'s ``nr_regs``).
 """
 
 from collections.abc import Mapping
@@ -54,8 +54,8 @@ class FuncModel:
     def placement(self) -> list[tuple[int, bool]]:
         """For each argument its first slot *in its own kind* and whether that kind is registers.
 
-        A struct that does not fit into the registers that are left goes to the stack whole, while smaller arguments after
-        it may still take registers (System V ABI; ``save_args()`` in arch/x86/net/bpf_jit_comp.c).
+        A struct that does not fit into the registers that are left goes to the stack whole, while smaller arguments
+        after it may still take registers (System V ABI; ``save_args()`` in arch/x86/net/bpf_jit_comp.c).
         """
         placed: list[tuple[int, bool]] = []
         regs = stack = 0
@@ -76,10 +76,14 @@ class FuncModel:
     def check(self) -> None:
         """Refuse what ``btf_distill_func_proto`` and the generator refuse: KernelError with -EINVAL or -ENOTSUPP."""
         if len(self.args) > MAX_BPF_FUNC_ARGS:
-            raise KernelError(22, f"{self.name} has {len(self.args)} arguments; at most {MAX_BPF_FUNC_ARGS} can be traced")
+            raise KernelError(
+                22, f"{self.name} has {len(self.args)} arguments; at most {MAX_BPF_FUNC_ARGS} can be traced"
+            )
         for arg in self.args:
             if not 0 < arg.size <= MAX_ARG_SIZE:
-                raise KernelError(22, f"argument {arg.name!r} of {self.name} has {arg.size} bytes; at most {MAX_ARG_SIZE}")
+                raise KernelError(
+                    22, f"argument {arg.name!r} of {self.name} has {arg.size} bytes; at most {MAX_ARG_SIZE}"
+                )
         if self.nr_regs > MAX_BPF_FUNC_ARGS:
             raise KernelError(ENOTSUPP, f"{self.name} needs {self.nr_regs} argument slots; at most {MAX_BPF_FUNC_ARGS}")
 
@@ -92,8 +96,8 @@ class FuncModel:
     def parse(cls, declaration: str, sizes: Mapping[str, int] | None = None) -> "FuncModel":
         """Read a C declaration, ``"int vfs_read(struct file *f, char *buf, size_t n, loff_t *pos)"``.
 
-        The kernel's integer typedefs are known; structs passed by value may be defined in front of it (``"struct s { long
-        a, b; }; int f(struct s);"``) or have their size given in ``sizes`` (``{"struct sockptr": 16}``).
+        The kernel's integer typedefs are known; structs passed by value may be defined in front of it (``"struct s {
+        long a, b; }; int f(struct s);"``) or have their size given in ``sizes`` (``{"struct sockptr": 16}``).
         Raises PrototypeError with the place of the fault; KernelError where the kernel's model would refuse.
         """
         from trampoline.prototype import read_prototype

@@ -1,4 +1,6 @@
-"""``bpf_arch_text_poke``: patch one site of kernel text or of a BPF image between nop5, call and jmp (arch/x86/net/bpf_jit_comp.c)."""
+"""``bpf_arch_text_poke``: patch one site of kernel text or of a BPF image between nop5, call and jmp
+(arch/x86/net/bpf_jit_comp.c).
+"""
 
 import enum
 
@@ -34,8 +36,9 @@ def bpf_arch_text_poke(
 ) -> int:
     """Patch the 5 bytes at ``ip`` from a call or jmp to ``old_addr`` (None: a nop5) to one to ``new_addr``.
 
-    0 when patched, 1 when the new bytes stand there already. Raises KernelError: -EINVAL where ``ip`` is neither kernel text nor
-    a BPF image, -EBUSY where the old bytes are others; asm.DisplacementError (-ERANGE) where a target is beyond 2 GiB.
+    0 when patched, 1 when the new bytes stand there already. Raises KernelError: -EINVAL where ``ip`` is neither
+    kernel text nor a BPF image, -EBUSY where the old bytes are others; asm.DisplacementError (-ERANGE) where a target
+    is beyond 2 GiB.
     Nothing is written then.
     """
     if not kernel.is_kernel_text(ip) and not kernel.execmem.contains(ip):

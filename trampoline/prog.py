@@ -1,6 +1,7 @@
 """BPF programs as the trampoline knows them: machine code and a struct bpf_prog in guest memory.
 
-A program's code is assembly text, a recorded image, or a Python callable behind a host call, which sees a ``ProgContext``.
+A program's code is assembly text, a recorded image, or a Python callable behind a host call, which sees a
+``ProgContext``.
 """
 
 from collections.abc import Callable
@@ -83,13 +84,17 @@ class ProgContext:
 
     @property
     def ret(self) -> int:
-        """``bpf_get_func_ret``: the return value, with the prototype's size and sign. Defined for fexit and fmod_ret."""
+        """``bpf_get_func_ret``: the return value, with the prototype's size and sign. Defined for fexit and
+        fmod_ret.
+        """
         size, signed = (self.model.ret_size or 8, self.model.ret_signed) if self.model else (8, False)
         return int.from_bytes(self.kernel.machine.read(self.address + 8 * self.count, size), "little", signed=signed)
 
     @property
     def ip(self) -> int:
-        """``bpf_get_func_ip``: the traced function's address; the program must have been loaded with ``uses_func_ip``."""
+        """``bpf_get_func_ip``: the traced function's address; the program must have been loaded with
+        ``uses_func_ip``.
+        """
         return self.kernel.machine.read_u64(self.address - 16)
 
     @property
@@ -112,9 +117,15 @@ class BpfPrograms:
         """Programs that exist, by the address of their struct bpf_prog."""
 
     def load_assembly(
-        self, name: str, attach_type: AttachType, text: str, *, sleepable: bool = False, uses_func_ip: bool = False,
+        self,
+        name: str,
+        attach_type: AttachType,
+        text: str,
+        *,
+        sleepable: bool = False,
+        uses_func_ip: bool = False,
         uses_session_cookie: bool = False,
-    ) -> BpfProg:  # fmt: skip
+    ) -> BpfProg:
         """A program as x86 assembly: the context is in rdi, the result in rax; it must keep rbx, rbp, r12 to r15.
 
         Raises asm.AsmError for text that can't be assembled, KernelError with -ENOMEM; then nothing is left behind.
@@ -126,33 +137,60 @@ class BpfPrograms:
             image = assemble(text, address, symbols, name=name)
             self._kernel.execmem.fill(image)
             return self._add(
-                name, attach_type, address, size, sleepable=sleepable, uses_func_ip=uses_func_ip,
+                name,
+                attach_type,
+                address,
+                size,
+                sleepable=sleepable,
+                uses_func_ip=uses_func_ip,
                 uses_session_cookie=uses_session_cookie,
-            )  # fmt: skip
+            )
         except BaseException:
             self._kernel.execmem.free(address)
             raise
 
     def load_image(
-        self, name: str, attach_type: AttachType, code: bytes, *, address: int | None = None, prog: int | None = None,
-        sleepable: bool = False, uses_func_ip: bool = False, uses_session_cookie: bool = False,
-    ) -> BpfProg:  # fmt: skip
-        """A program as finished machine code, such as a recorded JIT image; ``address`` and ``prog`` say where both must stand."""
+        self,
+        name: str,
+        attach_type: AttachType,
+        code: bytes,
+        *,
+        address: int | None = None,
+        prog: int | None = None,
+        sleepable: bool = False,
+        uses_func_ip: bool = False,
+        uses_session_cookie: bool = False,
+    ) -> BpfProg:
+        """A program as finished machine code, such as a recorded JIT image; ``address`` and ``prog`` say where
+        both must stand.
+        """
         if address is not None:
             self._kernel.execmem.reserved.insert(0, address)
         where = self._kernel.execmem.alloc(len(code), f"bpf_prog {name}")
         try:
             self._kernel.execmem.write(where, code)
             return self._add(
-                name, attach_type, where, len(code), sleepable=sleepable, uses_func_ip=uses_func_ip,
-                uses_session_cookie=uses_session_cookie, prog=prog,
-            )  # fmt: skip
+                name,
+                attach_type,
+                where,
+                len(code),
+                sleepable=sleepable,
+                uses_func_ip=uses_func_ip,
+                uses_session_cookie=uses_session_cookie,
+                prog=prog,
+            )
         except BaseException:
             self._kernel.execmem.free(where)
             raise
 
     def load_callable(
-        self, name: str, attach_type: AttachType, function: ProgFunction, *, sleepable: bool = False, uses_func_ip: bool = True
+        self,
+        name: str,
+        attach_type: AttachType,
+        function: ProgFunction,
+        *,
+        sleepable: bool = False,
+        uses_func_ip: bool = True,
     ) -> BpfProg:
         """A Python function as a program: it gets a ProgContext; what it returns, or 0, is the program's result."""
         cell: list[BpfProg] = []
@@ -194,10 +232,19 @@ class BpfPrograms:
         return sum(self._kernel.percpu.values(prog.stats + bpf_prog_stats.offset(field)))
 
     def _add(
-        self, name: str, attach_type: AttachType, bpf_func: int, size: int, *, sleepable: bool, uses_func_ip: bool,
-        uses_session_cookie: bool = False, prog: int | None = None,
-    ) -> BpfProg:  # fmt: skip
-        kernel, made = self._kernel, []
+        self,
+        name: str,
+        attach_type: AttachType,
+        bpf_func: int,
+        size: int,
+        *,
+        sleepable: bool,
+        uses_func_ip: bool,
+        uses_session_cookie: bool = False,
+        prog: int | None = None,
+    ) -> BpfProg:
+        kernel = self._kernel
+        made: list[Callable[[], None]] = []
         try:
             active = kernel.percpu.alloc(4, f"active of {name}")
             made.append(lambda: kernel.percpu.free(active))
@@ -218,7 +265,17 @@ class BpfPrograms:
         view.active, view.stats, view.aux, view.bpf_func, view.jited_len = active, stats, aux, bpf_func, size
         view.jited = 1
         loaded = BpfProg(
-            name, attach_type, sleepable, uses_func_ip, uses_session_cookie, False, address, bpf_func, size, active, stats
+            name,
+            attach_type,
+            sleepable,
+            uses_func_ip,
+            uses_session_cookie,
+            False,
+            address,
+            bpf_func,
+            size,
+            active,
+            stats,
         )
         self.loaded[address] = loaded
         loaded.symbol = kernel.kallsyms.add(f"bpf_prog_{name}", bpf_func, size)

@@ -1,6 +1,7 @@
-"""C prototypes as a user writes them, read with pycparser."""
+"""C prototypes as a user writes them, read with pycparser (which has no types of its own: its nodes are Any)."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from trampoline.errors import KernelError, PrototypeError
 from trampoline.model import Arg, FuncModel
@@ -8,7 +9,8 @@ from trampoline.model import Arg, FuncModel
 _PRELUDE = (
     "typedef _Bool bool; typedef signed char s8; typedef short s16; typedef int s32; typedef long long s64;"
     "typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;"
-    "typedef unsigned char __u8; typedef unsigned short __u16; typedef unsigned int __u32; typedef unsigned long long __u64;"
+    "typedef unsigned char __u8; typedef unsigned short __u16; typedef unsigned int __u32;"
+    "typedef unsigned long long __u64;"
     "typedef int __s32; typedef long long __s64; typedef unsigned long size_t; typedef long ssize_t;"
     "typedef long long loff_t; typedef unsigned short umode_t; typedef int pid_t; typedef unsigned int gfp_t;"
     "typedef unsigned int uid_t; typedef unsigned int dev_t;"
@@ -53,7 +55,7 @@ class _CReader:
             raise PrototypeError(f"one function prototype wanted, {len(functions)} found in {declaration!r}")
         return self._model(functions[0])
 
-    def _model(self, node) -> FuncModel:  # type: ignore[no-untyped-def]  # pycparser has no types
+    def _model(self, node: Any) -> FuncModel:
         args = []
         for position, param in enumerate(node.type.args.params if node.type.args else ()):
             if isinstance(param, self._ast.ID):
@@ -67,26 +69,29 @@ class _CReader:
                 raise KernelError(22, f"argument {position + 1} of {node.name} is void")
             args.append(
                 Arg(
-                    param.name or f"a{position}", self._spelling(param.type), size, self._signed(param.type),
+                    param.name or f"a{position}",
+                    self._spelling(param.type),
+                    size,
+                    self._signed(param.type),
                     self._is_struct(param.type),
                 )
-            )  # fmt: skip
+            )
         if self._is_struct(node.type.type):
             raise KernelError(22, f"{node.name} returns a struct")
         return FuncModel(node.name, tuple(args), self._size(node.type.type), self._signed(node.type.type))
 
-    def _resolve(self, node):  # type: ignore[no-untyped-def]
+    def _resolve(self, node: Any) -> Any:
         while isinstance(node, self._ast.TypeDecl):
             node = node.type
         return node
 
-    def _is_struct(self, node) -> bool:  # type: ignore[no-untyped-def]
+    def _is_struct(self, node: Any) -> bool:
         node = self._resolve(node)
         if isinstance(node, self._ast.IdentifierType):
             return node.names[-1] in self._sizes and self._sizes[node.names[-1]] > 8
         return isinstance(node, self._ast.Struct | self._ast.Union)
 
-    def _spelling(self, node) -> str:  # type: ignore[no-untyped-def]
+    def _spelling(self, node: Any) -> str:
         if isinstance(node, self._ast.PtrDecl | self._ast.ArrayDecl):
             inner = node.type
             return "fn *" if isinstance(inner, self._ast.FuncDecl) else self._spelling(inner).rstrip() + " *"
@@ -95,7 +100,7 @@ class _CReader:
             return " ".join(node.names)
         return f"{type(node).__name__.lower()} {node.name}"
 
-    def _signed(self, node) -> bool:  # type: ignore[no-untyped-def]
+    def _signed(self, node: Any) -> bool:
         node = self._resolve(node)
         if not isinstance(node, self._ast.IdentifierType):
             return False
@@ -106,7 +111,7 @@ class _CReader:
             names & {"s8", "s16", "s32", "s64", "__s32", "__s64", "ssize_t", "loff_t", "pid_t"}
         )
 
-    def _size(self, node) -> int:  # type: ignore[no-untyped-def]
+    def _size(self, node: Any) -> int:
         if isinstance(node, self._ast.PtrDecl):
             return 8
         if isinstance(node, self._ast.ArrayDecl):
@@ -132,7 +137,7 @@ class _CReader:
             return 4
         raise PrototypeError(f"the size of type {' '.join(names)!r} is not known; give it in sizes")
 
-    def _struct_size(self, node) -> int:  # type: ignore[no-untyped-def]
+    def _struct_size(self, node: Any) -> int:
         tag = f"{type(node).__name__.lower()} {node.name}"
         if node.decls is None:
             if tag not in self._sizes:
@@ -149,7 +154,7 @@ class _CReader:
         self._sizes[tag] = size
         return size
 
-    def _member(self, node) -> tuple[int, int]:  # type: ignore[no-untyped-def]
+    def _member(self, node: Any) -> tuple[int, int]:
         if isinstance(node, self._ast.ArrayDecl):
             size, align = self._member(node.type)
             if not isinstance(node.dim, self._ast.Constant):

@@ -35,11 +35,21 @@ class Shown:
 
 
 def show(
-    target: str, programs: list[str], *, flavour: str, sleepable: bool = False, func_ip: bool = False,
-    session_cookie: bool = False, cookie: int = 0, return_thunk: bool = False, call_depth: bool = False,
-) -> Shown:  # fmt: skip
-    """Attach programs of the given attach types to a function, or to one with the prototype ``target``, and take its image."""
-    functions = ()
+    target: str,
+    programs: list[str],
+    *,
+    flavour: str,
+    sleepable: bool = False,
+    func_ip: bool = False,
+    session_cookie: bool = False,
+    cookie: int = 0,
+    return_thunk: bool = False,
+    call_depth: bool = False,
+) -> Shown:
+    """Attach programs of the given attach types to a function, or to one with the prototype ``target``, and take
+    its image.
+    """
+    functions: tuple[AssemblyFunctions, ...] = ()
     name = target
     if "(" in target:
         name = FuncModel.parse(target).name
@@ -52,9 +62,13 @@ def show(
         lab.trampolines.boot = boot
         for number, attach in enumerate(programs):
             prog = lab.prog(
-                attach, PROGRAM, name=f"{attach}{number}", sleepable=sleepable, uses_func_ip=func_ip,
+                attach,
+                PROGRAM,
+                name=f"{attach}{number}",
+                sleepable=sleepable,
+                uses_func_ip=func_ip,
                 uses_session_cookie=session_cookie,
-            )  # fmt: skip
+            )
             link = lab.attach(prog, name, cookie=cookie)
         image = link.trampoline.cur_image
         assert image is not None
@@ -64,5 +78,10 @@ def show(
         assert function.site is not None
         names = {symbol.address: symbol.name for symbol in lab.kernel.kallsyms}
         return Shown(
-            made.image, names, name, flavour, made.frame, lab.kernel.machine.read(function.address, function.site + 5 - function.address)
+            made.image,
+            names,
+            name,
+            flavour,
+            made.frame,
+            lab.kernel.machine.read(function.address, function.site + 5 - function.address),
         )

@@ -45,9 +45,10 @@ class BpfTrampImage:
     def put(self) -> None:
         """Release it once no CPU and no task can be in it (``bpf_tramp_image_put``).
 
-        With an original call: 1 the rest of the image is jumped over by tasks that return from the original, 2 RCU-tasks
-        for those in its first instructions, 3 its reference count for those in the original, 4 RCU-tasks for those in its
-        last instructions. Without: RCU-tasks-trace for sleepable programs, RCU-tasks for the rest.
+        With an original call: 1 the rest of the image is jumped over by tasks that return from the original, 2 RCU-
+        tasks for those in its first instructions, 3 its reference count for those in the original, 4 RCU-tasks for
+        those in
+        its last instructions. Without: RCU-tasks-trace for sleepable programs, RCU-tasks for the rest.
         """
         rcu = self._kernel.rcu
         trampoline = self.trampoline

@@ -13,8 +13,9 @@ SITE_SIZE = 5
 class EntryLayout:
     """Entry of a function built with ``-mfentry``.
 
-    ``endbr``: functions begin with endbr64, so that the site is at +4. ``sealed``: what the kernel writes over the endbr64 of
-    functions whose address is never taken (``seal_endbr``). ``padding``: bytes of nops in front of a function
+    ``endbr``: functions begin with endbr64, so that the site is at +4. ``sealed``: what the kernel writes over the
+    endbr64 of functions whose address is never taken (``seal_endbr``). ``padding``: bytes of nops in front of a
+    function
     (CONFIG_CALL_PADDING).
     """
 

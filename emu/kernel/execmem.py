@@ -58,7 +58,9 @@ class ExecMem:
         return address
 
     def fill(self, image: Image) -> None:
-        """Write an image that nobody has executed yet to its address, which was allocated, and make its listing known."""
+        """Write an image that nobody has executed yet to its address, which was allocated, and make its listing
+        known.
+        """
         self.write(image.address, image.code)
         block = self._blocks[image.address]
         self._machine.add_image(image)

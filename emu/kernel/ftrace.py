@@ -80,7 +80,9 @@ class Ftrace:
         return next(within, 0)
 
     def ftrace_set_filter_ip(self, ops: FtraceOps, ip: int, *, remove: bool = False) -> None:
-        """Add a site to the filter of ``ops``, or take it out. -EINVAL for no site, -ENOENT for taking out what is not in."""
+        """Add a site to the filter of ``ops``, or take it out. -EINVAL for no site, -ENOENT for taking out what is
+        not in.
+        """
         location = self.ftrace_location(ip)
         if not location:
             raise KernelError(EINVAL, f"{ip:#x} is no ftrace location")
@@ -95,8 +97,8 @@ class Ftrace:
     def register_ftrace_direct(self, ops: FtraceOps, address: int) -> None:
         """Let the sites in the filter of ``ops`` reach ``address``.
 
-        -EINVAL where ``ops`` is in use or its filter is empty, -EBUSY where a site has a direct caller, -ENOMEM, and what
-        patching raises; then everything is as it was.
+        -EINVAL where ``ops`` is in use or its filter is empty, -EBUSY where a site has a direct caller, -ENOMEM, and
+        what patching raises; then everything is as it was.
         """
         if ops.direct_call or ops.enabled or not ops.filter:
             raise KernelError(EINVAL, f"{ops.name} can't be registered: in use, or no site in its filter")
@@ -136,7 +138,9 @@ class Ftrace:
                 ops.filter.clear()
 
     def _update(self, ips: Iterable[int], direct: int) -> None:
-        """Patch sites: check the bytes of all before any is written, then one batch in order of address (§ ``ftrace_replace_code``)."""
+        """Patch sites: check the bytes of all before any is written, then one batch in order of address (§
+        ``ftrace_replace_code``).
+        """
         todo = [record for ip in sorted(ips) if (record := self.records[ip]).direct != direct]
         new = [(record, self._code(record.ip, direct)) for record in todo]
         for record, _ in new:
@@ -145,7 +149,9 @@ class Ftrace:
             found = self._machine.read(record.ip, SITE_SIZE)
             if found != expected:
                 name = self._kallsyms.name(record.ip) or hex(record.ip)
-                raise KernelError(EINVAL, f"ftrace: {name} holds {found.hex()}, not {expected.hex()}; nothing was patched")
+                raise KernelError(
+                    EINVAL, f"ftrace: {name} holds {found.hex()}, not {expected.hex()}; nothing was patched"
+                )
         with self._poke.text_mutex:
             self.updates += 1
             for record, code in new:

@@ -66,7 +66,8 @@ class AssemblyFunctions:
         Raises asm.AsmError for a body that can't be assembled.
         """
         known = {**symbols, **self.constants}
-        # Sizes do not depend on where a callee stands (calls and jumps out of an image take rel32), so one guess is enough.
+        # Sizes do not depend on where a callee stands (calls and jumps out of an image take rel32), so one guess is
+        # enough.
         guess = known | {function.name: start for function in self.functions}
         placed = self._lay_out(start, entry, guess)
         known |= {function.name: function.address for function in placed}
@@ -93,7 +94,9 @@ class AssemblyFunctions:
     def _assemble(function: Function, address: int, entry: EntryLayout, symbols: Mapping[str, int]) -> Image:
         head = ""
         if function.traceable:
-            head = "".join(f".byte {byte:#04x}\n" for byte in entry.entry(is_sealed=function.sealed)[: entry.site_offset])
+            head = "".join(
+                f".byte {byte:#04x}\n" for byte in entry.entry(is_sealed=function.sealed)[: entry.site_offset]
+            )
             if entry.endbr and not function.sealed:
                 head = "endbr64\n"
             head += "nop5 ; patch site\n"

@@ -39,7 +39,9 @@ class Kallsyms:
             del self._by_name[symbol.name]
 
     def lookup(self, name: str) -> Symbol:
-        """The symbol ``name`` or ``module:name``. Unqualified, the kernel's own comes first (B13 of the facts: 31bf1dbccfb0)."""
+        """The symbol ``name`` or ``module:name``. Unqualified, the kernel's own comes first (B13 of the facts:
+        31bf1dbccfb0).
+        """
         module, _, bare = name.rpartition(":")
         found = [s for s in self._by_name.get(bare, ()) if not module or s.module == module]
         if not found:

@@ -16,9 +16,9 @@ def load_object(
 ) -> list[PlacedFunction]:
     """Link an object (``gcc -c -pg -mfentry -mcmodel=kernel``) into the kernel; its functions, by address.
 
-    ``prototypes``: C declarations by function name, as an object has none. What the object doesn't define is looked up in
-    kallsyms. Raises emu.kernel.elf.ObjectError for an object that can't be used, KernelError (-ENOENT) for a prototype of a
-    function that it does not have, KernelError (-ENOMEM); nothing stays behind then.
+    ``prototypes``: C declarations by function name, as an object has none. What the object doesn't define is looked
+    up in kallsyms. Raises emu.kernel.elf.ObjectError for an object that can't be used, KernelError (-ENOENT) for a
+    prototype of a function that it does not have, KernelError (-ENOMEM); nothing stays behind then.
     """
     obj = read_object(source, name)
     known = dict(prototypes or {})
@@ -29,7 +29,9 @@ def load_object(
 
     def place(section: Section) -> int:
         if section.executable:
-            address = kernel.execmem.alloc(max(section.size, 1) + section.alignment + PAGE_SIZE, f"{section.name} of {obj.name}")
+            address = kernel.execmem.alloc(
+                max(section.size, 1) + section.alignment + PAGE_SIZE, f"{section.name} of {obj.name}"
+            )
             allocated.append(address)
             return (address + section.alignment - 1) // section.alignment * section.alignment
         return kernel.module_data(section.size, section.alignment)

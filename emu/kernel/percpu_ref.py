@@ -5,7 +5,14 @@ from collections.abc import Callable
 from emu.kernel.rcu import Rcu, RcuFlavour
 from emu.kernel.slab import PerCpu, Slab
 from emu.machine import Machine
-from emu.structs import PERCPU_COUNT_BIAS, PERCPU_REF_ATOMIC, PERCPU_REF_ATOMIC_DEAD, PERCPU_REF_DEAD, percpu_ref, percpu_ref_data
+from emu.structs import (
+    PERCPU_COUNT_BIAS,
+    PERCPU_REF_ATOMIC,
+    PERCPU_REF_ATOMIC_DEAD,
+    PERCPU_REF_DEAD,
+    percpu_ref,
+    percpu_ref_data,
+)
 from emu.vcpu import Vcpu
 
 _MASK = (1 << 64) - 1
@@ -35,7 +42,9 @@ class PercpuRefs:
         self._release[ref] = release
 
     def kill(self, ref: int) -> None:
-        """``percpu_ref_kill``: no longer per CPU; after an RCU grace period the counts are summed and the initial one dropped."""
+        """``percpu_ref_kill``: no longer per CPU; after an RCU grace period the counts are summed and the initial
+        one dropped.
+        """
         head = percpu_ref.view(self._machine, ref)
         head.percpu_count_ptr |= PERCPU_REF_ATOMIC_DEAD
         self._rcu.call(RcuFlavour.RCU, lambda: self._switched(ref))
@@ -65,7 +74,9 @@ class PercpuRefs:
         self._release[vcpu.args(1)[0]]()
 
     def _switched(self, ref: int) -> None:
-        """``percpu_ref_switch_to_atomic_rcu``: every CPU counts atomically now; add what they had counted, drop the initial one."""
+        """``percpu_ref_switch_to_atomic_rcu``: every CPU counts atomically now; add what they had counted, drop
+        the initial one.
+        """
         head = percpu_ref.view(self._machine, ref)
         data = percpu_ref_data.view(self._machine, head.data)
         counted = sum(self._percpu.values(head.percpu_count_ptr & ~3))

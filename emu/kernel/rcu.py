@@ -32,7 +32,11 @@ class RcuFlavour(enum.StrEnum):
     RCU_TASKS_TRACE = "rcu_tasks_trace"
 
 
-GRACE_PERIOD_NS = {RcuFlavour.RCU: 10_000_000, RcuFlavour.RCU_TASKS: 100_000_000, RcuFlavour.RCU_TASKS_TRACE: 20_000_000}
+GRACE_PERIOD_NS = {
+    RcuFlavour.RCU: 10_000_000,
+    RcuFlavour.RCU_TASKS: 100_000_000,
+    RcuFlavour.RCU_TASKS_TRACE: 20_000_000,
+}
 """Virtual time that an unhindered grace period takes: an assumption, changeable (``Rcu.durations``)."""
 
 

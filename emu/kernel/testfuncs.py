@@ -41,7 +41,9 @@ TEST_FUNCTIONS = (
     ),
     Function(
         "bpf_fentry_test5",
-        _lines("lea eax, [rdi + rsi]", "movsx edx, dx ; short c", "add eax, edx", "add eax, ecx", "add eax, r8d", "ret"),
+        _lines(
+            "lea eax, [rdi + rsi]", "movsx edx, dx ; short c", "add eax, edx", "add eax, ecx", "add eax, r8d", "ret",
+        ),
         "int bpf_fentry_test5(u64 a, void *b, short c, int d, u64 e)",
     ),
     Function(
@@ -53,7 +55,9 @@ TEST_FUNCTIONS = (
         "int bpf_fentry_test6(u64 a, void *b, short c, int d, void *e, u64 f)",
     ),
     Function("bpf_fentry_test7", _lines("mov eax, edi", "ret"), "int bpf_fentry_test7(struct bpf_fentry_test_t *arg)"),
-    Function("bpf_fentry_test8", _lines("mov eax, [rdi]", "ret"), "int bpf_fentry_test8(struct bpf_fentry_test_t *arg)"),
+    Function(
+        "bpf_fentry_test8", _lines("mov eax, [rdi]", "ret"), "int bpf_fentry_test8(struct bpf_fentry_test_t *arg)"
+    ),
     Function("bpf_fentry_test9", _lines("mov eax, [rdi]", "ret"), "u32 bpf_fentry_test9(u32 *a)"),
     Function("bpf_fentry_test10", _lines("mov eax, edi", "ret"), "int bpf_fentry_test10(const void *a)"),
     Function(
@@ -64,7 +68,8 @@ TEST_FUNCTIONS = (
     Function(
         "bpf_modify_return_test2",
         _lines(
-            "mov eax, [rsi]", "add eax, 1", "mov [rsi], eax ; the side effect", "add eax, edi", "movsx edx, dx ; short c",
+            "mov eax, [rsi]", "add eax, 1", "mov [rsi], eax ; the side effect", "add eax, edi",
+            "movsx edx, dx ; short c",
             "add eax, edx", "add eax, ecx", "add eax, r8d", "movsx r9d, r9b ; char f", "add eax, r9d",
             "add eax, [rsp + 8] ; int g", "ret",
         ),
@@ -77,7 +82,10 @@ TEST_FUNCTIONS = (
     ),
     Function(
         "tramplab_sleeps",
-        _lines("push rbx", "mov ebx, edi", "call schedule ; another task may run here", "lea eax, [rbx + 1]", "pop rbx", "ret"),
+        _lines(
+            "push rbx", "mov ebx, edi", "call schedule ; another task may run here", "lea eax, [rbx + 1]", "pop rbx",
+            "ret",
+        ),
         "int tramplab_sleeps(int a)",
     ),
     Function("tramplab_notrace", _lines("lea eax, [rdi + 1]", "ret"), "int tramplab_notrace(int a)", traceable=False),
@@ -93,7 +101,8 @@ TESTMOD_FUNCTIONS = (
     Function(
         "bpf_testmod_fentry_test11",
         _lines(
-            *_SUM_TEST7, "add eax, [rsp + 8] ; int g", "add eax, [rsp + 0x10] ; unsigned int h", "add eax, [rsp + 0x18]",
+            *_SUM_TEST7, "add eax, [rsp + 8] ; int g", "add eax, [rsp + 0x10] ; unsigned int h",
+            "add eax, [rsp + 0x18]",
             "add eax, [rsp + 0x20]", "add eax, [rsp + 0x28]", "ret",
         ),
         "int bpf_testmod_fentry_test11(u64 a, void *b, short c, int d, void *e, char f, int g, unsigned int h, long i,"
@@ -117,7 +126,8 @@ TESTMOD_FUNCTIONS = (
     Function(
         "bpf_testmod_test_struct_arg_4",
         _lines(
-            "lea eax, [rdi + rsi] ; a.a + b", "add eax, edx", "add eax, ecx", "add eax, r8d ; e.a", "add eax, r9d ; e.b", "ret",
+            "lea eax, [rdi + rsi] ; a.a + b", "add eax, edx", "add eax, ecx", "add eax, r8d ; e.a",
+            "add eax, r9d ; e.b", "ret",
         ),
         _TESTMOD_STRUCTS
         + "int bpf_testmod_test_struct_arg_4(struct bpf_testmod_struct_arg_1 a, int b, int c, int d,"
@@ -136,17 +146,19 @@ TESTMOD_FUNCTIONS = (
             "add eax, [rsp + 8] ; f.a: the struct does not fit into r9 alone", "add eax, [rsp + 0x10] ; f.b", "ret",
         ),
         _TESTMOD_STRUCTS
-        + "int bpf_testmod_test_struct_arg_7(u64 a, void *b, short c, int d, void *e, struct bpf_testmod_struct_arg_4 f)",
+        + "int bpf_testmod_test_struct_arg_7(u64 a, void *b, short c, int d, void *e,"
+        " struct bpf_testmod_struct_arg_4 f)",
     ),
     Function(
         "bpf_testmod_test_struct_arg_8",
         _lines(
             "lea eax, [rdi + rsi]", "movsx edx, dx ; short c", "add eax, edx", "add eax, ecx", "add eax, r8d",
-            "add eax, [rsp + 8] ; f.a", "add eax, [rsp + 0x10] ; f.b", "add eax, r9d ; g took the register that f left", "ret",
+            "add eax, [rsp + 8] ; f.a", "add eax, [rsp + 0x10] ; f.b",
+            "add eax, r9d ; g took the register that f left", "ret",
         ),
         _TESTMOD_STRUCTS
-        + "int bpf_testmod_test_struct_arg_8(u64 a, void *b, short c, int d, void *e, struct bpf_testmod_struct_arg_4 f,"
-        " int g)",
+        + "int bpf_testmod_test_struct_arg_8(u64 a, void *b, short c, int d, void *e,"
+        " struct bpf_testmod_struct_arg_4 f, int g)",
     ),
 )  # fmt: skip
 """Functions of the module bpf_testmod."""

@@ -1,7 +1,7 @@
 """Cross-CPU text patching: ``text_poke_bp`` and its batch (arch/x86/kernel/alternative.c).
 
-Every patch goes int3, tail, first byte; after each write every CPU serialises. Until a CPU has serialised it may execute
-old or new bytes (``Vcpu.see_new``); a CPU that hits the int3 has the *new* instruction emulated.
+Every patch goes int3, tail, first byte; after each write every CPU serialises. Until a CPU has serialised it may
+execute old or new bytes (``Vcpu.see_new``); a CPU that hits the int3 has the *new* instruction emulated.
 """
 
 from bisect import bisect_left

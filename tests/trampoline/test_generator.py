@@ -85,9 +85,7 @@ def test_orig_stack_calls_the_address_in_the_frame():
 def test_a_return_thunk_and_call_depth_accounting():
     links = TrampLinks(fexit=(prog(),))
     plain = generate("6.12", FuncModel.of_slots("f", 1), FLAGS["fexit"], links)
-    hardened = generate(
-        "6.12", FuncModel.of_slots("f", 1), FLAGS["fexit"], links, boot=Boot(TEXT + 0x200000, 0x35010)
-    )
+    hardened = generate("6.12", FuncModel.of_slots("f", 1), FLAGS["fexit"], links, boot=Boot(TEXT + 0x200000, 0x35010))
     calls = sum(line.text.startswith("call") for line in plain.image.lines)
     assert sum(line.text.startswith("sar") for line in hardened.image.lines) == calls + 1
     assert hardened.image.lines[-1].text.startswith("jmp")

@@ -12,16 +12,21 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
         help="count the instructions that an attached program costs",
-        description="Instructions from the patch site until control is back, without the traced function's and the programs'"
-        " own; beside the figure of a real kernel.",
+        description="Instructions from the patch site until control is back, without the traced function's and the"
+        " programs' own; beside the figure of a real kernel.",
     )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--flavour", metavar="F", help="6.1, 6.12, 7.2 or all (default: 6.12; with lazy 7.2)")
-    parser.add_argument("--config", choices=("voluntary", "lazy", "all"), default="voluntary", help="how the kernel is built")
+    parser.add_argument(
+        "--config", choices=("voluntary", "lazy", "all"), default="voluntary", help="how the kernel is built"
+    )
     parser.add_argument("--nr-args", type=int, default=1, metavar="N", help="arguments of the traced function, 0 to 12")
     parser.add_argument("--programs", type=int, default=1, metavar="K", help="programs attached")
     parser.add_argument(
-        "--program", choices=("plain", "full"), default="plain", help="full ones also read ip, cookie and argument count"
+        "--program",
+        choices=("plain", "full"),
+        default="plain",
+        help="full ones also read ip, cookie and argument count",
     )
 
 

@@ -17,7 +17,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "golden",
         help="compare with recordings of real kernels",
-        description="Regenerate every recorded trampoline, site and call and compare. Exit status 1 where something differs.",
+        description="Regenerate every recorded trampoline, site and call and compare. Exit status 1 where something"
+        " differs.",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="golden file, JSON lines, gzipped or not")
     parser.add_argument("--json", action="store_true", help="print totals and all differences as JSON")
@@ -65,7 +66,9 @@ def _print_side_by_side(difference: "Difference") -> None:
     columns = []
     for code in (difference.expected, difference.got):
         try:
-            lines = [f"{i.address - address:4x} {i.mnemonic} {i.operands}" for i in decode(bytes.fromhex(code), address)]
+            lines = [
+                f"{i.address - address:4x} {i.mnemonic} {i.operands}" for i in decode(bytes.fromhex(code), address)
+            ]
         except AsmError as error:
             lines = [str(error)]
         columns.append(lines)

@@ -9,14 +9,22 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "show",
         help="print the listing of a trampoline",
-        description="Generate the trampoline of a function of the synthetic kernel, or of a prototype of your own, and print it"
-        " with comments and phases. Programs are attached in the order given.",
+        description="Generate the trampoline of a function of the synthetic kernel, or of a prototype of your own, and"
+        " print it with comments and phases. Programs are attached in the order given.",
     )
-    parser.add_argument("target", metavar="TARGET", help="a function (bpf_fentry_test1) or a C prototype ('int f(int a)')")
+    parser.add_argument(
+        "target", metavar="TARGET", help="a function (bpf_fentry_test1) or a C prototype ('int f(int a)')"
+    )
     for flag, attach in (
-        ("--fentry", "fentry"), ("--fexit", "fexit"), ("--fmod-ret", "fmod_ret"), ("--fsession", "fsession"), ("--lsm", "lsm"),
-    ):  # fmt: skip
-        parser.add_argument(flag, dest="programs", action="append_const", const=attach, help=f"attach an {attach} program")
+        ("--fentry", "fentry"),
+        ("--fexit", "fexit"),
+        ("--fmod-ret", "fmod_ret"),
+        ("--fsession", "fsession"),
+        ("--lsm", "lsm"),
+    ):
+        parser.add_argument(
+            flag, dest="programs", action="append_const", const=attach, help=f"attach an {attach} program"
+        )
     parser.add_argument("--flavour", metavar="F", default="6.12", help="6.1, 6.12 or 7.2 (default: 6.12)")
     parser.add_argument("--sleepable", action="store_true", help="the programs are sleepable")
     parser.add_argument("--func-ip", action="store_true", help="the programs ask for bpf_get_func_ip")
@@ -35,10 +43,16 @@ def run(arguments: argparse.Namespace) -> int:
     from trampoline.show import show
 
     shown = show(
-        arguments.target, arguments.programs or ["fentry"], flavour=arguments.flavour, sleepable=arguments.sleepable,
-        func_ip=arguments.func_ip, session_cookie=arguments.session_cookie, cookie=arguments.cookie,
-        return_thunk=arguments.return_thunk, call_depth=arguments.call_depth,
-    )  # fmt: skip
+        arguments.target,
+        arguments.programs or ["fentry"],
+        flavour=arguments.flavour,
+        sleepable=arguments.sleepable,
+        func_ip=arguments.func_ip,
+        session_cookie=arguments.session_cookie,
+        cookie=arguments.cookie,
+        return_thunk=arguments.return_thunk,
+        call_depth=arguments.call_depth,
+    )
     if arguments.json:
         import json
 

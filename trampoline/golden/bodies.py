@@ -1,4 +1,6 @@
-"""Bodies and calls of recorded targets: the selftest functions with their meaning, anything else with what was recorded."""
+"""Bodies and calls of recorded targets: the selftest functions with their meaning, anything else with what was
+recorded.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,7 +67,9 @@ def invocations(case: Case, target: RecordedTarget) -> Iterator[Invocation]:
 
 
 def recorded_args(case: Case, target: RecordedTarget) -> tuple[int, ...]:
-    """The argument slots that programs on a target recorded, 0 where none did; the first one also through the helper."""
+    """The argument slots that programs on a target recorded, 0 where none did; the first one also through the
+    helper.
+    """
     seen = [program.observed for program in attached_programs(case, target)]
     args = [next((o.args[i] for o in seen if o.args[i]), 0) for i in range(MAX_BPF_FUNC_ARGS)]
     args[0] = args[0] or next((o.arg0_by_helper for o in seen if o.arg0_by_helper), 0)

@@ -244,11 +244,18 @@ def _case(record: dict[str, Any], where: str) -> Case:
         except ValueError:
             raise GoldenError(f"{f.where}: symbol address {address!r}") from None
     return Case(
-        id=f.text("id"), name=f.text("case"), run=f.text("run"), status=f.text("status"), flavour=FLAVOURS[release[1]],
-        boot=_boot(f.sub("boot")), targets=tuple(map(_target, f.objects("targets"))),
-        programs=tuple(map(_program, f.objects("programs"))), images=tuple(map(_image, f.objects("trampolines"))),
-        symbols=symbols, triggers=tuple(f.get("triggers", list)),
-    )  # fmt: skip
+        id=f.text("id"),
+        name=f.text("case"),
+        run=f.text("run"),
+        status=f.text("status"),
+        flavour=FLAVOURS[release[1]],
+        boot=_boot(f.sub("boot")),
+        targets=tuple(map(_target, f.objects("targets"))),
+        programs=tuple(map(_program, f.objects("programs"))),
+        images=tuple(map(_image, f.objects("trampolines"))),
+        symbols=symbols,
+        triggers=tuple(f.get("triggers", list)),
+    )
 
 
 def _boot(f: _Fields) -> Boot:
@@ -258,45 +265,77 @@ def _boot(f: _Fields) -> Boot:
 
 def _target(f: _Fields) -> RecordedTarget:
     args = tuple(
-        Arg(a.text("name"), a.text("type"), a.number("size"), a.get("signed", bool), a.text("kind") in ("STRUCT", "UNION"))
+        Arg(
+            a.text("name"),
+            a.text("type"),
+            a.number("size"),
+            a.get("signed", bool),
+            a.text("kind") in ("STRUCT", "UNION"),
+        )
         for a in f.objects("args")
     )
     ret = f.sub("ret")
     steps = tuple(Step(s.text("after"), s.code("site"), s.address("target")) for s in f.objects("steps"))
     detached = f.code("site_detached")
     return RecordedTarget(
-        name=f.text("name"), addr=f.address("addr"), btf_id=f.number("btf_id"),
+        name=f.text("name"),
+        addr=f.address("addr"),
+        btf_id=f.number("btf_id"),
         model=FuncModel(f.text("name"), args, ret.number("size"), ret.get("signed", bool)),
-        sealed=f.get("endbr_sealed", bool), patch_offset=f.number("patch_offset"), site_before=f.code("site_before"),
-        site_after=f.code("site_after"), site_detached=detached or None, steps=steps,
-    )  # fmt: skip
+        sealed=f.get("endbr_sealed", bool),
+        patch_offset=f.number("patch_offset"),
+        site_before=f.code("site_before"),
+        site_after=f.code("site_after"),
+        site_detached=detached or None,
+        steps=steps,
+    )
 
 
 def _program(f: _Fields) -> RecordedProgram:
     multi = f._record.get("multi_btf_ids")
     o = f.sub("observed")
     return RecordedProgram(
-        name=f.text("name"), attach=f.text("attach"), sleepable=f.get("sleepable", bool),
-        uses_func_ip=f.get("uses_func_ip", bool), uses_cookie=f.get("uses_cookie", bool),
-        uses_session_cookie=f.get("uses_session_cookie", bool), cookie=f.get("cookie", (int, type(None))) or 0,
-        retval=f.number("retval"), slot=f.number("slot"),
+        name=f.text("name"),
+        attach=f.text("attach"),
+        sleepable=f.get("sleepable", bool),
+        uses_func_ip=f.get("uses_func_ip", bool),
+        uses_cookie=f.get("uses_cookie", bool),
+        uses_session_cookie=f.get("uses_session_cookie", bool),
+        cookie=f.get("cookie", (int, type(None))) or 0,
+        retval=f.number("retval"),
+        slot=f.number("slot"),
         refused=abs(f.number("load_errno")) or abs(f.number("attach_errno")),
         btf_ids=tuple(f.get("multi_btf_ids", list)) if multi is not None else (f.number("attach_btf_id"),),
-        cookies=tuple(f._record.get("multi_cookies") or ()), prog_type=f.number("prog_type"),
-        attach_type=f.number("attach_type"), jited_addr=f.maybe_address("jited_addr"), jited=f.code("jited"),
-        prog_ptr=f.maybe_address("prog_ptr"), map_value=f.maybe_address("map_value"),
+        cookies=tuple(f._record.get("multi_cookies") or ()),
+        prog_type=f.number("prog_type"),
+        attach_type=f.number("attach_type"),
+        jited_addr=f.maybe_address("jited_addr"),
+        jited=f.code("jited"),
+        prog_ptr=f.maybe_address("prog_ptr"),
+        map_value=f.maybe_address("map_value"),
         observed=Observed(
-            count=o.number("count"), args=o.hexes("args"), ret=o.address("ret"), func_ip=o.address("func_ip"),
-            cookie=o.address("cookie"), arg0_by_helper=o.address("arg0_by_helper"), ret_by_helper=o.address("ret_by_helper"),
-            arg_cnt_by_helper=o.number("arg_cnt_by_helper"), session_cookie=o.number("session_cookie"),
+            count=o.number("count"),
+            args=o.hexes("args"),
+            ret=o.address("ret"),
+            func_ip=o.address("func_ip"),
+            cookie=o.address("cookie"),
+            arg0_by_helper=o.address("arg0_by_helper"),
+            ret_by_helper=o.address("ret_by_helper"),
+            arg_cnt_by_helper=o.number("arg_cnt_by_helper"),
+            session_cookie=o.number("session_cookie"),
             session_is_return=o.number("session_is_return"),
         ),
-    )  # fmt: skip
+    )
 
 
 def _image(f: _Fields) -> RecordedImage:
     return RecordedImage(
-        kind=f.text("kind"), addr=f.address("addr"), sym=f.text("sym"), attached_to=tuple(f.get("attached_to", list)),
-        code=f.code("hex"), prog_call_order=tuple(f.get("prog_call_order", list)),
-        tramp_image=f.get("tramp_image", (dict, type(None))), size=f._record.get("size"),
-    )  # fmt: skip
+        kind=f.text("kind"),
+        addr=f.address("addr"),
+        sym=f.text("sym"),
+        attached_to=tuple(f.get("attached_to", list)),
+        code=f.code("hex"),
+        prog_call_order=tuple(f.get("prog_call_order", list)),
+        tramp_image=f.get("tramp_image", (dict, type(None))),
+        size=f._record.get("size"),
+    )

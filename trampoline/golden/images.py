@@ -35,9 +35,12 @@ def attached_programs(case: Case, target: RecordedTarget, upto: int | None = Non
         attached += [
             program
             for program in case.programs
-            if program.name == step.after and not program.is_fprobe and target.btf_id in program.btf_ids
-            and program not in attached and not program.refused
-        ]  # fmt: skip
+            if program.name == step.after
+            and not program.is_fprobe
+            and target.btf_id in program.btf_ids
+            and program not in attached
+            and not program.refused
+        ]
     return attached
 
 
@@ -50,9 +53,15 @@ def prog_call(case: Case, target: RecordedTarget, program: RecordedProgram) -> t
     enter, leave = enter_exit(attach, sleepable=program.sleepable)
     session = kind is Kind.FSESSION
     return kind, ProgCall(
-        program.name, program.prog_ptr, program.jited_addr, program.cookie_at(target.btf_id) & (1 << 64) - 1, enter, leave,
-        is_session=session, session_cookie=session and program.uses_session_cookie,
-    )  # fmt: skip
+        program.name,
+        program.prog_ptr,
+        program.jited_addr,
+        program.cookie_at(target.btf_id) & (1 << 64) - 1,
+        enter,
+        leave,
+        is_session=session,
+        session_cookie=session and program.uses_session_cookie,
+    )
 
 
 def target_of(case: Case, image: RecordedImage) -> RecordedTarget:
@@ -76,9 +85,16 @@ def regenerate(case: Case, image: RecordedImage) -> Trampoline:
     flags = flags_of(case.flavour, links, uses_func_ip=any(p.uses_func_ip for p in programs), kept=kept)
     im = int(image.tramp_image["addr"], 16) if image.tramp_image else 0
     return arch_prepare_bpf_trampoline(
-        case.flavour, case.boot, target.model, flags, links,
-        func_addr=target.addr, address=image.addr, im=im, symbols=case.symbols,
-    )  # fmt: skip
+        case.flavour,
+        case.boot,
+        target.model,
+        flags,
+        links,
+        func_addr=target.addr,
+        address=image.addr,
+        im=im,
+        symbols=case.symbols,
+    )
 
 
 def compare_image(case: Case, image: RecordedImage) -> Iterator[Difference]:
@@ -86,9 +102,14 @@ def compare_image(case: Case, image: RecordedImage) -> Iterator[Difference]:
     made = regenerate(case, image)
     code = made.image.code
     if code != image.code:
-        offset = next((i for i, (a, b) in enumerate(zip(code, image.code, strict=False)) if a != b), min(len(code), len(image.code)))
+        offset = next(
+            (i for i, (a, b) in enumerate(zip(code, image.code, strict=False)) if a != b),
+            min(len(code), len(image.code)),
+        )
         yield Difference(case.id, f"image at {image.addr:#x}", offset, image.code.hex(), code.hex())
-    links = links_of(prog_call(case, target_of(case, image), p) for p in attached_programs(case, target_of(case, image)))
+    links = links_of(
+        prog_call(case, target_of(case, image), p) for p in attached_programs(case, target_of(case, image))
+    )
     order = tuple(call.name for call in (*links.fentry, *links.fmod_ret, *links.fexit))
     if order != image.prog_call_order:
         yield Difference(case.id, "program order", -1, list(image.prog_call_order), list(order))
@@ -97,6 +118,10 @@ def compare_image(case: Case, image: RecordedImage) -> Iterator[Difference]:
         if recorded is not None and int(recorded, 16) != (got or 0):
             yield Difference(case.id, f"tramp_image.{field}", -1, recorded, f"{got or 0:x}")
     for number, recorded in enumerate((image.tramp_image or {}).get("skips", ())):
-        got_skip = {k: f"{getattr(made.skips[number], k):x}" for k in ("prog", "nop", "target")} if number < len(made.skips) else None
+        got_skip = (
+            {k: f"{getattr(made.skips[number], k):x}" for k in ("prog", "nop", "target")}
+            if number < len(made.skips)
+            else None
+        )
         if recorded != got_skip:
             yield Difference(case.id, f"tramp_image.skips[{number}]", -1, recorded, got_skip)

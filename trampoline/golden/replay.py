@@ -1,8 +1,9 @@
-"""Boot a synthetic kernel at a recorded boot's addresses, attach the recorded programs, call, and compare what they saw."""
+"""Boot a synthetic kernel at a recorded boot's addresses, attach the recorded programs, call, and compare what
+they saw.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-
 from typing import Any
 
 from asm.encodings import call_rel32
@@ -21,12 +22,22 @@ from trampoline.lab import Tracing
 from trampoline.prog import BpfProg
 
 TEXT_GAP, TEXT_ALIGN, LAST_TEXT = 128 << 20, 2 << 20, 0xFFFFFFFFBD000000
-"""Distance of our text from the recorded kernel's (larger than a kernel), its alignment, and where it may begin at most."""
+"""Distance of our text from the recorded kernel's (larger than a kernel), its alignment, and where it may begin at
+most.
+"""
 SLOT_SIZE = 0x100
 SLOT_OFFSETS = {
-    "count": 0x00, "args": 0x08, "ret": 0x68, "func_ip": 0x70, "cookie": 0x78, "arg0_by_helper": 0x80, "ret_by_helper": 0x88,
-    "arg_cnt_by_helper": 0x90, "session_cookie": 0x98, "session_is_return": 0xA0,
-}  # fmt: skip
+    "count": 0x00,
+    "args": 0x08,
+    "ret": 0x68,
+    "func_ip": 0x70,
+    "cookie": 0x78,
+    "arg0_by_helper": 0x80,
+    "ret_by_helper": 0x88,
+    "arg_cnt_by_helper": 0x90,
+    "session_cookie": 0x98,
+    "session_is_return": 0xA0,
+}
 """Where the recorded programs write what they saw, from the start of their map slot."""
 
 _MASK = (1 << 64) - 1
@@ -131,9 +142,14 @@ class _Run:
             self._kernel.map_data(program.map_value, SLOT_SIZE)
             self._kernel.machine.write(program.map_value, bytes(SLOT_SIZE))
         prog = self._lab.programs.load_image(
-            program.name, AttachType(program.attach), program.jited, address=program.jited_addr,
-            sleepable=program.sleepable, uses_func_ip=program.uses_func_ip, uses_session_cookie=program.uses_session_cookie,
-        )  # fmt: skip
+            program.name,
+            AttachType(program.attach),
+            program.jited,
+            address=program.jited_addr,
+            sleepable=program.sleepable,
+            uses_func_ip=program.uses_func_ip,
+            uses_session_cookie=program.uses_session_cookie,
+        )
         self._progs[program.name] = prog
 
     def _step(self, target: RecordedTarget, number: int) -> None:
@@ -159,9 +175,12 @@ class _Run:
     def _attach(self, target: RecordedTarget, program: RecordedProgram) -> None:
         prog = self._progs[program.name]
         where = Target(
-            target.name, target.addr, target.model, 1 << 32 | 0x80000000 | target.btf_id,
+            target.name,
+            target.addr,
+            target.model,
+            1 << 32 | 0x80000000 | target.btf_id,
             tail_call_reachable=target.tail_call_reachable,
-        )  # fmt: skip
+        )
         trampoline = self._lab.trampolines.get(where)
         link = TrampLink(prog, program.cookie_at(target.btf_id) & _MASK)
         self._links[target.name, program.name] = trampoline, link
@@ -182,7 +201,9 @@ class _Run:
             self._detach(target, name)
 
     def _set_foreign(self, target: RecordedTarget, destination: int) -> None:
-        """Somebody else's call at the site, or its removal: the destination was recorded, the caller is not modelled."""
+        """Somebody else's call at the site, or its removal: the destination was recorded, the caller is not
+        modelled.
+        """
         site = target.addr + target.patch_offset
         wanted = call_rel32(site, destination) if destination else NOP5
         if self._kernel.machine.read(site, SITE_SIZE) != wanted:
@@ -231,9 +252,12 @@ class _Run:
             self._differ(f"runs of {target.name} itself", int(runs_origin), machine.read_u64(cell))
 
     def _expectation(self, target: RecordedTarget) -> tuple[list[str], bool]:
-        """The programs that must run, in order, and whether the original must: an fmod_ret result other than 0 skips it."""
+        """The programs that must run, in order, and whether the original must: an fmod_ret result other than 0
+        skips it.
+        """
         links = links_of(
-            (kind_of(AttachType(p.attach), target.model), ProgCall(p.name, 0, 0)) for p in attached_programs(self._case, target)
+            (kind_of(AttachType(p.attach), target.model), ProgCall(p.name, 0, 0))
+            for p in attached_programs(self._case, target)
         )
         order = [call.name for call in links.fentry]
         skipped = False
@@ -279,7 +303,8 @@ class _Run:
 
 def _split(target: RecordedTarget, slots: list[int]) -> tuple[list[int], list[int]]:
     """Argument slots as the ABI passes them: in registers, on the stack."""
-    registers, stack = [], []
+    registers: list[int] = []
+    stack: list[int] = []
     position = 0
     for arg, (_, in_regs) in zip(target.model.args, target.model.placement(), strict=True):
         (registers if in_regs else stack).extend(slots[position : position + arg.slots])
@@ -295,6 +320,11 @@ def _layout(case: Case) -> AddressMap:
     if base > LAST_TEXT:
         base = (min(text) - TEXT_GAP) & -TEXT_ALIGN
     return AddressMap(
-        text=base, host_calls=base + (16 << 20), modules=0xFFFFFFFFF0000000, direct_map=0xFFFF890000000000,
-        percpu=0xFFFF8A0000000000, vmalloc=0xFFFFA00000000000, stacks=0xFFFFA00010000000,
-    )  # fmt: skip
+        text=base,
+        host_calls=base + (16 << 20),
+        modules=0xFFFFFFFFF0000000,
+        direct_map=0xFFFF890000000000,
+        percpu=0xFFFF8A0000000000,
+        vmalloc=0xFFFFA00000000000,
+        stacks=0xFFFFA00010000000,
+    )

@@ -67,6 +67,7 @@ class Comparison:
     def __init__(self) -> None:
         self._run = ""
         self._kernel: ReplayKernel | None = None
+        self._last_replay: list[Difference] = []
 
     def check(self, case: Case) -> Report:
         """Everything that one case holds."""
@@ -113,7 +114,7 @@ class Comparison:
 
     def _guarded(self, case: Case, what: str, compare: Any) -> list[Difference]:
         """What ``compare`` gives; an error of ours is a difference of this case, not the end of the run."""
-        self._last_replay: list[Difference] = []
+        self._last_replay = []
         try:
             return list(compare())
         except (TrampolineError, EmuError, AsmError) as error:

@@ -12,7 +12,8 @@ EINVAL, EBUSY, ENOENT, ENOMEM = 22, 16, 2, 12
 def direct(kernel):
     """Two direct callers: each sets the argument and returns into the traced function."""
     made = kernel.add_functions(
-        Function("direct_a", "mov edi, 100\nret", traceable=False), Function("direct_b", "mov edi, 200\nret", traceable=False)
+        Function("direct_a", "mov edi, 100\nret", traceable=False),
+        Function("direct_b", "mov edi, 200\nret", traceable=False),
     )
     return [function.address for function in made]
 
