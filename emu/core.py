@@ -1,5 +1,6 @@
 """What a vCPU is made of: an engine on the shared memory, its view of the text and its counter."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from unicorn.unicorn_const import UC_PROT_ALL
@@ -7,7 +8,7 @@ from unicorn.unicorn_py3.arch.intel import UcIntel
 from unicorn.x86_const import UC_X86_REG_CR0, UC_X86_REG_CR3, UC_X86_REG_CR4
 
 from emu import libunicorn
-from emu.counting import InstructionCounter
+from emu.counting import CountingError, InstructionCounter
 from emu.engine import Engine, Exit, new_engine
 from emu.faults import FAULTS
 from emu.layout import ADDRESS_MASK, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE
@@ -47,6 +48,7 @@ class Core:
         self.regs = self.engine.regs
         self.counter: InstructionCounter | None = None
         self._handle = self.engine.handle
+        self._counting = False
         self._tlb_stale = False
         self._stale: list[tuple[int, int]] = []
 
@@ -68,22 +70,30 @@ class Core:
         """Run from an address until something happens; gives what, and rip."""
         if self.view.stale or self._tlb_stale or self._stale:
             self._synchronise()
+        if self._counting:
+            self.settle_counter()
         engine, counter = self.engine, self.counter
         if counter is None:
             reached = engine.run(rip)
             reached_rip = engine.regs.rip
         else:
+            self._counting = True
             counter.begin()
-            reached = Exit.TICK
-            try:
-                reached = engine.run(rip)
-            finally:
-                reached_rip = engine.regs.rip
-                faulted = reached is Exit.ERROR or engine.interrupt_number in FAULTS
-                counter.end(reached_rip, faulted)
+            reached = engine.run(rip)
+            reached_rip = engine.regs.rip
+            counter.end(reached_rip, reached is Exit.ERROR or engine.interrupt_number in FAULTS)
+            self._counting = False
         if self.machine.text_aliases:
             self.machine.adopt_guest_text_writes()
         return reached, reached_rip
+
+    def settle_counter(self) -> None:
+        """End the run that Ctrl-C, or an error of the counter, kept from being ended."""
+        if self._counting and self.counter is not None:
+            with suppress(CountingError):
+                while True:
+                    self.counter.end(self.regs.rip, True)
+        self._counting = False
 
     def forget_exception(self) -> None:
         """The engine takes a second page fault for a double fault, as nothing ever delivers the first one."""

@@ -100,10 +100,11 @@ class Engine:
         cell[INTERRUPT] = -1
         watched.interrupted = False
         watched.serial += 1
+        watched.running = True
         try:
             error = libunicorn.emu_start(self.handle, rip, 0, 0, 0)
         finally:
-            watched.serial += 1
+            watched.running = False
         if cell[INTERRUPT] >= 0:
             return Exit.INTERRUPT
         if error != UC_ERR_OK:

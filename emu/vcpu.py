@@ -376,6 +376,7 @@ class Vcpu(Core):
     def reset_counts(self) -> None:
         """Begin to count anew."""
         if self.counter is not None:
+            self.settle_counter()
             self.collect_counts()
             self.counter.reset()
 
@@ -389,6 +390,7 @@ class Vcpu(Core):
     def close(self) -> None:
         """Take everything out of the engine and let go of it."""
         if self.counter is not None:
+            self.settle_counter()
             self.collect_counts()
             self.counter.remove()
             self.counter = None

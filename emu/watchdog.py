@@ -15,14 +15,15 @@ TICK_SECONDS = 0.1
 
 
 class Watched:
-    """An engine as the watchdog sees it. ``serial`` is odd while the engine runs."""
+    """An engine as the watchdog sees it. ``serial`` counts its runs; one is under way while ``running``."""
 
-    __slots__ = ("__weakref__", "_handle", "_lock", "interrupted", "serial")
+    __slots__ = ("__weakref__", "_handle", "_lock", "interrupted", "running", "serial")
 
     def __init__(self, handle: int) -> None:
         self._handle: int | None = handle
         self._lock = threading.Lock()
         self.serial = 0
+        self.running = False
         self.interrupted = False
         _watch(self)
 
@@ -65,7 +66,7 @@ def _watch_forever() -> None:
                 return
         now = {id(engine): engine.serial for engine in engines}
         for engine in engines:
-            if engine.serial & 1 and before.get(id(engine)) == engine.serial:
+            if engine.running and before.get(id(engine)) == engine.serial:
                 engine.interrupt()
         before = now
         del engines, engine

@@ -1,6 +1,7 @@
 """A machine with a page of everything, and functions placed in it from assembly text."""
 
 import pytest
+
 from asm import assemble
 from emu.machine import Machine, Prot
 

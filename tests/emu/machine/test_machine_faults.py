@@ -1,6 +1,7 @@
 """What a fault tells."""
 
 import pytest
+
 from emu.errors import GuestFault
 
 HOLE = 0xFFFFC900DEAD0000

@@ -3,11 +3,12 @@
 import errno
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from emu.errors import GuestFault, MachineError, NotMapped, OutOfMemory, TextWriteError
 from emu.layout import AddressMap
 from emu.machine import Machine, Prot
-from hypothesis import given
-from hypothesis import strategies as st
 
 RW, RX = Prot.READ | Prot.WRITE, Prot.READ | Prot.EXEC
 HERE = 0xFFFFC90010000000
