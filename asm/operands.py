@@ -183,17 +183,19 @@ class _Parser:
         return Immediate(expression(self.sum(), column), column)
 
     def sum(self) -> list[Term]:
-        terms = []
+        terms = [self.term(self.sign())]
+        while self.token in ("+", "-"):
+            terms.append(self.term(self.sign()))
+        return terms
+
+    def sign(self) -> int:
+        """The sign of the next term: an operator may be followed by a sign, as in `rbp + -8`."""
         sign = 1
-        if self.token in ("+", "-"):
-            sign = 1 if self.token == "+" else -1
-            self.next += 1
-        while True:
-            terms.append(self.term(sign))
-            if self.token not in ("+", "-"):
-                return terms
-            sign = 1 if self.token == "+" else -1
-            self.next += 1
+        for _ in range(2):
+            if self.token in ("+", "-"):
+                sign = -sign if self.token == "-" else sign
+                self.next += 1
+        return sign
 
     def term(self, sign: int) -> Term:
         column, token = self.column, self.token
@@ -221,25 +223,19 @@ class _Parser:
         self.take("[")
         registers: list[tuple[str, int, int]] = []
         terms: list[Term] = []
-        sign = 1
-        if self.token == "-":
-            sign = -1
-            self.next += 1
         while True:
+            sign = self.sign()
             part = self.scaled_register(sign)
             if part:
                 registers.append(part)
             else:
                 terms.append(self.term(sign))
-            if self.token == "]":
-                break
             if self.token not in ("+", "-"):
-                self.take("]")
-            sign = 1 if self.token == "+" else -1
-            self.next += 1
+                break
         self.take("]")
         base, index, scale = _address_registers(registers)
-        return Memory(size, segment, base, index, scale, expression(terms, column), column)
+        shift = expression(terms, terms[0].column if terms else column)
+        return Memory(size, segment, base, index, scale, shift, column)
 
     def scaled_register(self, sign: int) -> tuple[str, int, int] | None:
         """`reg`, `reg*scale` or `scale*reg`: (register, scale or 0, column)."""
