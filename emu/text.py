@@ -35,6 +35,11 @@ class ViewFrames:
         self._next, self._limit = ram.frames, 2 * ram.frames
         self._free: list[int] = []
 
+    @property
+    def in_use(self) -> int:
+        """Frames taken, one for each vCPU's root among them."""
+        return self._next - self._limit // 2 - len(self._free)
+
     def take(self) -> int:
         """A frame with any content."""
         if self._free:

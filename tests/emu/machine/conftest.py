@@ -64,3 +64,11 @@ def make():
 @pytest.fixture
 def bench(make):
     return make()
+
+
+@pytest.fixture(scope="module")
+def two_cpus():
+    """A bench with two vCPUs for a whole module: property tests clean up after themselves."""
+    bench = Bench(vcpus=2)
+    yield bench
+    bench.machine.close()
