@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .branches import BRANCHES, BranchForm
 from .encodings import LONGEST_NOP, NOPS
-from .image import Line, Phase
+from .image import Phase
 from .operands import Expression, Immediate, Memory, Operand, Refusal, Register, Term, parse_operands
 from .registers import NUMBER_64, RESERVED
 
@@ -49,8 +49,6 @@ class Statement:
     target: Expression | None
     names: tuple[str, ...]
     fixed: Encoded | None = field(default=None, compare=False)
-    # The line that this statement made last: the same one again while offset and phase are the same.
-    last_line: Line | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)
