@@ -4,10 +4,12 @@ T counts the site's call or jmp, the trampoline and all it calls; not endbr64, t
 programs' bodies (with the helpers they call). It is exact, so it is the same on every machine.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trampoline.errors import KernelError, TrampolineError
+from asm import Phase
+from trampoline.errors import TrampolineError
 from trampoline.lab import Tracing
 from trampoline.model import MAX_BPF_FUNC_ARGS
 from trampoline.prog import BpfProg
@@ -94,12 +96,10 @@ def measure(
         call = lab.call(traced, *range(nr_args - stack), stack_args=range(stack))
         counts = call.counts
         if counts is None:
-            raise KernelError(22, "this machine does not count")
-        outside = [f for f in counts.by_function if f.startswith("bpf_prog_") or f in _HELPERS]
-        uncounted = sum(counts.by_function[f] for f in outside) + counts.by_function.get(traced, 0) - 1
-        instructions = counts.instructions - uncounted
+            raise TrampolineError("this machine does not count")
+        phases = _phases(lab, counts.by_address, traced)
+        instructions = sum(phases.values())
     known = anchor(config, name, nr_args, programs)
-    phases = {phase: n for phase, n in counts.by_phase.items() if phase}
     return Row(
         name,
         DESIGN,
@@ -115,6 +115,23 @@ def measure(
         known,
         round(instructions / known, 4) if known else None,
     )
+
+
+def _phases(lab: Tracing, by_address: Mapping[int, int], traced: str) -> dict[str, int]:
+    """T by phase: what was executed, without the traced function behind its site and without programs."""
+    kernel = lab.kernel
+    site = kernel.function(traced).site
+    phases: dict[str, int] = {}
+    for address, executed in sorted(by_address.items()):
+        name = kernel.kallsyms.function_name(address) or ""
+        if address == site:
+            phase = Phase.ENTRY.value
+        elif name == traced or name.startswith("bpf_prog_") or name in _HELPERS:
+            continue
+        else:
+            phase = kernel.machine.images.phase(address) or "other"
+        phases[phase] = phases.get(phase, 0) + executed
+    return phases
 
 
 def _program(lab: Tracing, name: str, program: str, *, last: bool) -> BpfProg:

@@ -300,8 +300,7 @@ def test_failing_at_every_step_leaves_everything_as_it_was(lab, kind):
             with lab.kernel.process.fail_at(kind, nth, lambda what: KernelError(ENOMEM, what)):
                 try:
                     made = lab.attach(second, "bpf_fentry_test1")
-                except KernelError as error:
-                    assert error.errno == ENOMEM
+                except KernelError:
                     assert state(lab) == reference
                     nth += 1
         made.detach()
@@ -313,7 +312,8 @@ def test_failing_at_every_step_leaves_everything_as_it_was(lab, kind):
 
 
 def test_module_functions_and_references(lab):
-    # 861de02e5f3f: a module must not be unloaded under a trampoline. 31bf1dbccfb0: a module's twin of a kernel function.
+    # 861de02e5f3f: a module must not be unloaded under a trampoline.
+    # 31bf1dbccfb0: a module's function was taken for its namesake in the kernel.
     twin = Function("bpf_fentry_test1", "lea eax, [rdi + 100]\nret", "int bpf_fentry_test1(int a)")
     lab.kernel.load_module("twins", AssemblyFunctions((twin,), module="twins"))
     ran = []

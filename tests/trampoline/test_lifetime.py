@@ -88,7 +88,7 @@ def test_executing_a_freed_image_is_a_fault_that_names_it(lab):
     link = lab.attach(lab.prog("fentry", NOTHING), "bpf_fentry_test1")
     address = link.trampoline.cur_image.image
     link.detach()
-    with pytest.raises(GuestFault, match="bpf_trampoline_.*freed"):
+    with pytest.raises(GuestFault, match=r"bpf_trampoline_.*freed"):
         lab.kernel.call(address)
 
 

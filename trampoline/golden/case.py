@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trampoline.attach import AttachType
 from trampoline.errors import GoldenError
 from trampoline.flavour import FLAVOURS, Flavour
 from trampoline.generator import Boot
 from trampoline.model import Arg, FuncModel
 
+ATTACH_TYPES = frozenset({*AttachType, "kprobe_multi", "kprobe_session"})
 DEFAULT_THUNK = "__x86_return_thunk"
 """x86_return_thunk still points here where returns are plain (X86_FEATURE_RETHUNK off)."""
 
@@ -292,6 +294,8 @@ def _target(f: _Fields) -> RecordedTarget:
 
 
 def _program(f: _Fields) -> RecordedProgram:
+    if f.text("attach") not in ATTACH_TYPES:
+        raise GoldenError(f"{f.where}: 'attach' is {f.text('attach')!r}; there are {', '.join(sorted(ATTACH_TYPES))}")
     multi = f._record.get("multi_btf_ids")
     o = f.sub("observed")
     return RecordedProgram(

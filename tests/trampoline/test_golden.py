@@ -1,0 +1,141 @@
+"""What real kernels made is the judge; these recordings hold every case of nine boots."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from trampoline.errors import GoldenError
+from trampoline.golden.case import read_cases
+from trampoline.golden.images import compare_image, regenerate
+from trampoline.golden.report import Report, compare_files
+
+GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden"
+TOTALS = {"6.1": (330, 2042, 324), "6.12": (615, 3729, 603), "7.2": (954, 6144, 729)}
+
+
+@pytest.mark.parametrize("release", TOTALS)
+def test_every_image_site_and_replay_agrees(release):
+    report = compare_files([GOLDEN / f"{release}.jsonl.gz"])
+    assert report.mismatches == []
+    assert (report.images.identical, report.sites.identical, report.replay.identical) == TOTALS[release]
+    assert (report.images.total, report.sites.total, report.replay.total) == TOTALS[release]
+
+
+def lines(release="6.12", wanted=lambda case: True, count=1):
+    with gzip.open(GOLDEN / f"{release}.jsonl.gz", "rt") as file:
+        found = (json.loads(line) for line in file)
+        return [case for case, _ in zip((c for c in found if wanted(c)), range(count), strict=False)]
+
+
+def write(path, cases):
+    path.write_text("".join(json.dumps(case) + "\n" for case in cases))
+    return path
+
+
+def mismatches(path) -> Report:
+    return compare_files([path])
+
+
+def test_a_changed_byte_is_found_where_it_is(tmp_path):
+    (case,) = lines(wanted=lambda c: c["case"] == "ft1/x")
+    image = case["trampolines"][0]
+    image["hex"] = image["hex"][:40] + "ff" + image["hex"][42:]
+    (difference,) = mismatches(write(tmp_path / "g", [case])).mismatches
+    assert (difference.offset, difference.what) == (20, f"image at 0x{image['addr']}")
+
+
+def test_a_changed_site_is_found(tmp_path):
+    (case,) = lines(wanted=lambda c: c["case"] == "ft1/x")
+    site = case["targets"][0]["site_after"]
+    case["targets"][0]["site_after"] = site[:10] + "00" + site[12:]
+    report = mismatches(write(tmp_path / "g", [case]))
+    assert [d.what for d in report.mismatches] == ["site of bpf_fentry_test1, after"]
+    assert report.sites.identical == report.sites.total - 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [
+        ("count", 3, "saw count"),
+        ("ret", "0x77", "saw ret"),
+        ("cookie", "0x5", "saw cookie"),
+        ("func_ip", "0x1", "saw func_ip"),
+        ("args", ["0x9"] * 12, "saw args"),
+    ],
+)
+def test_a_changed_observation_is_found(tmp_path, field, value, what):
+    (case,) = lines(wanted=lambda c: c["case"] == "ft1/x:ic" or c["case"] == "ft1/x:aRnic")
+    case["programs"][0]["observed"][field] = value
+    report = mismatches(write(tmp_path / "g", [case]))
+    assert any(what in d.what for d in report.mismatches)
+    assert report.replay.identical == 0
+
+
+def test_a_changed_order_is_found(tmp_path):
+    (case,) = lines(wanted=lambda c: c["case"] == "ft1/e+e")
+    case["trampolines"][0]["prog_call_order"].reverse()
+    assert "program order" in [d.what for d in mismatches(write(tmp_path / "g", [case])).mismatches]
+
+
+def test_an_origin_that_was_not_skipped_is_found(tmp_path):
+    (case,) = lines(wanted=lambda c: c["case"] == "mrt/m:=1")
+    case["programs"][0]["retval"] = 0
+    assert any("runs of" in d.what for d in mismatches(write(tmp_path / "g", [case])).mismatches)
+
+
+def test_recorded_bytes_and_sizes_are_no_input():
+    path = GOLDEN / "6.12.jsonl.gz"
+    case = next(case for case in read_cases(path) if case.name == "ft1/e+x")
+    (image,) = [image for image in case.images if image.kind == "bpf_trampoline"]
+    made = regenerate(case, image).image.code
+    from dataclasses import replace
+
+    assert regenerate(case, replace(image, code=b"", size=None)).image.code == made
+    assert list(compare_image(case, image)) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no case"),
+        (b"hello\n", "not JSON"),
+        (b"[1]\n", "not a recorded case"),
+        (b"{}\n", "'id' is missing"),
+        (b"\x1f\x8bgarbage", "golden"),
+        (gzip.compress(b'{"id": "x"}\n' * 50)[:-20], "golden"),
+    ],
+)
+def test_a_damaged_or_foreign_file(tmp_path, content, message):
+    path = tmp_path / "golden"
+    path.write_bytes(content)
+    with pytest.raises(GoldenError, match=message):
+        compare_files([path])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(kernel="5.4.0"), "no flavour"),
+        (lambda c: c.update(targets=[{}]), "missing"),
+        (lambda c: c["targets"][0].update(addr="zz"), "hexadecimal"),
+        (lambda c: c["targets"][0].update(addr=5), "'addr'"),
+        (lambda c: c["programs"][0].update(sleepable=1), "'sleepable'"),
+        (lambda c: c["programs"][0].update(jited="0"), "hexadecimal"),
+        (lambda c: c.pop("boot"), "'boot'"),
+        (lambda c: c["symbols"].update({"zz": "x"}), "symbol"),
+        (lambda c: c["programs"][0].update(attach="fentyr"), "fentyr"),
+    ],
+)
+def test_a_damaged_case_names_line_and_field(tmp_path, change, message):
+    good, bad = lines(count=2)
+    change(bad)
+    with pytest.raises(GoldenError, match=message) as caught:
+        compare_files([write(tmp_path / "golden", [good, bad])])
+    assert "golden:2" in str(caught.value)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(GoldenError, match="No such file"):
+        compare_files([tmp_path / "none"])
