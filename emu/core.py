@@ -11,7 +11,7 @@ from emu import libunicorn
 from emu.counting import CountingError, InstructionCounter
 from emu.engine import Engine, Exit, new_engine
 from emu.faults import FAULTS
-from emu.layout import ADDRESS_MASK, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE
+from emu.layout import PAGE_MASK, PAGE_SHIFT, PAGE_SIZE
 from emu.paging import NX
 from emu.text import TextView, TextWrite
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _CR0_WP_PG = 1 << 16 | 1 << 31
 _CR4_PAE_FSGSBASE = 1 << 5 | 1 << 16
 _EFER, _NXE = 0xC0000080, 1 << 11
-_MANY_STALE_RANGES = 32
-"""From so many ranges on it is cheaper to throw all translations away."""
+_MANY_STALE = 32
+"""From so many ranges, or pages in one range, on it is cheaper to throw all translations away."""
 
 
 class Core:
@@ -51,6 +51,7 @@ class Core:
         self._counting = False
         self._tlb_stale = False
         self._stale: list[tuple[int, int]] = []
+        self._all_stale = False
 
     @property
     def uc(self) -> UcIntel:
@@ -68,7 +69,7 @@ class Core:
 
     def execute(self, rip: int) -> tuple[Exit, int]:
         """Run from an address until something happens; gives what, and rip."""
-        if self.view.stale or self._tlb_stale or self._stale:
+        if self.view.stale or self._tlb_stale or self._stale or self._all_stale:
             self._synchronise()
         if self._counting:
             self.settle_counter()
@@ -113,7 +114,7 @@ class Core:
         if self.counter is not None:
             self.counter.invalidate(address & ~PAGE_MASK, (address & ~PAGE_MASK) + PAGE_SIZE)
         for write in self.view.see(address):
-            self._stale.append((write.address, write.end))
+            self.text_changed(write.address, write.end)
 
     def serialize(self) -> None:
         """Adopt every pending write to text, as a serialising instruction does."""
@@ -122,15 +123,16 @@ class Core:
             return
         if self.counter is not None:
             writes = view.pending
-            if len(writes) > _MANY_STALE_RANGES:
+            if len(writes) > _MANY_STALE:
                 self.counter.invalidate(min(w.address for w in writes), max(w.end for w in writes))
             else:
                 for write in writes:
                     self.counter.invalidate(write.address, write.end)
-        if len(self._stale) + len(view.pending) <= _MANY_STALE_RANGES:
-            self._stale.extend((write.address, write.end) for write in view.pending)
+        if len(view.pending) > _MANY_STALE:
+            self._all_stale = True
         else:
-            self._stale = [(0, ADDRESS_MASK)] * (_MANY_STALE_RANGES + 1)
+            for write in view.pending:
+                self.text_changed(write.address, write.end)
         view.adopt()
 
     def read_code(self, address: int, size: int) -> bytes:
@@ -139,7 +141,11 @@ class Core:
 
     def text_changed(self, start: int, end: int) -> None:
         """Text was changed otherwise than by a pending write: translations of it are no good."""
-        if len(self._stale) <= _MANY_STALE_RANGES:
+        if self._all_stale:
+            return
+        if len(self._stale) == _MANY_STALE or end - start > _MANY_STALE * PAGE_SIZE:
+            self._all_stale = True
+        else:
             self._stale.append((start, end))
 
     def mappings_changed(self) -> None:
@@ -157,9 +163,10 @@ class Core:
         if self._tlb_stale:
             libunicorn.flush_tlb(self._handle)
             self._tlb_stale = False
-        if len(self._stale) > _MANY_STALE_RANGES:
+        if self._all_stale:
             libunicorn.flush_translations(self._handle)
             self._stale.clear()
+            self._all_stale = False
         elif self._stale:
             hidden = view.private_pages
             kept = []
