@@ -17,7 +17,6 @@ from trampoline.generator import (
     ProgCall,
     TrampFlag,
     TrampLinks,
-    Trampoline,
     arch_prepare_bpf_trampoline,
     uses_jmp,
 )
@@ -30,6 +29,8 @@ E2BIG, EBUSY, EINVAL = 7, 16, 22
 
 BPF_INSN_SAFETY = 64
 """Slack that the generator wants behind an image."""
+FIXED_BYTES, BYTES_PER_SLOT, BYTES_PER_PROGRAM = 384, 48, 192
+"""More than any image takes: for itself, for each argument slot, for each program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,27 +165,25 @@ class BpfTrampoline:
             old.put()
 
     def _generate(self, flags: TrampFlag, links: TrampLinks) -> BpfTrampImage:
+        """A filled image. Where the kernel makes a dry run for the size, we allocate enough and give back the rest."""
         kernel, target = self._kernel, self.target
-
-        def make(address: int, im: int) -> Trampoline:
-            return arch_prepare_bpf_trampoline(
+        programs = len(links.fentry) + len(links.fmod_ret) + len(links.fexit)
+        enough = FIXED_BYTES + BYTES_PER_SLOT * target.model.nr_regs + BYTES_PER_PROGRAM * programs
+        image = BpfTrampImage(kernel, enough, f"bpf_trampoline_{target.key}")
+        try:
+            made = arch_prepare_bpf_trampoline(
                 self._flavour,
                 self._boot,
                 target.model,
                 flags,
                 links,
                 func_addr=target.address,
-                address=address,
-                im=im,
+                address=image.image,
+                im=image.address,
                 symbols=kernel.symbols,
                 site_offset=target.site_offset,
             )
-
-        # The dry run of arch_bpf_trampoline_size(); a high address so that no constant is shorter than in the end.
-        size = len(make(kernel.layout.modules, kernel.layout.direct_map).image) + BPF_INSN_SAFETY
-        image = BpfTrampImage(kernel, size, f"bpf_trampoline_{target.key}")
-        try:
-            image.fill(make(image.image, image.address))
+            image.fill(made, len(made.image) + BPF_INSN_SAFETY)
         except BaseException:
             image.discard()
             raise

@@ -4,7 +4,7 @@
 
 from emu.kernel.errors import ENOTSUPP, KernelError, errno_name
 
-__all__ = ["ENOTSUPP", "GoldenError", "KernelError", "PrototypeError", "TrampolineError", "errno_name"]
+__all__ = ["ENOTSUPP", "BtfError", "GoldenError", "KernelError", "PrototypeError", "TrampolineError", "errno_name"]
 
 
 class TrampolineError(Exception):
@@ -17,3 +17,15 @@ class PrototypeError(TrampolineError):
 
 class GoldenError(TrampolineError):
     """A golden file that is damaged or is not one."""
+
+
+class BtfError(TrampolineError):
+    """BTF that is damaged, foreign or of a form that cannot be read, or a type asked for that it does not hold.
+
+    ``offset`` is the place in the uncompressed BTF in bytes; None where the fault has no place there.
+    """
+
+    def __init__(self, reason: str, offset: int | None = None) -> None:
+        super().__init__(reason if offset is None else f"BTF at byte 0x{offset:x}: {reason}")
+        self.reason = reason
+        self.offset = offset

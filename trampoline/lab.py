@@ -21,7 +21,7 @@ from emu.layout import AddressMap
 from emu.vcpu import Call
 from trampoline.attach import AttachType
 from trampoline.bpf_trampoline import BpfTrampoline, Target, TrampLink, Trampolines
-from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
+from trampoline.callees import BPF_STATS_ENABLED_KEY, NOTRACE, callees
 from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
 from trampoline.generator import Boot
@@ -32,6 +32,8 @@ from trampoline.structs import asm_symbols
 
 EINVAL, ENOENT = 22, 2
 
+NEVER_TRACED = NOTRACE | frozenset(BTF_ID_DENY)
+"""Tracing these would recurse inside a trampoline's own callees."""
 PROG_MODEL = FuncModel("bpf_prog", (Arg("ctx", "void *", 8),))
 """A BPF program as a target: ``int prog(void *ctx)``."""
 
@@ -164,7 +166,7 @@ class Tracing:
                 where.name, where.bpf_func, PROG_MODEL, where.address, tail_call_reachable=where.tail_call_reachable
             )
         function = self.kernel.function(where)
-        if function.name in BTF_ID_DENY or function.name in callees(self.kernel.config):
+        if function.name in NEVER_TRACED:
             raise KernelError(EINVAL, f"{function.name} must not be traced")
         name = f"{function.module}:{function.name}" if function.module else function.name
         btf_id = self._btf_ids.setdefault(name, len(self._btf_ids) + 1)

@@ -1,5 +1,6 @@
 """``struct bpf_tramp_image``: one generated image, and how long it must live (kernel/bpf/trampoline.c)."""
 
+from emu.kernel.kallsyms import Symbol
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
 from trampoline.generator import TrampFlag, Trampoline
@@ -26,15 +27,16 @@ class BpfTrampImage:
         except BaseException:
             kernel.slab.free(self.address)
             raise
-        view = bpf_tramp_image.view(kernel.machine, self.address)
-        view.image, view.size = self.image, size
-        self._symbol = kernel.kallsyms.add(name, self.image, size)
+        self._symbol: Symbol | None = None
 
-    def fill(self, trampoline: Trampoline) -> None:
-        """Write the generated code (``bpf_arch_text_copy``) and note where it is patched later."""
+    def fill(self, trampoline: Trampoline, size: int) -> None:
+        """Write the generated code (``bpf_arch_text_copy``), keep ``size`` bytes, note where it is patched later."""
+        self._kernel.execmem.trim(self.image, size)
         self.trampoline = trampoline
         self._kernel.execmem.fill(trampoline.image)
+        self._symbol = self._kernel.kallsyms.add(self.name, self.image, size)
         view = bpf_tramp_image.view(self._kernel.machine, self.address)
+        view.image, view.size = self.image, size
         view.ip_after_call, view.ip_epilogue = trampoline.ip_after_call or 0, trampoline.ip_epilogue or 0
         view.call_orig, view.nr_skips = int(bool(trampoline.flags & TrampFlag.CALL_ORIG)), len(trampoline.skips)
 
@@ -74,7 +76,8 @@ class BpfTrampImage:
 
     def _free(self) -> None:
         kernel = self._kernel
-        kernel.kallsyms.remove(self._symbol)
+        if self._symbol is not None:
+            kernel.kallsyms.remove(self._symbol)
         kernel.execmem.free(self.image)
         kernel.percpu_refs.exit(self._pcref)
         kernel.slab.free(self.address)

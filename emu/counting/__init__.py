@@ -66,6 +66,13 @@ class InstructionCounter(Protocol):
     def push_return(self, return_address: int) -> None:
         """A call that the host made: as if a call instruction had pushed this return address."""
 
+    def request_stop(self, wanted: bool = True) -> None:
+        """From any thread: end the run when the next block is entered, or do not.
+
+        Where that happens is a matter of chance; `end(rip, True)` then keeps the counts exact, whereas after
+        `uc_emu_stop` from another thread nobody knows whether the block at RIP was entered.
+        """
+
     def invalidate(self, start: int, end: int) -> None:
         """The text from `start` up to `end` (guest addresses) changed. What was counted stays."""
 
@@ -97,8 +104,8 @@ def counter_for(
     from emu.counting.native import NativeCounter
     from emu.counting.portable import PortableCounter
 
-    if not 0 < return_stack_depth <= 1 << 16 or return_stack_depth & return_stack_depth - 1:
-        raise CountingError(None, f"a return stack of {return_stack_depth} entries: not a power of two up to 65536")
+    if not 0 < return_stack_depth <= 1 << 16:
+        raise CountingError(None, f"a return stack of {return_stack_depth} entries: 1 to 65536")
     if method not in ("auto", "native", "portable", "each"):
         raise CountingError(None, f"no method {method!r} of counting: auto, native, portable, each")
     if method != "portable":

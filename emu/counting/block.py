@@ -25,7 +25,7 @@ class BlockEnd(IntEnum):
 
     PLAIN = 1
     CALL = 2  # near call; `end_address` is its return address
-    RETURN = 3  # near ret
+    RETURN = 3  # near ret; `end_address` is zero
     REP = 4  # string instruction with rep; `end_address` is its own
 
 

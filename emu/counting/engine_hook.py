@@ -35,6 +35,10 @@ def address_of(callback: "ctypes._CFunctionType") -> int:
     return ctypes.c_void_p.from_buffer_copy(callback).value or 0
 
 
+STOP_ENGINE = ctypes.cast(uclib.uc_emu_stop, ctypes.c_void_p).value or 0
+"""Host address of the C function that stops an engine, from within a hook or from another thread."""
+
+
 def stop_engine(engine: int) -> None:
     """Asks the engine at this C address to stop, from within a hook."""
     uclib.uc_emu_stop(ctypes.c_void_p(engine))

@@ -125,6 +125,10 @@ class Ledger(ABC):
         """A call that the host made: as if a call instruction had pushed this return address."""
 
     @abstractmethod
+    def request_stop(self, wanted: bool = True) -> None:
+        """From any thread: end the run when the next block is entered, or do not."""
+
+    @abstractmethod
     def _pop_return(self, rip: int) -> None:
         """A return went to `rip`."""
 

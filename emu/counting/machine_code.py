@@ -17,11 +17,14 @@ from typing import Final
 # (it gives zero), which is then written to the list of touched slots: a reader looks at those only. `end's address` is
 # BlockEnd's.
 PREVIOUS: Final = 0x00  # the slot of the block that was entered last
-RETURN_TOP: Final = 0x08  # index of the newest entry of the return stack
+RETURN_TOP: Final = 0x08  # the newest entry of the return stack
 UNBALANCED: Final = 0x10
 TOUCHED_COUNT: Final = 0x18
 UNKNOWN_BLOCK: Final = 0x20  # C function that makes a slot for a block and gives its address
-RETURN_MASK: Final = 0x28  # entries of the return stack, less one
+RETURN_FIRST: Final = 0x28  # the return stack's first entry in memory, and its last; it wraps
+RETURN_LAST: Final = 0x30
+STOP: Final = 0x30  # non-zero: the run is to end at the block that is entered next
+STOP_ENGINE: Final = 0x38  # C function that ends it
 SCRATCH: Final = 0x40  # a slot outside of the table
 SLOTS: Final = 0x1000
 SLOT_SIZE: Final = 0x20
@@ -42,14 +45,14 @@ LISTING: Final[tuple[tuple[str, str], ...]] = (
     ("48 8d 84 01 00 10 00 00", "lea rax, [rcx + rax + 0x1000]"),
     # 0x14: is it this slot?
     ("48 39 30", "cmp qword ptr [rax], rsi"),
-    ("0f 85 8c 00 00 00", "jne 0xa9"),
+    ("0f 85 91 00 00 00", "jne 0xae"),
     ("39 50 08", "cmp dword ptr [rax + 8], edx"),
-    ("0f 85 83 00 00 00", "jne 0xa9"),
-    # 0x26: known; did the block before end in a call, a return or a rep?
+    ("0f 85 88 00 00 00", "jne 0xae"),
+    # 0x26: known; how did the block before end?
     ("4c 8b 01", "mov r8, qword ptr [rcx]"),
     ("48 89 01", "mov qword ptr [rcx], rax"),
-    ("41 83 78 0c 01", "cmp dword ptr [r8 + 0xc], 1"),
-    ("75 18", "jne 0x4b"),
+    ("41 83 78 0c 02", "cmp dword ptr [r8 + 0xc], 2"),
+    ("73 18", "jae 0x4b"),
     # 0x33: count
     ("48 ff 40 10", "inc qword ptr [rax + 0x10]"),
     ("74 01", "je 0x3a"),
@@ -59,41 +62,51 @@ LISTING: Final[tuple[tuple[str, str], ...]] = (
     ("4a 89 84 c1 00 90 10 00", "mov qword ptr [rcx + r8*8 + 0x109000], rax"),
     ("48 ff 41 18", "inc qword ptr [rcx + 0x18]"),
     ("c3", "ret"),
-    # 0x4b: the block before ended specially
-    ("45 8b 48 0c", "mov r9d, dword ptr [r8 + 0xc]"),
-    ("41 83 f9 03", "cmp r9d, 3"),
-    ("74 1f", "je 0x74"),
-    ("77 4b", "ja 0xa2"),
-    # a call: push its return address
+    # 0x4b: in a call: push its return address, and count here, as a taken jump shows in the time
     ("4c 8b 49 08", "mov r9, qword ptr [rcx + 8]"),
-    ("49 ff c1", "inc r9"),
-    ("4c 23 49 28", "and r9, qword ptr [rcx + 0x28]"),
+    ("75 1c", "jne 0x6d"),
+    ("49 83 c1 08", "add r9, 8"),
+    ("4c 3b 49 30", "cmp r9, qword ptr [rcx + 0x30]"),
+    ("77 40", "ja 0x9b"),
+    # 0x5b
     ("4c 89 49 08", "mov qword ptr [rcx + 8], r9"),
     ("4d 8b 50 18", "mov r10, qword ptr [r8 + 0x18]"),
-    ("4e 89 94 c9 00 b0 14 00", "mov qword ptr [rcx + r9*8 + 0x14b000], r10"),
-    ("eb bf", "jmp 0x33"),
-    # 0x74: a return: pop, clear the entry, compare with where it went
-    ("4c 8b 49 08", "mov r9, qword ptr [rcx + 8]"),
-    ("4e 8d 94 c9 00 b0 14 00", "lea r10, [rcx + r9*8 + 0x14b000]"),
-    ("49 ff c9", "dec r9"),
-    ("4c 23 49 28", "and r9, qword ptr [rcx + 0x28]"),
-    ("4c 89 49 08", "mov qword ptr [rcx + 8], r9"),
-    ("45 31 c9", "xor r9d, r9d"),
-    ("49 39 32", "cmp qword ptr [r10], rsi"),
-    ("41 0f 95 c1", "setne r9b"),
-    ("4c 01 49 10", "add qword ptr [rcx + 0x10], r9"),
-    ("49 c7 02 ff ff ff ff", "mov qword ptr [r10], 0xffffffffffffffff"),
-    ("eb 91", "jmp 0x33"),
-    # 0xa2: a rep: entered again at the same instruction, it goes on and isn't counted again
-    ("49 39 70 18", "cmp qword ptr [r8 + 0x18], rsi"),
-    ("75 8b", "jne 0x33"),
+    ("4d 89 11", "mov qword ptr [r9], r10"),
+    ("48 ff 40 10", "inc qword ptr [rax + 0x10]"),
+    ("74 ce", "je 0x3a"),
     ("c3", "ret"),
-    # 0xa9: another block lives here; a free slot ends the search
+    # 0x6d: in a return (or a rep, which alone has an address): pop, clear the entry, compare with where it went
+    ("49 83 78 18 00", "cmp qword ptr [r8 + 0x18], 0"),
+    ("75 33", "jne 0xa7"),
+    ("4d 8d 51 f8", "lea r10, [r9 - 8]"),
+    ("4c 3b 49 28", "cmp r9, qword ptr [rcx + 0x28]"),
+    ("74 23", "je 0xa1"),
+    # 0x7e
+    ("4c 89 51 08", "mov qword ptr [rcx + 8], r10"),
+    ("49 39 31", "cmp qword ptr [r9], rsi"),
+    ("49 c7 01 ff ff ff ff", "mov qword ptr [r9], 0xffffffffffffffff"),
+    ("75 07", "jne 0x95"),
+    ("48 ff 40 10", "inc qword ptr [rax + 0x10]"),
+    ("74 a6", "je 0x3a"),
+    ("c3", "ret"),
+    # 0x95: unbalanced
+    ("48 ff 41 10", "inc qword ptr [rcx + 0x10]"),
+    ("eb 98", "jmp 0x33"),
+    # 0x9b, 0xa1: the return stack wraps
+    ("4c 8b 49 28", "mov r9, qword ptr [rcx + 0x28]"),
+    ("eb ba", "jmp 0x5b"),
+    ("4c 8b 51 30", "mov r10, qword ptr [rcx + 0x30]"),
+    ("eb d7", "jmp 0x7e"),
+    # 0xa7: a rep that is entered again at the same instruction goes on and isn't counted again
+    ("49 39 70 18", "cmp qword ptr [r8 + 0x18], rsi"),
+    ("75 86", "jne 0x33"),
+    ("c3", "ret"),
+    # 0xae: another block lives here; a free slot ends the search
     ("83 78 0c 00", "cmp dword ptr [rax + 0xc], 0"),
-    ("74 09", "je 0xb8"),
+    ("74 09", "je 0xbd"),
     ("48 83 c0 20", "add rax, 0x20"),
-    ("e9 5c ff ff ff", "jmp 0x14"),
-    # 0xb8: unknown
+    ("e9 57 ff ff ff", "jmp 0x14"),
+    # 0xbd: unknown
     ("51", "push rcx"),
     ("52", "push rdx"),
     ("56", "push rsi"),
@@ -101,7 +114,7 @@ LISTING: Final[tuple[tuple[str, str], ...]] = (
     ("5e", "pop rsi"),
     ("5a", "pop rdx"),
     ("59", "pop rcx"),
-    ("e9 60 ff ff ff", "jmp 0x26"),
+    ("e9 5b ff ff ff", "jmp 0x26"),
 )
 CODE: Final = bytes.fromhex("".join(encoding for encoding, _ in LISTING))
 
@@ -147,6 +160,9 @@ def executable_code() -> Area:
 
 
 def counting_area(return_stack_depth: int) -> Area:
-    """An empty table with a return stack of so many entries, a power of two. Pages are taken as they are used."""
+    """An empty table with room for a return stack of so many entries. Pages are taken as they are used."""
     memory = mmap.mmap(-1, RETURNS + return_stack_depth * 8, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return Area(memory)
+    area = Area(memory)
+    area.words[RETURN_FIRST // 8] = area.address + RETURNS
+    area.words[RETURN_LAST // 8] = area.address + RETURNS + (return_stack_depth - 1) * 8
+    return area

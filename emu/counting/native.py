@@ -9,7 +9,7 @@ from unicorn.unicorn_py3.unicorn import Uc
 
 from emu.counting import machine_code as layout
 from emu.counting.block import Block, BlockEnd
-from emu.counting.engine_hook import EngineHook, address_of, stop_engine
+from emu.counting.engine_hook import STOP_ENGINE, EngineHook, address_of, stop_engine
 from emu.counting.ledger import Ledger
 from emu.counting.page_index import PageIndex
 
@@ -18,19 +18,23 @@ _UNKNOWN_BLOCK: Final = ctypes.CFUNCTYPE(
 )
 _NEVER: Final = 0xFFFF_FFFF_FFFF_FFFF
 _NO_SIZE: Final = 0xFFFF_FFFF
+_MANY_FORGOTTEN: Final = 64
+"""From so many forgotten slots on, searches run past too many of them: the table is filled anew."""
 # Words of the area.
 _PREVIOUS: Final = layout.PREVIOUS // 8
 _TOP: Final = layout.RETURN_TOP // 8
+_STOP: Final = layout.STOP // 8
 _UNBALANCED: Final = layout.UNBALANCED // 8
 _TOUCHED_COUNT: Final = layout.TOUCHED_COUNT // 8
 _TOUCHED: Final = layout.TOUCHED // 8
-_RETURNS: Final = layout.RETURNS // 8
+_FIRST: Final = layout.RETURN_FIRST // 8
+_LAST: Final = layout.RETURN_LAST // 8
 
 
 class NativeCounter(Ledger):
     """Counts blocks (`each` False) or every instruction as a block of its own (`each` True).
 
-    `OSError` where executable memory is refused. `return_stack_depth` is a power of two.
+    `OSError` where executable memory is refused.
     """
 
     def __init__(
@@ -40,10 +44,10 @@ class NativeCounter(Ledger):
         self._limit_comes_first = each and engine_limits
         self._code = layout.executable_code()
         self._area = layout.counting_area(return_stack_depth)
-        self._mask = return_stack_depth - 1
         self._blocks: dict[int, Block] = {}  # by slot
         self._index = PageIndex()
         self._full = layout.HASHED_SLOTS // 2
+        self._forgotten = 0
         self._scratch_block: Block | None = None
         self._unknown = _UNKNOWN_BLOCK(self._unknown_block)
         self._slots_address = self._area.address + layout.SLOTS
@@ -51,7 +55,7 @@ class NativeCounter(Ledger):
         self._unbalanced = 0
         words = self._area.words
         words[layout.UNKNOWN_BLOCK // 8] = address_of(self._unknown)
-        words[layout.RETURN_MASK // 8] = self._mask
+        words[layout.STOP_ENGINE // 8] = STOP_ENGINE
         self._empty_return_stack()
         self._set_last(None)
         self._hook = EngineHook(uc, UC_HOOK_CODE if each else UC_HOOK_BLOCK, self._code.address, self._area.address)
@@ -62,19 +66,25 @@ class NativeCounter(Ledger):
         """Returns since the reset that didn't go where the return stack said."""
         return self._unbalanced if self._uc is None else self._area.words[_UNBALANCED]
 
+    def request_stop(self, wanted: bool = True) -> None:
+        """From any thread: end the run at the start of the next block, which ``end`` is told was not executed."""
+        self._area.words[_STOP] = wanted
+
     def push_return(self, return_address: int) -> None:
         """A call that the host made: as if a call instruction had pushed this return address."""
         words = self._area.words
-        words[_TOP] = top = words[_TOP] + 1 & self._mask
-        words[_RETURNS + top] = return_address
+        top = words[_TOP]
+        words[_TOP] = top = words[_FIRST] if top == words[_LAST] else top + 8
+        words[(top - self._area.address) // 8] = return_address
 
     def _pop_return(self, rip: int) -> None:
         words = self._area.words
         top = words[_TOP]
-        if words[_RETURNS + top] != rip:
+        entry = (top - self._area.address) // 8
+        if words[entry] != rip:
             words[_UNBALANCED] += 1
-        words[_RETURNS + top] = layout.NO_RETURN
-        words[_TOP] = top - 1 & self._mask
+        words[entry] = layout.NO_RETURN
+        words[_TOP] = words[_LAST] if top == words[_FIRST] else top - 8
 
     def _last(self) -> Block | None:
         previous = self._area.words[_PREVIOUS]
@@ -118,7 +128,7 @@ class NativeCounter(Ledger):
     def _insert(self, block: Block, size: int) -> int:
         words = self._area.words
         slot = self._free_slot(block.address)
-        if slot == layout.SLOT_COUNT - 1 or len(self._blocks) >= self._full:
+        if slot == layout.SLOT_COUNT - 1 or len(self._blocks) >= self._full or self._forgotten > _MANY_FORGOTTEN:
             self._empty_table()
             slot = self._free_slot(block.address)
         at = _word(slot)
@@ -146,6 +156,7 @@ class NativeCounter(Ledger):
         self._area.words[_TOUCHED_COUNT] = 0
         self._blocks.clear()
         self._index.clear()
+        self._forgotten = 0
 
     def _forget(self, start: int, end: int) -> Iterator[tuple[Block, int]]:
         words = self._area.words
@@ -154,6 +165,7 @@ class NativeCounter(Ledger):
             # The slot stays taken, under a size that nothing has: searches run on past it, and it may be that of the
             # last block.
             words[at + 1] |= _NO_SIZE
+            self._forgotten += 1
             executed = words[at + 2] + 1 & _NEVER
             words[at + 2] = _NEVER
             if executed:
@@ -168,8 +180,9 @@ class NativeCounter(Ledger):
         self._empty_return_stack()
 
     def _empty_return_stack(self) -> None:
-        self._area.words[_TOP] = 0
-        self._area.fill(layout.RETURNS, layout.RETURNS + (self._mask + 1) * 8, b"\xff")
+        words = self._area.words
+        words[_TOP] = words[_FIRST]
+        self._area.fill(layout.RETURNS, words[_LAST] + 8 - self._area.address, b"\xff")
 
     def _detach(self) -> None:
         self._unbalanced = self._area.words[_UNBALANCED]

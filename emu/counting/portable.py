@@ -31,7 +31,7 @@ class _Entry:
 
 
 class PortableCounter(Ledger):
-    """Counts blocks. `return_stack_depth` is a power of two."""
+    """Counts blocks."""
 
     method = "portable"
 
@@ -43,8 +43,8 @@ class PortableCounter(Ledger):
         self._previous: _Entry | None = None
         self._returns = [_NO_RETURN] * return_stack_depth
         self._top = 0
-        self._mask = return_stack_depth - 1
         self._unbalanced = 0
+        self._stop = False
         self._callback = _BLOCK_HOOK(self._entered)
         self._hook = EngineHook(uc, UC_HOOK_BLOCK, address_of(self._callback), 0)
         super().__init__(uc, read_code)
@@ -54,16 +54,20 @@ class PortableCounter(Ledger):
         """Returns since the reset that didn't go where the return stack said."""
         return self._unbalanced
 
+    def request_stop(self, wanted: bool = True) -> None:
+        """From any thread: end the run at the start of the next block, which ``end`` is told was not executed."""
+        self._stop = wanted
+
     def push_return(self, return_address: int) -> None:
         """A call that the host made: as if a call instruction had pushed this return address."""
-        self._top = self._top + 1 & self._mask
+        self._top = (self._top + 1) % len(self._returns)
         self._returns[self._top] = return_address
 
     def _pop_return(self, rip: int) -> None:
         if self._returns[self._top] != rip:
             self._unbalanced += 1
         self._returns[self._top] = _NO_RETURN
-        self._top = self._top - 1 & self._mask
+        self._top = (self._top - 1) % len(self._returns)
 
     def _entered(self, engine: int, address: int, size: int, _argument: int | None) -> None:
         try:
@@ -80,6 +84,9 @@ class PortableCounter(Ledger):
             if not entry.count:
                 self._touched.append(entry)
             entry.count += 1
+            if self._stop:
+                self._stop = False
+                stop_engine(engine)
         except BaseException as error:  # through the engine nothing can be raised: end() does
             self._error = self._error or error
             self._previous = None

@@ -71,6 +71,14 @@ class ExecMem:
         """Write code that has no listing, anywhere within what was allocated."""
         self._machine.load(address, code)
 
+    def trim(self, address: int, size: int) -> None:
+        """Give back what an allocation has beyond its first ``size`` bytes, before anything executed there."""
+        block = self._blocks[address]
+        kept, had = self._round(size), self._round(block.size)
+        block.size = size
+        if self._start <= address < self._limit and kept < had:
+            self._insert_free(address + kept, had - kept)
+
     def free(self, address: int) -> None:
         """Give an image back; from now on executing it is a fault that names it."""
         block = self._blocks.pop(address)

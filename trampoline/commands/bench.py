@@ -63,5 +63,5 @@ def print_rows(rows: "list[Row]") -> None:
             f"{row.name:9}{row.design:14}{row.flavour:9}{row.config:11}{row.nr_args:5}{row.instructions:7}{known}"
             f"{row.unbalanced_returns:8}"
         )
-    print("\ninsns: from the patch site until control is back; kernel: the same, measured on a real kernel;")
-    print("unbal.: returns that a CPU's return stack mispredicts.")
+    print("\ninsns: instructions from the patch site until control is back.")
+    print("kernel: measured on a real kernel. unbal.: returns that a CPU mispredicts.")
