@@ -95,11 +95,11 @@ def counter_for(
     `read_code(address, size)` gives so many bytes of code as this engine sees them. Methods: "native" counts blocks in
     machine code, "portable" counts them in Python, "each" counts every instruction in machine code, "auto" is
     "native", or "portable" where the host refuses executable memory. `return_stack_depth` is the number of entries of
-    the return stack, a power of two: a CPU's has 16 or 32, the default counts returns that don't match the last call.
+    the return stack: a CPU's has 16 or 32, the default counts returns that don't match the last call.
 
     `engine_limits` says that runs are limited by `emu_start(count=...)`; it matters to "each" only.
 
-    Raises `CountingError` if the method isn't to be had, or for a depth that is no power of two up to 65536.
+    Raises `CountingError` if the method isn't to be had, or for a depth that isn't 1 to 65536.
     """
     from emu.counting.native import NativeCounter
     from emu.counting.portable import PortableCounter

@@ -1,6 +1,7 @@
 """Counting by machine code: Python is entered for blocks that weren't seen before, and when somebody reads."""
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -23,7 +24,6 @@ _MANY_FORGOTTEN: Final = 64
 # Words of the area.
 _PREVIOUS: Final = layout.PREVIOUS // 8
 _TOP: Final = layout.RETURN_TOP // 8
-_STOP: Final = layout.STOP // 8
 _UNBALANCED: Final = layout.UNBALANCED // 8
 _TOUCHED_COUNT: Final = layout.TOUCHED_COUNT // 8
 _TOUCHED: Final = layout.TOUCHED // 8
@@ -42,7 +42,8 @@ class NativeCounter(Ledger):
     ) -> None:
         self.method = "each" if each else "native"
         self._limit_comes_first = each and engine_limits
-        self._code = layout.executable_code()
+        code = layout.executable_code()
+        self._code: layout.Area | None = code
         self._area = layout.counting_area(return_stack_depth)
         self._blocks: dict[int, Block] = {}  # by slot
         self._index = PageIndex()
@@ -58,7 +59,9 @@ class NativeCounter(Ledger):
         words[layout.STOP_ENGINE // 8] = STOP_ENGINE
         self._empty_return_stack()
         self._set_last(None)
-        self._hook = EngineHook(uc, UC_HOOK_CODE if each else UC_HOOK_BLOCK, self._code.address, self._area.address)
+        self._stopping = threading.Lock()
+        kind = UC_HOOK_CODE if each else UC_HOOK_BLOCK
+        self._hook = EngineHook(uc, kind, code.address + layout.ENTRY, self._area.address)
         super().__init__(uc, read_code)
 
     @property
@@ -68,7 +71,9 @@ class NativeCounter(Ledger):
 
     def request_stop(self, wanted: bool = True) -> None:
         """From any thread: end the run at the start of the next block, which ``end`` is told was not executed."""
-        self._area.words[_STOP] = wanted
+        with self._stopping:
+            if self._code is not None:
+                layout.want_stop(self._code, wanted)
 
     def push_return(self, return_address: int) -> None:
         """A call that the host made: as if a call instruction had pushed this return address."""
@@ -152,8 +157,10 @@ class NativeCounter(Ledger):
         for block, count in self._executed():
             for address in block.addresses:
                 self._settle(address, count)
-        self._area.fill(layout.SLOTS, layout.TOUCHED, b"\0")
-        self._area.words[_TOUCHED_COUNT] = 0
+        words = self._area.words
+        for slot in self._blocks:
+            words[_word(slot)] = words[_word(slot) + 1] = 0
+        words[_TOUCHED_COUNT] = 0
         self._blocks.clear()
         self._index.clear()
         self._forgotten = 0
@@ -187,9 +194,12 @@ class NativeCounter(Ledger):
     def _detach(self) -> None:
         self._unbalanced = self._area.words[_UNBALANCED]
         self._hook.remove()
+        with self._stopping:
+            code, self._code = self._code, None
+        if code is not None:
+            code.close()
         self._area.close()
-        self._code.close()
-        del self._hook, self._area, self._code, self._unknown
+        del self._hook, self._area, self._unknown
         self._blocks.clear()
         self._index.clear()
 

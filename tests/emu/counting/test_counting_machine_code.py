@@ -13,7 +13,7 @@ from emu.counting.native import NativeCounter
 def test_listing_is_what_the_bytes_say():
     read = [
         (bytes(instruction.bytes).hex(" "), f"{instruction.mnemonic} {instruction.op_str}".strip())
-        for instruction in Cs(CS_ARCH_X86, CS_MODE_64).disasm(machine_code.CODE, 0)
+        for instruction in Cs(CS_ARCH_X86, CS_MODE_64).disasm(machine_code.CODE, machine_code.CODE_START)
     ]
     assert read == list(machine_code.LISTING)
 
@@ -22,7 +22,13 @@ def test_listing_uses_the_layout():
     text = "\n".join(instruction for _, instruction in machine_code.LISTING)
     assert f"[rcx + rax + {machine_code.SLOTS:#x}]" in text
     assert f"[rcx + r8*8 + {machine_code.TOUCHED:#x}]" in text
-    assert text.count(f"[rcx + r9*8 + {machine_code.RETURNS:#x}]") == 2
+    assert f"call qword ptr [rcx + {machine_code.STOP_ENGINE:#x}]" in text
+    assert f"call qword ptr [rcx + {machine_code.UNKNOWN_BLOCK:#x}]" in text
+    assert f"cmp r9, qword ptr [rcx + {machine_code.RETURN_FIRST:#x}]" in text
+    assert f"cmp r9, qword ptr [rcx + {machine_code.RETURN_LAST:#x}]" in text
+    entry = machine_code.CODE[machine_code.ENTRY - machine_code.CODE_START :]
+    assert text.index("imul") > text.index("mov word ptr [rip + 2], 0xc669")
+    assert entry[:2] == bytes.fromhex("69c6")
     assert f"imul eax, esi, {machine_code.HASH_FACTOR:#x}" in text
 
 

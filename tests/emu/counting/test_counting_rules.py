@@ -1,9 +1,11 @@
 """Every rule of what counts as executed, one by one, for each method."""
 
 import gc
+import threading
 import weakref
 
 import pytest
+from unicorn import x86_const
 from unicorn.unicorn_const import UC_HOOK_BLOCK, UC_HOOK_CODE, UC_HOOK_INTR, UC_HOOK_MEM_WRITE
 
 from emu.counting import CountingError
@@ -412,6 +414,50 @@ def test_engine_started_again_within_a_hook(engine, method):
     assert it.offsets(counter) == {0: 1, 1: 1, 3: 1, 5: 1, 7: 1, 9: 1, 12: 1}
 
 
+@pytest.mark.parametrize("source", ["nop; x: nop; jmp x", "x: jmp x", "call f; f: nop; jmp f"])
+def test_stop_wanted_before_the_run(engine, method, source):
+    it = engine(source)
+    counter = it.counter(method)
+    counter.request_stop()
+    assert it.run(counter).rip == it.text
+    assert counter.counts() == {}
+    counter.request_stop()
+    counter.request_stop(False)
+    left = [10]
+
+    def limit(uc, *_):
+        left[0] -= 1
+        if left[0] < 0:
+            uc.emu_stop()
+
+    it.uc.hook_add(UC_HOOK_CODE, limit)
+    it.uc.ctl_flush_tb()
+    it.run(counter)
+    assert counter.instructions == 10
+
+
+@pytest.mark.parametrize("source", ["x: inc r15; jmp x", "x: inc r15; call f; jmp x; f: nop; ret"])
+def test_stop_wanted_by_another_thread(engine, method, source):
+    it = engine(source)
+    counter = it.counter(method)
+    rip = it.text
+    for _ in range(20):
+        thread = threading.Thread(target=counter.request_stop)
+        thread.start()
+        rip = it.run(counter, start=rip).rip
+        thread.join()
+    assert counter.counts().get(it.text, 0) == it.uc.reg_read(x86_const.UC_X86_REG_R15)
+    assert counter.unbalanced_returns == 0
+
+
+def test_stop_wanted_of_a_removed_counter(engine, method):
+    it = engine(STRAIGHT)
+    counter = it.counter(method)
+    counter.remove()
+    counter.request_stop()
+    assert it.run().rip == it.end
+
+
 # Text that changes
 
 
@@ -581,5 +627,5 @@ def test_engine_refuses_what_is_no_method(engine):
     it = engine()
     with pytest.raises(CountingError, match="no method 'fast'"):
         it.counter("fast")
-    with pytest.raises(CountingError, match="power of two"):
-        it.counter(return_stack_depth=24)
+    with pytest.raises(CountingError, match="0 entries"):
+        it.counter(return_stack_depth=0)
