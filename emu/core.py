@@ -46,7 +46,7 @@ class Core:
         self._pristine = uc.context_save()
         self.engine = Engine(uc)
         self.regs = self.engine.regs
-        self.counter: InstructionCounter | None = None
+        self._counter: InstructionCounter | None = None
         self._handle = self.engine.handle
         self._counting = False
         self._tlb_stale = False
@@ -67,13 +67,23 @@ class Core:
     def gs_base(self, address: int) -> None:
         self.regs.gs_base = address
 
+    @property
+    def counter(self) -> InstructionCounter | None:
+        """What counts this vCPU's instructions, if anything does."""
+        return self._counter
+
+    @counter.setter
+    def counter(self, counter: InstructionCounter | None) -> None:
+        self._counter = counter
+        self.engine.stop_with(counter.request_stop if counter is not None else None)
+
     def execute(self, rip: int) -> tuple[Exit, int]:
         """Run from an address until something happens; gives what, and rip."""
         if self.view.stale or self._tlb_stale or self._stale or self._all_stale:
             self._synchronise()
         if self._counting:
             self.settle_counter()
-        engine, counter = self.engine, self.counter
+        engine, counter = self.engine, self._counter
         if counter is None:
             reached = engine.run(rip)
             reached_rip = engine.regs.rip
@@ -82,7 +92,8 @@ class Core:
             counter.begin()
             reached = engine.run(rip)
             reached_rip = engine.regs.rip
-            counter.end(reached_rip, reached is Exit.ERROR or engine.interrupt_number in FAULTS)
+            entered = reached in (Exit.ERROR, Exit.TICK) or engine.interrupt_number in FAULTS
+            counter.end(reached_rip, entered)
             self._counting = False
         if self.machine.text_aliases:
             self.machine.adopt_guest_text_writes()

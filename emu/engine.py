@@ -1,6 +1,7 @@
 """One Unicorn engine and the ways in which a run of it ends."""
 
 import enum
+from collections.abc import Callable
 from ctypes import addressof
 from typing import cast
 
@@ -39,6 +40,11 @@ def new_engine() -> UcIntel:
     return uc
 
 
+def stopper(handle: int) -> Callable[[bool], object]:
+    """Ends a run from any thread, wherever it is."""
+    return lambda wanted: libunicorn.emu_stop(handle) if wanted else None
+
+
 class Engine:
     """Runs of one engine. Events end a run instead of calling Python: what they mean is found out afterwards, with no
     engine on the host's stack, so that runs nest, text can be written and tasks switched at any event.
@@ -51,7 +57,7 @@ class Engine:
         self._cell = new_cell()
         self._cell_address = addressof(self._cell)
         self._hooks = hooks_for(self._cell)
-        self._watched = Watched(self.handle)
+        self._watched = Watched(stopper(self.handle))
         self._limit_hook = 0
         self.error = 0
         # Whoever keeps the engine keeps what its hooks refer to.
@@ -98,9 +104,7 @@ class Engine:
         """Run from an address until something happens."""
         cell, watched = self._cell, self._watched
         cell[INTERRUPT] = -1
-        watched.interrupted = False
-        watched.serial += 1
-        watched.running = True
+        watched.begin()
         try:
             error = libunicorn.emu_start(self.handle, rip, 0, 0, 0)
         finally:
@@ -115,6 +119,10 @@ class Engine:
         if watched.interrupted:
             return Exit.TICK
         return Exit.HALT
+
+    def stop_with(self, request: Callable[[bool], object] | None) -> None:
+        """Let the watchdog end runs by ``request``, None for the engine's own way."""
+        self._watched.replace(request or stopper(self.handle))
 
     def close(self) -> None:
         """Take the hooks out. The engine itself lives as long as somebody holds it."""

@@ -371,6 +371,7 @@ class Vcpu(Core):
 
     def counts(self) -> Counts | None:
         """What was executed since the last ``reset_counts``, which every call from outside begins with; or None."""
+        self.settle_counter()
         return self.machine.counts_of(self.counter) if self.counter is not None else None
 
     def reset_counts(self) -> None:

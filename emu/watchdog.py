@@ -8,8 +8,7 @@ interrupted is of no consequence: it goes on from there.
 import threading
 import time
 import weakref
-
-from emu import libunicorn
+from collections.abc import Callable
 
 TICK_SECONDS = 0.1
 
@@ -17,10 +16,12 @@ TICK_SECONDS = 0.1
 class Watched:
     """An engine as the watchdog sees it. ``serial`` counts its runs; one is under way while ``running``."""
 
-    __slots__ = ("__weakref__", "_handle", "_lock", "interrupted", "running", "serial")
+    __slots__ = ("__weakref__", "_lock", "_open", "interrupted", "request", "running", "serial")
 
-    def __init__(self, handle: int) -> None:
-        self._handle: int | None = handle
+    def __init__(self, request: Callable[[bool], object]) -> None:
+        self.request = request
+        """Ends a run from another thread; with False, takes back what has not ended one."""
+        self._open = True
         self._lock = threading.Lock()
         self.serial = 0
         self.running = False
@@ -30,14 +31,28 @@ class Watched:
     def interrupt(self) -> None:
         """Stop the run that is under way."""
         with self._lock:
-            if self._handle is not None:
+            if self._open:
                 self.interrupted = True
-                libunicorn.emu_stop(self._handle)
+                self.request(True)
+
+    def begin(self) -> None:
+        """A run begins: what was meant for the last one is forgotten."""
+        if self.interrupted:
+            with self._lock:
+                self.interrupted = False
+                self.request(False)
+        self.serial += 1
+        self.running = True
+
+    def replace(self, request: Callable[[bool], object]) -> None:
+        """Another way to end runs."""
+        with self._lock:
+            self.request = request
 
     def close(self) -> None:
         """The engine goes away; waits for the watchdog if it is just stopping it."""
         with self._lock:
-            self._handle = None
+            self._open = False
 
 
 _watched: "weakref.WeakSet[Watched]" = weakref.WeakSet()

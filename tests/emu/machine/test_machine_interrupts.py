@@ -5,6 +5,8 @@ import threading
 
 import pytest
 
+from emu.errors import GuestTimeout
+
 GUESTS = ["again: jmp again", "again:\ncall stub\njmp again", "again:\nint3\njmp again"]
 
 
@@ -17,6 +19,24 @@ def test_keyboard_interrupt_ends_a_guest_that_would_never_end(bench, text):
         bench.cpu.call(loop)
     assert not bench.cpu.is_running
     assert bench.cpu.call(bench.place("mov eax, 4\nret")).value == 4
+
+
+@pytest.mark.parametrize("method", ["native", "portable", "each"])
+@pytest.mark.parametrize("text", ["again:\ninc r15\njmp again", "again:\ninc r15\ncall next\njmp again\nnext: ret"])
+def test_interruptions_do_not_change_counts(make, method, text):
+    """The watchdog stops a run wherever it happens to be; the counts tell exactly how far it came."""
+    bench = make(counting=method)
+    bench.machine.max_ticks = 1
+    loop = bench.place(text)
+    bench.cpu.regs.r15 = 0
+    with pytest.raises(GuestTimeout):
+        bench.cpu.call(loop)
+    counts = bench.cpu.counts().by_address
+    assert counts[loop] == bench.cpu.regs.r15
+    length = len(counts)
+    after = [address for address in counts if address > bench.cpu.regs.rip]
+    assert sum(counts.values()) in range(length * (counts[loop] - 1), length * counts[loop] + 1)
+    assert all(counts[address] in (counts[loop], counts[loop] - 1) for address in after)
 
 
 def test_a_task_goes_on_after_keyboard_interrupt(bench):
