@@ -1,9 +1,10 @@
 """What a block consists of: its instructions, and how its last one hands over."""
 
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from capstone import CS_ARCH_X86, CS_MODE_64, Cs
 
@@ -29,8 +30,7 @@ class BlockEnd(IntEnum):
     REP = 4  # string instruction with rep; `end_address` is its own
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """A stretch of code that Unicorn translates at once and enters at its start only."""
 
     address: int
@@ -73,37 +73,51 @@ def _jumps_to_itself(code: bytes) -> bool:
     return False
 
 
-class BlockDecoder:
-    """Decodes blocks with one Capstone object. Not to be shared between threads."""
+class _Shape(NamedTuple):
+    """A block without its address."""
 
-    def __init__(self, read_code: Callable[[int, int], bytes]) -> None:
-        self._read_code = read_code
-        self._cs = Cs(CS_ARCH_X86, CS_MODE_64)
+    offsets: tuple[int, ...]
+    left: int  # bytes at its end that are no instruction
+    end: BlockEnd
+    jumps_to_itself: bool
 
-    def decode(self, address: int, size: int) -> Block:
-        """The block at a guest address, of so many bytes.
 
-        An instruction that ends the block and that no decoder knows counts as one: it is what faults. Raises
-        `CountingError` if the bytes don't make up a block of that size, that is if `read_code` doesn't give what
-        executes.
-        """
-        if not 0 < size <= MAX_BLOCK:
-            return Block(address, 1, (address,), BlockEnd.PLAIN, 0, False)
-        code = bytes(self._read_code(address, size))
-        if len(code) != size:
-            raise CountingError(address, f"{len(code)} bytes of code given for {size}")
-        addresses: list[int] = []
-        at = address
-        for at, length, _, _ in self._cs.disasm_lite(code, address):
-            addresses.append(at)
-            at += length
-        left = address + size - at
-        if left > MAX_INSTRUCTION:
-            raise CountingError(at, f"not an instruction: {code[at - address :][:MAX_INSTRUCTION].hex(' ')}")
-        if left:
-            addresses.append(at)
-        last = addresses[-1]
-        ending = code[last - address :]
-        end = _end_of(ending)
-        end_address = last if end is BlockEnd.REP else address + size if end is BlockEnd.CALL else 0
-        return Block(address, size, tuple(addresses), end, end_address, _jumps_to_itself(ending))
+_capstone: Final = Cs(CS_ARCH_X86, CS_MODE_64)
+_capstone_lock: Final = threading.Lock()
+
+
+# What Capstone finds doesn't depend on the address, and the same code comes back: trampolines are made anew, sites
+# patched to and fro.
+@lru_cache(maxsize=1 << 16)
+def _shape_of(code: bytes) -> _Shape:
+    offsets: list[int] = []
+    at = 0
+    with _capstone_lock:
+        for offset, length, _, _ in _capstone.disasm_lite(code, 0):
+            offsets.append(offset)
+            at = offset + length
+    left = len(code) - at
+    if left:
+        offsets.append(at)
+    ending = code[offsets[-1] :]
+    return _Shape(tuple(offsets), left, _end_of(ending), _jumps_to_itself(ending))
+
+
+def decode_block(read_code: Callable[[int, int], bytes], address: int, size: int) -> Block:
+    """The block at a guest address, of so many bytes.
+
+    An instruction that ends the block and that no decoder knows counts as one: it is what faults. Raises
+    `CountingError` if the bytes don't make up a block of that size, that is if `read_code` doesn't give what executes.
+    """
+    if not 0 < size <= MAX_BLOCK:
+        return Block(address, 1, (address,), BlockEnd.PLAIN, 0, False)
+    code = bytes(read_code(address, size))
+    if len(code) != size:
+        raise CountingError(address, f"{len(code)} bytes of code given for {size}")
+    offsets, left, end, jumps_to_itself = _shape_of(code)
+    if left > MAX_INSTRUCTION:
+        at = offsets[-1]
+        raise CountingError(address + at, f"not an instruction: {code[at : at + MAX_INSTRUCTION].hex(' ')}")
+    addresses = tuple([address + offset for offset in offsets])
+    end_address = addresses[-1] if end is BlockEnd.REP else address + size if end is BlockEnd.CALL else 0
+    return Block(address, size, addresses, end, end_address, jumps_to_itself)

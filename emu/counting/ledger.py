@@ -6,7 +6,7 @@ from typing import Final
 
 from unicorn.unicorn_py3.unicorn import Uc
 
-from emu.counting.block import Block, BlockDecoder, BlockEnd
+from emu.counting.block import Block, BlockEnd
 from emu.counting.errors import CountingError
 
 _KEPT_BY_ENGINE: Final = "_instruction_counters"
@@ -25,7 +25,7 @@ class Ledger(ABC):
 
     def __init__(self, uc: Uc, read_code: Callable[[int, int], bytes]) -> None:
         self._uc: Uc | None = uc
-        self._decoder = BlockDecoder(read_code)
+        self._read_code = read_code
         # By instruction: what forgotten blocks executed, less what blocks that ended midway didn't.
         self._settled: dict[int, int] = {}
         self._settled_sum = 0

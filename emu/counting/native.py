@@ -9,7 +9,7 @@ from unicorn.unicorn_const import UC_HOOK_BLOCK, UC_HOOK_CODE
 from unicorn.unicorn_py3.unicorn import Uc
 
 from emu.counting import machine_code as layout
-from emu.counting.block import Block, BlockEnd
+from emu.counting.block import Block, BlockEnd, decode_block
 from emu.counting.engine_hook import STOP_ENGINE, EngineHook, address_of, stop_engine
 from emu.counting.ledger import Ledger
 from emu.counting.page_index import PageIndex
@@ -123,7 +123,8 @@ class NativeCounter(Ledger):
 
     def _unknown_block(self, engine: int, address: int, size: int, _area: int) -> int:
         try:
-            return self._slots_address + self._insert(self._decoder.decode(address, size), size) * layout.SLOT_SIZE
+            block = decode_block(self._read_code, address, size)
+            return self._slots_address + self._insert(block, size) * layout.SLOT_SIZE
         except BaseException as error:  # through machine code nothing can be raised: end() does
             self._error = self._error or error
             stop_engine(engine)
