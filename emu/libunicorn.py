@@ -82,3 +82,19 @@ def flush_translations(engine: int) -> None:
 def remove_translations(engine: int, start: int, end: int) -> None:
     """Forget translated code that overlaps a range of virtual addresses within one page, mapped executable."""
     _ctl(ctypes.c_void_p(engine), _TB_REMOVE, _u64(start), _u64(end))
+
+
+def translate(engine: int, address: int) -> int | None:
+    """What the engine's memory functions call a virtual address that can be read; None where nothing is mapped."""
+    return _translate(engine, address, uc_const.UC_PROT_READ)
+
+
+def is_executable(engine: int, address: int) -> bool:
+    """Whether code at a virtual address could be executed."""
+    return _translate(engine, address, uc_const.UC_PROT_EXEC) is not None
+
+
+def _translate(engine: int, address: int, access: int) -> int | None:
+    physical = _u64()
+    error = _lib.uc_vmem_translate(ctypes.c_void_p(engine), _u64(address), _i32(access), ctypes.byref(physical))
+    return None if error else physical.value
