@@ -6,7 +6,7 @@ READY = $(VENV)/.ready
 .PHONY: bench test lock clean
 
 bench: $(READY)
-	@$(PYTHON_IN_VENV) -m trampoline bench $(ARGS)
+	@$(PYTHON_IN_VENV) -m trampoline bench $(or $(ARGS),--flavour all)
 
 test: $(READY)
 	$(PYTHON_IN_VENV) -m ruff check

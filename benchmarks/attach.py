@@ -3,6 +3,7 @@
 python benchmarks/attach.py [ROUNDS]
 """
 
+import itertools
 import statistics
 import sys
 import time
@@ -25,7 +26,7 @@ def measure(flavour: str, kind: str, rounds: int) -> list[float]:
             moments.append(time.perf_counter())
             link.detach()
             moments.append(time.perf_counter())
-            times.append(tuple((after - before) * 1000 for before, after in zip(moments, moments[1:], strict=False)))
+            times.append(tuple((after - before) * 1000 for before, after in itertools.pairwise(moments)))
     return [statistics.median(column) for column in zip(*times, strict=True)]
 
 
