@@ -140,7 +140,8 @@ class AddressSpace:
         return page, count
 
     def _install(self, page: int, frames: list[int], prot: Prot, name: str) -> None:
-        self.tables.map(page, [leaf(frame, prot) for frame in frames])
+        flags = leaf(0, prot)
+        self.tables.map(page, [frame << PAGE_SHIFT | flags for frame in frames])
         executable = Prot.EXEC in prot
         for number, frame in enumerate(frames, start=page):
             if executable or frame in self.text_users:

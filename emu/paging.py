@@ -92,8 +92,6 @@ class PageTables:
         for position, start, count in self._runs(page, len(entries)):
             self._words[position : position + count] = memoryview(array("Q", entries[start : start + count]))
             self._ram.dirty.add(position >> 9)
-        for number in range(page, page + len(entries)):
-            self._entries.pop(number, None)
 
     def set_entry(self, page: int, entry: int) -> None:
         """Replace the leaf entry of a page that is mapped, for the same frame; its D bit stays."""
