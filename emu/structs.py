@@ -1,4 +1,4 @@
-"""The guest structures of the kernel proper: tasks, run queues, per-CPU data, percpu_ref, SRCU.
+"""The guest structures of the kernel proper: tasks, run queues, per-CPU data, percpu_ref, SRCU, ftrace.
 
 Names are the kernel's. Offsets are those of a 6.12 kernel (Debian 6.12.107, from its BTF), so a dump reads like one
 of a real machine and code recorded there finds what it expects; only the fields that somebody uses are declared.
@@ -41,11 +41,16 @@ __all__ = [
     "StructView",
     "asm_symbols",
     "embedded",
+    "ftrace_func_entry",
+    "ftrace_hash",
+    "ftrace_ops",
     "initialise_percpu",
     "initialise_srcu",
     "initialise_task",
+    "klp_func",
     "percpu_ref",
     "percpu_ref_data",
+    "pt_regs",
     "raw",
     "rq",
     "s32",
@@ -88,6 +93,8 @@ task_struct = Struct(
         "pid": s32(0x980),
         "tgid": s32(0x984),
         "comm": raw(0xBA0, 16),
+        # One bit a context for each guard of ftrace callbacks (include/linux/trace_recursion.h).
+        "trace_recursion": u64(0x13D0),
         "bpf_storage": u64(0x1468),
         "bpf_ctx": u64(0x1470),
     },
@@ -131,6 +138,49 @@ srcu_ctr = Struct("srcu_ctr", size=0x10, fields={"srcu_locks": u64(0x00), "srcu_
 srcu_struct = Struct("srcu_struct", size=0x20, fields={"srcu_ctrp": u64(0x00)})
 """An SRCU domain (7.0): ``srcu_ctrp`` is a per-CPU pointer to the srcu_ctr that new readers take."""
 
+pt_regs = Struct(
+    "pt_regs",
+    size=0xA8,
+    fields={
+        name: u64(8 * position)
+        for position, name in enumerate(
+            "r15 r14 r13 r12 bp bx r11 r10 r9 r8 ax cx dx si di orig_ax ip cs flags sp ss".split()
+        )
+    },
+)
+"""What a stub saves of the registers (``struct ftrace_regs`` is one); arguments in di, si, dx, cx, r8, r9."""
+
+ftrace_ops = Struct(
+    "ftrace_ops",
+    size=0xD8,
+    fields={
+        "func": u64(0x00),
+        "next": u64(0x08),
+        "flags": u64(0x10),
+        "private": u64(0x18),
+        # local_hash, the ftrace_ops_hash that func_hash points to.
+        "notrace_hash": u64(0x28),
+        "filter_hash": u64(0x30),
+        "func_hash": u64(0x58),
+        "trampoline": u64(0x90),
+        "trampoline_size": u64(0x98),
+        "direct_call": u64(0xD0),
+    },
+)
+
+ftrace_hash = Struct(
+    "ftrace_hash",
+    size=0x30,
+    fields={"size_bits": u64(0x00), "buckets": u64(0x08), "count": u64(0x10), "flags": u64(0x18)},
+)
+
+ftrace_func_entry = Struct(
+    "ftrace_func_entry", size=0x20, fields={"next": u64(0x00), "ip": u64(0x10), "direct": u64(0x18)}
+)
+"""An entry of an ftrace_hash; ``next`` is its hlist_node's."""
+
+klp_func = Struct("klp_func", size=0x98, fields={"new_func": u64(0x08), "old_func": u64(0x18)})
+
 PREEMPT_NEED_RESCHED = 0x80000000
 """Top bit of ``preempt_count``, inverted: *clear* when a reschedule is wanted, so that one ``dec`` tests for both."""
 PREEMPT_ENABLED = PREEMPT_NEED_RESCHED
@@ -158,7 +208,20 @@ PERCPU = Struct(
 )
 """The static per-CPU area. Offsets are from GS base; dynamic per-CPU memory may begin at ``PERCPU.size``."""
 
-STRUCTS = (task_struct, rq, percpu_ref_data, percpu_ref, srcu_ctr, srcu_struct, PERCPU)
+STRUCTS = (
+    task_struct,
+    rq,
+    percpu_ref_data,
+    percpu_ref,
+    srcu_ctr,
+    srcu_struct,
+    pt_regs,
+    ftrace_ops,
+    ftrace_hash,
+    ftrace_func_entry,
+    klp_func,
+    PERCPU,
+)
 
 
 def asm_symbols() -> dict[str, int]:

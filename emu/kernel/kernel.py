@@ -86,7 +86,9 @@ class Kernel:
         self.execmem = ExecMem(machine, process, self.events, layout.modules, EXEC_SIZE, packs=packs)
         self.rcu = Rcu(machine, process, self.events, self._nesting)
         self.percpu_refs = PercpuRefs(machine, self.slab, self.percpu, self.rcu)
-        self.ftrace = Ftrace(machine, process, self.kallsyms, self.text_poke)
+        self.ftrace = Ftrace(
+            machine, process, self.kallsyms, self.text_poke, slab=self.slab, execmem=self.execmem, rcu=self.rcu
+        )
         machine.symbolize = self.kallsyms.function_name
         self._boot_tasks()
         self._boot_text({**kernel_routines(config), **(routines or {})}, functions)
@@ -158,11 +160,13 @@ class Kernel:
     def _boot_text(self, routines: Mapping[str, Routine], functions: Sequence[FunctionSource]) -> None:
         machine, layout = self.machine, self.layout
         for name, struct in GUEST_DATA.items():
-            size = srcu_struct.size if struct == "srcu_struct" else PAGE
-            address = self.slab.alloc(size, name)
-            self.kallsyms.add(name, address, size)
             if struct == "srcu_struct":
+                size = srcu_struct.size
+                address = self.slab.alloc(size, name)
                 initialise_srcu(machine, address)
+            else:
+                size, address = 8, self.module_data(8, 8)
+            self.kallsyms.add(name, address, size)
         machine.map(layout.text, TEXT_SIZE, Prot.READ | Prot.EXEC, name="kernel text")
         host = {"percpu_ref_release": self.percpu_refs.released}
         calls = {name: machine.host_call(name, host.get(name, _nothing)) for name, r in routines.items() if r.host_call}

@@ -1,10 +1,10 @@
-"""The kernel's own routines as guest machine code: migrate_disable, percpu_ref, RCU read sides, return thunks.
+"""The kernel's own routines as guest machine code: migrate_disable, percpu_ref, RCU read sides, return thunks, ftrace.
 
 Each module holds one subject: inline functions as fragments for other templates, functions as routines.
 """
 
 from emu.kernel.config import Config
-from emu.kernel.routines import migrate, percpu_ref, preempt, rcu, thunks
+from emu.kernel.routines import ftrace, migrate, percpu_ref, preempt, rcu, thunks
 from emu.kernel.routines.routine import JumpEntry, Routine
 
 __all__ = ["BTF_ID_DENY", "GUEST_DATA", "NOTRACE", "JumpEntry", "Routine", "kernel_routines", "routine_texts"]
@@ -21,8 +21,9 @@ BTF_ID_DENY = (
 )
 """Functions that BPF refuses to trace with -EINVAL although ftrace could (``btf_id_deny``, kernel/bpf/verifier.c)."""
 
-GUEST_DATA = {"rcu_tasks_trace_srcu_struct": "srcu_struct"}
-"""Data that routines refer to by name, with its structure: the kernel has it before its text is assembled.
+GUEST_DATA = {"rcu_tasks_trace_srcu_struct": "srcu_struct", **dict.fromkeys(ftrace.DATA, "pointer")}
+"""Data that routines refer to by name, with its structure: the kernel has it before its text is assembled. A pointer
+stands within reach of text, zero at first.
 
 ``emu.structs.initialise_srcu`` fills in the SRCU domain.
 """
@@ -38,7 +39,7 @@ def kernel_routines(config: Config, *, return_thunk: bool = False) -> dict[str, 
     ``return_thunk``: returns are ``jmp __x86_return_thunk``, as CONFIG_RETHUNK builds them.
     """
     made: dict[str, Routine] = {}
-    for subject in (migrate, preempt, rcu, percpu_ref, thunks):
+    for subject in (migrate, preempt, rcu, percpu_ref, thunks, ftrace):
         made.update((routine.name, routine) for routine in subject.routines(config, return_thunk=return_thunk))
     return made
 
@@ -51,5 +52,6 @@ def routine_texts(config: Config, *, return_thunk: bool = False) -> dict[str, st
 
 NOTRACE = frozenset(
     {*thunks.RETURN_THUNKS, "srso_safe_ret", "__fentry__", "sched_clock", "preempt_schedule", *BTF_ID_DENY}
+    | {*ftrace.NAMES}
 )
 """Routines that are never traced: notrace in the kernel, or denied to BPF."""

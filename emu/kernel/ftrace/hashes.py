@@ -1,0 +1,55 @@
+"""``struct ftrace_hash`` in guest memory: sites, each with a direct address or 0, for guest code to look up."""
+
+import struct
+from collections.abc import Mapping
+
+from emu.kernel.routines.ftrace import GOLDEN_RATIO_64
+from emu.kernel.slab import Slab
+from emu.machine import Machine
+from emu.structs import ftrace_func_entry, ftrace_hash
+
+FTRACE_HASH_MAX_BITS = 12
+
+_MASK = (1 << 64) - 1
+_ENTRY = struct.Struct("<QQQQ")
+
+
+def size_bits(count: int) -> int:
+    """Bits of a hash for so many entries (``dup_hash``: fls of half, at most FTRACE_HASH_MAX_BITS)."""
+    return min((count // 2).bit_length(), FTRACE_HASH_MAX_BITS)
+
+
+def hash_bytes(count: int) -> int:
+    """Guest memory of a hash of ``count`` entries."""
+    return ftrace_hash.size + (8 << size_bits(count)) + ftrace_func_entry.size * count
+
+
+def write_hash(machine: Machine, slab: Slab, entries: Mapping[int, int], name: str) -> int:
+    """Guest address of a new hash of ``entries``, one allocation with its buckets and entries. -ENOMEM."""
+    bits = size_bits(len(entries))
+    address = slab.alloc(hash_bytes(len(entries)), name)
+    buckets = [0] * (1 << bits)
+    at = address + ftrace_hash.size + 8 * len(buckets)
+    shift = 64 - bits
+    chunks = []
+    pack = _ENTRY.pack
+    for ip, direct in entries.items():
+        # hash_long(); without bits there is one bucket.
+        key = (ip * GOLDEN_RATIO_64 & _MASK) >> shift if bits else 0
+        chunks.append(pack(buckets[key], 0, ip, direct))
+        buckets[key] = at
+        at += _ENTRY.size
+    head = bytearray(ftrace_hash.size)
+    struct.pack_into("<QQQ", head, ftrace_hash.offset("size_bits"), bits, address + ftrace_hash.size, len(entries))
+    machine.write(address, bytes(head) + struct.pack(f"<{len(buckets)}Q", *buckets) + b"".join(chunks))
+    return address
+
+
+def find_entry(machine: Machine, address: int, ip: int) -> int:
+    """Guest address of a site's entry in a hash, 0 where it has none (``__ftrace_lookup_ip``)."""
+    bits, buckets = machine.read_u64(address), machine.read_u64(address + ftrace_hash.offset("buckets"))
+    key = (ip * GOLDEN_RATIO_64 & _MASK) >> 64 - bits if bits else 0
+    entry = machine.read_u64(buckets + 8 * key)
+    while entry and machine.read_u64(entry + ftrace_func_entry.offset("ip")) != ip:
+        entry = machine.read_u64(entry + ftrace_func_entry.offset("next"))
+    return entry

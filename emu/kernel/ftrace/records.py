@@ -1,0 +1,227 @@
+"""Patch sites (``struct dyn_ftrace``): who wants to be called at each, what it calls then, and its patching."""
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from asm.encodings import call_rel32, jmp_rel32
+from emu.kernel.entry import NOP5, SITE_SIZE
+from emu.kernel.errors import KernelError
+from emu.kernel.ftrace.ops import FtraceOps, FtraceOpsFlag
+from emu.kernel.kallsyms import Kallsyms
+from emu.kernel.text_poke import TextPoke
+from emu.machine import Machine
+from emu.process import PointKind, ProcessContext
+
+EINVAL = 22
+
+JMP_FLAG = 1
+
+
+def ftrace_jmp_set(address: int) -> int:
+    """The direct address that is reached by jmp (6.19)."""
+    return address | JMP_FLAG
+
+
+def ftrace_is_jmp(address: int) -> bool:
+    """Whether a direct address is reached by jmp."""
+    return bool(address & JMP_FLAG)
+
+
+class DynFtraceFlag(enum.IntFlag):
+    """``FTRACE_FL_*`` of a site (include/linux/ftrace.h); the low 19 bits beside them count its users.
+
+    Those with ``_EN`` tell what its text does now.
+    """
+
+    ENABLED = 1 << 31
+    REGS = 1 << 30
+    REGS_EN = 1 << 29
+    TRAMP = 1 << 28
+    TRAMP_EN = 1 << 27
+    IPMODIFY = 1 << 26
+    DIRECT = 1 << 24
+    DIRECT_EN = 1 << 23
+
+
+@dataclass(eq=False, slots=True)
+class DynFtrace:
+    """One patch site."""
+
+    ip: int
+    module: str = ""
+    address: int = 0
+    """What its text reaches now, with JMP_FLAG where by jmp; 0 for a nop."""
+    users: tuple[FtraceOps, ...] = ()
+    """The ops that are enabled on it, oldest first."""
+    patched: tuple[FtraceOps, ...] = ()
+    """Those that its text was last made for."""
+
+    @property
+    def count(self) -> int:
+        """How many ops are enabled on it."""
+        return len(self.users)
+
+    @property
+    def flags(self) -> int:
+        """``dyn_ftrace.flags``."""
+        flags, live = _wanted(self.users), _wanted(self.patched)
+        if self.address:
+            flags |= DynFtraceFlag.ENABLED
+            # The EN bits stand one below those that they repeat.
+            repeated = live & (DynFtraceFlag.REGS | DynFtraceFlag.TRAMP)
+            if len(self.patched) == 1:
+                repeated |= live & DynFtraceFlag.DIRECT
+            flags |= repeated >> 1
+        return int(flags) | len(self.users)
+
+    @property
+    def has_ipmodify(self) -> bool:
+        """Whether one of its users changes regs->ip."""
+        return any(ops.flags & FtraceOpsFlag.IPMODIFY for ops in self.users)
+
+
+def _wanted(users: tuple[FtraceOps, ...]) -> DynFtraceFlag:
+    flags = DynFtraceFlag(0)
+    for ops in users:
+        if ops.flags & FtraceOpsFlag.SAVE_REGS:
+            flags |= DynFtraceFlag.REGS
+        if ops.flags & FtraceOpsFlag.IPMODIFY:
+            flags |= DynFtraceFlag.IPMODIFY
+        if ops.is_direct:
+            flags |= DynFtraceFlag.DIRECT
+    if len(users) == 1 and users[0].trampoline:
+        flags |= DynFtraceFlag.TRAMP
+    return flags
+
+
+class FtraceRecords:
+    """The patch sites of one kernel.
+
+    ``ftrace_caller`` and ``ftrace_regs_caller`` are what sites with several users call.
+    """
+
+    def __init__(self, machine: Machine, process: ProcessContext, kallsyms: Kallsyms, text_poke: TextPoke) -> None:
+        self._machine, self._process, self._kallsyms, self._poke = machine, process, kallsyms, text_poke
+        self.records: dict[int, DynFtrace] = {}
+        self.ftrace_caller = 0
+        self.ftrace_regs_caller = 0
+        self.updates = 0
+        """Times that sites were patched, in batches."""
+        self.listed = 0
+        """Sites whose text reaches the list function."""
+
+    def add_site(self, ip: int, module: str = "") -> DynFtrace:
+        """Make a nop5 in the text known as a patch site."""
+        record = self.records[ip] = DynFtrace(ip, module)
+        return record
+
+    def ftrace_location(self, address: int) -> int:
+        """The site at an address, or of the function that begins there; 0 where there is none."""
+        if address in self.records:
+            return address
+        symbol = self._kallsyms.at(address)
+        if symbol is None or symbol.address != address:
+            return 0
+        within = (ip for ip in range(address, address + SITE_SIZE) if ip in self.records)
+        return next(within, 0)
+
+    def target(self, users: tuple[FtraceOps, ...], ip: int, direct: Mapping[int, int]) -> int:
+        """What a site with these users calls (``ftrace_get_addr_new``): the only user's direct address, its
+        trampoline, or the stub that calls the list function. ``direct`` has the direct addresses by site.
+        """
+        if not users:
+            return 0
+        if len(users) == 1:
+            only = users[0]
+            if only.is_direct:
+                return direct[ip]
+            if only.trampoline:
+                return only.trampoline
+        if any(ops.flags & FtraceOpsFlag.SAVE_REGS for ops in users):
+            return self.ftrace_regs_caller
+        return self.ftrace_caller
+
+    def retarget(
+        self,
+        ips: Iterable[int],
+        direct: Mapping[int, int],
+        *,
+        enter: FtraceOps | None = None,
+        leave: FtraceOps | None = None,
+    ) -> "SiteChange":
+        """Let an ops enter or leave sites. The text is as before, until ``write``."""
+        touched, todo = [], []
+        records, target = self.records, self.target
+        for ip in sorted(ips):
+            record = records[ip]
+            users = before = record.users
+            if enter is not None:
+                users = (*before, enter)
+            elif leave is not None:
+                users = tuple(ops for ops in before if ops is not leave) if len(before) > 1 else ()
+            record.users = users
+            touched.append((record, before))
+            address = target(users, ip, direct)
+            if address != record.address:
+                todo.append((record, address))
+        return SiteChange(touched, todo)
+
+    def reaches_list(self, change: "SiteChange") -> bool:
+        """Whether a site that changes will reach the list function."""
+        stubs = (self.ftrace_caller, self.ftrace_regs_caller)
+        return any(address in stubs for _, address in change.todo)
+
+    def write(self, change: "SiteChange") -> None:
+        """Patch sites: check the bytes of all before any is written, then one batch (``ftrace_replace_code``).
+
+        -EINVAL where a site holds other bytes than it should, DisplacementError where one can't reach its target;
+        nothing was patched then.
+        """
+        new = []
+        read, point = self._machine.read, self._process.point
+        for record, address in change.todo:
+            ip = record.ip
+            point(PointKind.PATCH, f"site at {ip:#x}")
+            expected = site_code(ip, record.address)
+            found = read(ip, SITE_SIZE)
+            if found != expected:
+                name = self._kallsyms.name(ip) or hex(ip)
+                raise KernelError(
+                    EINVAL, f"ftrace: {name} holds {found.hex()}, not {expected.hex()}; nothing was patched"
+                )
+            new.append(site_code(ip, address))
+        stubs = (self.ftrace_caller, self.ftrace_regs_caller)
+        if new:
+            with self._poke.text_mutex:
+                self.updates += 1
+                for (record, address), text in zip(change.todo, new, strict=True):
+                    self._poke.batch_add(record.ip, text)
+                    self.listed += (address in stubs) - (record.address in stubs)
+                    record.address = address
+                self._poke.batch_finish()
+        for record, _ in change.touched:
+            record.patched = record.users
+
+
+@dataclass(slots=True)
+class SiteChange:
+    """Sites whose users changed, each with those it had; and which of them must be patched, in order of address, with
+    what they will reach.
+    """
+
+    touched: list[tuple[DynFtrace, tuple[FtraceOps, ...]]]
+    todo: list[tuple[DynFtrace, int]]
+
+    def undo(self) -> None:
+        """The users as they were, where nothing was written."""
+        for record, users in self.touched:
+            record.users = users
+
+
+def site_code(ip: int, address: int) -> bytes:
+    """The bytes of a site that reaches an address: a nop5 for 0."""
+    if not address:
+        return NOP5
+    target = address & ~JMP_FLAG
+    return jmp_rel32(ip, target) if ftrace_is_jmp(address) else call_rel32(ip, target)
