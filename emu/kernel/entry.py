@@ -27,9 +27,3 @@ class EntryLayout:
     def site_offset(self) -> int:
         """Bytes from the symbol to the patch site."""
         return len(ENDBR64) if self.endbr else 0
-
-    def entry(self, *, is_sealed: bool = False) -> bytes:
-        """The bytes at the symbol, up to and with the site's nop5."""
-        if not self.endbr:
-            return NOP5
-        return (self.sealed if is_sealed else ENDBR64) + NOP5

@@ -20,7 +20,8 @@ class Function:
     """A function as assembly text, without its entry (endbr64 and patch site come from the flavour).
 
     ``prototype`` is its C declaration, what BTF knows of it. ``sealed``: its address is never taken, so that the kernel
-    overwrote its endbr64. ``address``: where it must stand, or None for the next free place.
+    overwrote its endbr64. ``endbr`` is False where the compiler made none (a static whose address nobody takes): the site
+    is at +0 then. ``address``: where it must stand, or None for the next free place.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Function:
     prototype: str = ""
     traceable: bool = True
     sealed: bool = False
+    endbr: bool = True
     address: int | None = None
 
 
@@ -82,7 +84,8 @@ class AssemblyFunctions:
                 at += entry.padding if function.traceable else 0
                 address = at = (at + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
             image = self._assemble(function, address, entry, symbols)
-            site = address + entry.site_offset if function.traceable else None
+            offset = entry.site_offset if function.endbr else 0
+            site = address + offset if function.traceable else None
             placed.append(
                 PlacedFunction(function.name, address, len(image), site, function.prototype, image, self.module)
             )
@@ -94,11 +97,8 @@ class AssemblyFunctions:
     def _assemble(function: Function, address: int, entry: EntryLayout, symbols: Mapping[str, int]) -> Image:
         head = ""
         if function.traceable:
-            head = "".join(
-                f".byte {byte:#04x}\n" for byte in entry.entry(is_sealed=function.sealed)[: entry.site_offset]
-            )
-            if entry.endbr and not function.sealed:
-                head = "endbr64\n"
+            if entry.endbr and function.endbr:
+                head = f".byte {', '.join(map(hex, entry.sealed))}\n" if function.sealed else "endbr64\n"
             head += "nop5 ; patch site\n"
         return assemble(head + function.body, address, symbols, name=function.name)
 

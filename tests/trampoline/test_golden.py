@@ -139,3 +139,38 @@ def test_a_damaged_case_names_line_and_field(tmp_path, change, message):
 def test_a_missing_file(tmp_path):
     with pytest.raises(GoldenError, match="No such file"):
         compare_files([tmp_path / "none"])
+
+
+def test_a_static_without_endbr64_has_its_site_at_0(tmp_path):
+    """No recorded target is one, but compilers make them: the same case without endbr64, its addresses moved by 4."""
+    (case,) = lines(wanted=lambda c: c["case"] == "ft1/x")
+    (target,) = case["targets"]
+    target |= {"endbr64": False, "patch_offset": 0}
+    image = case["trampolines"][0]
+    code = bytes.fromhex(image["hex"])
+    call = code.index(b"\xe8", code.index(bytes.fromhex("488b7df0")))
+    reach = int.from_bytes(code[call + 1 : call + 5], "little", signed=True) - 4
+    image["hex"] = (code[: call + 1] + reach.to_bytes(4, "little", signed=True) + code[call + 5 :]).hex()
+
+    def site(text):
+        raw = bytes.fromhex(text)[4:9]
+        if raw[0] == 0xE8:
+            raw = b"\xe8" + (int.from_bytes(raw[1:], "little", signed=True) + 4).to_bytes(4, "little", signed=True)
+        return raw.hex()
+
+    for name in ("site_before", "site_after", "site_detached"):
+        target[name] = site(target[name])
+    for step in target["steps"]:
+        step["site"] = site(step["site"])
+    report = mismatches(write(tmp_path / "g", [case]))
+    assert report.mismatches == []
+    assert report.images.identical == 1
+
+
+def test_a_thunk_that_we_do_not_know_returns(tmp_path):
+    (case,) = lines(wanted=lambda c: c["case"] == "ft1/x" and c["run"] == "612-kaslr-skylake", release="6.12")
+    case["boot"]["return_thunk_sym"] = "srso_alias_return_thunk"
+    case["symbols"] = {
+        address: name.replace("its_return_thunk", "srso_alias_return_thunk") for address, name in case["symbols"].items()
+    }
+    assert mismatches(write(tmp_path / "g", [case])).mismatches == []

@@ -94,6 +94,7 @@ def regenerate(case: Case, image: RecordedImage) -> Trampoline:
         address=image.addr,
         im=im,
         symbols=case.symbols,
+        site_offset=target.patch_offset,
     )
 
 

@@ -25,6 +25,8 @@ TEXT_GAP, TEXT_ALIGN, LAST_TEXT = 128 << 20, 2 << 20, 0xFFFFFFFFBD000000
 """Distance of our text from the recorded kernel's (larger than a kernel), its alignment, and where it may begin at
 most.
 """
+PLAIN_RETURN = "__x86_return_thunk"
+"""What a return thunk that we have no code for does as well: return."""
 SLOT_SIZE = 0x100
 SLOT_OFFSETS = {
     "count": 0x00,
@@ -59,6 +61,10 @@ class ReplayKernel:
         self.lab = Tracing(case.flavour, VOLUNTARY, boot=case.boot, layout=_layout(case))
         self._cells: dict[tuple[str, int], int] = {}
         self._linked: set[int] = set()
+        if case.boot.call_depth_offset is not None:
+            # Where per-CPU symbols do not count from 0 (6.15), the counter is far from our per-CPU area.
+            area = self.lab.kernel.percpu_areas[0]
+            self.lab.kernel.map_data(area + case.boot.call_depth_offset & _MASK, 8)
 
     def close(self) -> None:
         """Give the machine back."""
@@ -82,6 +88,10 @@ class ReplayKernel:
             if address not in self._linked and name in kernel.kallsyms and not traced:
                 kernel.add_symbol_at(address, name)
                 self._linked.add(address)
+        thunk = case.boot.return_thunk
+        if thunk is not None and thunk not in self._linked:
+            kernel.add_symbol_at(thunk, PLAIN_RETURN)
+            self._linked.add(thunk)
 
     def _place(self, target: RecordedTarget) -> int:
         """Put a target's function where it stood; the guest address of its cell: runs, return value."""
@@ -92,7 +102,13 @@ class ReplayKernel:
             name = target.name.lstrip("@")
             kernel.add_functions(Function(f"{name}.body{number}", body_of(target, cell), traceable=False))
             kernel.add_functions(
-                Function(f"{name}.{number}", f"jmp {name}.body{number}", sealed=target.sealed, address=target.addr)
+                Function(
+                    f"{name}.{number}",
+                    f"jmp {name}.body{number}",
+                    sealed=target.sealed,
+                    endbr=target.patch_offset > 0,
+                    address=target.addr,
+                )
             )
             self._cells[key] = cell
         return self._cells[key]
@@ -179,6 +195,7 @@ class _Run:
             target.addr,
             target.model,
             1 << 32 | 0x80000000 | target.btf_id,
+            site_offset=target.patch_offset,
             tail_call_reachable=target.tail_call_reachable,
         )
         trampoline = self._lab.trampolines.get(where)
@@ -214,7 +231,7 @@ class _Run:
         found = self._kernel.machine.read(target.addr, size)
         self._outcome.sites += 1
         if found != recorded[:size]:
-            offset = next(i for i in range(size) if found[i] != recorded[i])
+            offset = next((i for i, (a, b) in enumerate(zip(found, recorded, strict=False)) if a != b), len(recorded))
             what = f"site of {target.name}, {moment}"
             self._outcome.site_differences.append(
                 Difference(self._case.id, what, offset, recorded[:size].hex(), found.hex())
