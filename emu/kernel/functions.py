@@ -20,8 +20,8 @@ class Function:
     """A function as assembly text, without its entry (endbr64 and patch site come from the flavour).
 
     ``prototype`` is its C declaration, what BTF knows of it. ``sealed``: its address is never taken, so that the kernel
-    overwrote its endbr64. ``endbr`` is False where the compiler made none (a static whose address nobody takes): the site
-    is at +0 then. ``address``: where it must stand, or None for the next free place.
+    overwrote its endbr64. ``endbr`` is False where the compiler made none (a static whose address nobody takes): then
+    the site is at +0. ``address``: where it must stand, or None for the next free place.
     """
 
     name: str
