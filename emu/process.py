@@ -81,10 +81,12 @@ class Lock:
         self.acquire()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self._owner = None
-        if exc[0] is None:
-            self._process.point(PointKind.UNLOCK, self.name)
+    def __exit__(self, kind: object, *exc: object) -> None:
+        if kind is None:
+            self.release()
+        else:
+            # An operation that fails is not interrupted on its way out.
+            self._owner = None
 
 
 class ControlTask:

@@ -199,12 +199,14 @@ class Tracing:
         """Attach a program (``bpf_tracing_prog_attach``). On any error nothing is attached and no text is patched.
 
         KernelError: -EBUSY where it is attached already, -E2BIG beyond the limit, -ENOTSUPP for too many argument
-        slots,
-        -EINVAL, -ENOENT as ``target`` says, -ERANGE where the image can't be reached.
+        slots, -EINVAL and -ENOENT as ``target`` says, -ERANGE where the image can't be reached. TrampolineError for a
+        cookie that is no unsigned 64-bit number.
         """
+        if not 0 <= cookie < 1 << 64:
+            raise TrampolineError(f"a cookie is an unsigned 64-bit number, not {cookie:#x}")
         target = self.target(where, prototype)
         trampoline = self.trampolines.get(target)
-        link = TrampLink(prog, cookie & (1 << 64) - 1)
+        link = TrampLink(prog, cookie)
         try:
             trampoline.link_prog(link)
         except DisplacementError as error:

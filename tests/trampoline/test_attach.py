@@ -227,6 +227,9 @@ def test_unknown_and_forbidden_targets(lab):
         lab.attach(prog, "bpf_fentry_test1", prototype="int bpf_fentry_test1(int")
     with pytest.raises(PrototypeError, match="not"):
         lab.attach(prog, "bpf_fentry_test1", prototype="int bpf_fentry_test1(long a, int b)")
+    for cookie in (-1, 1 << 64):
+        with pytest.raises(TrampolineError, match="unsigned 64-bit"):
+            lab.attach(prog, "bpf_fentry_test1", cookie=cookie)
     with pytest.raises(TrampolineError, match="attach type"):
         lab.prog("fentyr", NOTHING)
     assert state(lab) == before

@@ -158,9 +158,9 @@ def read_cases(path: Path) -> Iterator[Case]:
     """Every case of a golden file. Raises GoldenError where the file is damaged or is none."""
     number = 0
     for number, record in _records(path):
-        yield _case(record, f"{path.name}:{number}")
+        yield _case(record, f"{path}:{number}")
     if not number:
-        raise GoldenError(f"{path.name}: no case in it")
+        raise GoldenError(f"{path}: no case in it")
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -172,12 +172,12 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 try:
                     record = json.loads(line)
                 except ValueError as error:
-                    raise GoldenError(f"{path.name}:{number}: not JSON: {error}") from None
+                    raise GoldenError(f"{path}:{number}: not JSON: {error}") from None
                 if not isinstance(record, dict):
-                    raise GoldenError(f"{path.name}:{number}: not a recorded case")
+                    raise GoldenError(f"{path}:{number}: not a recorded case")
                 yield number, record
     except (OSError, EOFError, zlib.error) as error:
-        raise GoldenError(f"{path.name}: {getattr(error, 'strerror', None) or error}") from None
+        raise GoldenError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 class _Fields:
