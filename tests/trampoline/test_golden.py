@@ -171,6 +171,7 @@ def test_a_thunk_that_we_do_not_know_returns(tmp_path):
     (case,) = lines(wanted=lambda c: c["case"] == "ft1/x" and c["run"] == "612-kaslr-skylake", release="6.12")
     case["boot"]["return_thunk_sym"] = "srso_alias_return_thunk"
     case["symbols"] = {
-        address: name.replace("its_return_thunk", "srso_alias_return_thunk") for address, name in case["symbols"].items()
+        address: name.replace("its_return_thunk", "srso_alias_return_thunk")
+        for address, name in case["symbols"].items()
     }
     assert mismatches(write(tmp_path / "g", [case])).mismatches == []
