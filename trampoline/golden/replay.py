@@ -47,11 +47,11 @@ _MASK = (1 << 64) - 1
 
 @dataclass(slots=True)
 class Outcome:
-    """What one case gave: sites compared, and where we differ."""
+    """Where one case differs; ``failures``: it could not be replayed to its end."""
 
-    sites: int = 0
     site_differences: list[Difference] = field(default_factory=list)
     replay_differences: list[Difference] = field(default_factory=list)
+    failures: list[Difference] = field(default_factory=list)
 
 
 class ReplayKernel:
@@ -229,7 +229,6 @@ class _Run:
     def _look(self, target: RecordedTarget, moment: str, recorded: bytes) -> None:
         size = target.patch_offset + SITE_SIZE
         found = self._kernel.machine.read(target.addr, size)
-        self._outcome.sites += 1
         if found != recorded[:size]:
             offset = next((i for i, (a, b) in enumerate(zip(found, recorded, strict=False)) if a != b), len(recorded))
             what = f"site of {target.name}, {moment}"

@@ -8,11 +8,12 @@ from typing import Any
 from asm import AsmError
 from emu.errors import EmuError
 from trampoline.errors import TrampolineError
-from trampoline.golden.case import Case, read_cases
+from trampoline.golden.case import Case, RecordedImage, read_cases
 from trampoline.golden.images import Difference, compare_image
-from trampoline.golden.replay import ReplayKernel
+from trampoline.golden.replay import Outcome, ReplayKernel
 
 TRAMPOLINE = "bpf_trampoline"
+_OURS = (TrampolineError, EmuError, AsmError)
 
 
 @dataclass(slots=True)
@@ -67,14 +68,13 @@ class Comparison:
     def __init__(self) -> None:
         self._run = ""
         self._kernel: ReplayKernel | None = None
-        self._last_replay: list[Difference] = []
 
     def check(self, case: Case) -> Report:
         """Everything that one case holds."""
         report = Report()
         for image in case.images:
             if image.kind == TRAMPOLINE:
-                differences = self._guarded(case, "image", lambda image=image: list(compare_image(case, image)))
+                differences = _image_differences(case, image)
                 report.images.count(agrees=not differences)
                 report.mismatches += differences
         moments = sum(2 + len(target.steps) + (target.site_detached is not None) for target in case.targets)
@@ -82,7 +82,12 @@ class Comparison:
         if case.shares_site:
             report.sites.skipped, report.replay.skipped = moments, int(replayed)
             return report
-        self._replay(case, report, moments, replayed=replayed)
+        outcome = self._replay(case)
+        report.sites.total = moments
+        report.sites.identical = 0 if outcome.failures else moments - len(outcome.site_differences)
+        if replayed:
+            report.replay.count(agrees=not outcome.failures and not outcome.replay_differences)
+        report.mismatches += outcome.site_differences + outcome.replay_differences + outcome.failures
         return report
 
     def close(self) -> None:
@@ -91,34 +96,33 @@ class Comparison:
             self._kernel.close()
             self._kernel = None
 
-    def _replay(self, case: Case, report: Report, moments: int, *, replayed: bool) -> None:
-        if case.run != self._run or self._kernel is None:
-            self.close()
-            self._kernel, self._run = ReplayKernel(case), case.run
-        kernel = self._kernel
-        sites: list[Difference] = []
-        failed = self._guarded(case, "replay", lambda: self._collect(kernel, case, sites, report))
-        report.sites.total += moments
-        report.sites.identical += 0 if failed else moments - len(sites)
-        if replayed:
-            report.replay.count(agrees=not failed and not self._last_replay)
-        report.mismatches += sites + self._last_replay + failed
-        if failed:
-            self.close()
+    def _replay(self, case: Case) -> Outcome:
+        """A replay on the boot's kernel; where that fails, once more on a fresh one.
 
-    def _collect(self, kernel: ReplayKernel, case: Case, sites: list[Difference], report: Report) -> list[Difference]:
-        outcome = kernel.replay(case)
-        sites += outcome.site_differences
-        self._last_replay = outcome.replay_differences
-        return []
-
-    def _guarded(self, case: Case, what: str, compare: Any) -> list[Difference]:
-        """What ``compare`` gives; an error of ours is a difference of this case, not the end of the run."""
-        self._last_replay = []
+        What an earlier case left standing may be in the way of this one's addresses.
+        """
+        fresh = self._kernel is None or case.run != self._run
+        if fresh:
+            self.close()
         try:
-            return list(compare())
-        except (TrampolineError, EmuError, AsmError) as error:
-            return [Difference(case.id, what, -1, "as recorded", f"{type(error).__name__}: {error}")]
+            if self._kernel is None:
+                self._kernel, self._run = ReplayKernel(case), case.run
+            return self._kernel.replay(case)
+        except _OURS as error:
+            self.close()
+            return Outcome(failures=[_failure(case, "replay", error)]) if fresh else self._replay(case)
+
+
+def _image_differences(case: Case, image: RecordedImage) -> list[Difference]:
+    try:
+        return list(compare_image(case, image))
+    except _OURS as error:
+        return [_failure(case, f"image at {image.addr:#x}", error)]
+
+
+def _failure(case: Case, what: str, error: Exception) -> Difference:
+    """An error of ours is a difference of this case, not the end of the run."""
+    return Difference(case.id, what, -1, "as recorded", f"{type(error).__name__}: {error}")
 
 
 def compare_files(paths: Iterable[Path]) -> Report:
