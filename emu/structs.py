@@ -138,15 +138,15 @@ srcu_ctr = Struct("srcu_ctr", size=0x10, fields={"srcu_locks": u64(0x00), "srcu_
 srcu_struct = Struct("srcu_struct", size=0x20, fields={"srcu_ctrp": u64(0x00)})
 """An SRCU domain (7.0): ``srcu_ctrp`` is a per-CPU pointer to the srcu_ctr that new readers take."""
 
+_PT_REGS = (
+    *("r15", "r14", "r13", "r12", "bp", "bx", "r11", "r10", "r9", "r8", "ax", "cx", "dx", "si", "di"),
+    *("orig_ax", "ip", "cs", "flags", "sp", "ss"),
+)
+
 pt_regs = Struct(
     "pt_regs",
     size=0xA8,
-    fields={
-        name: u64(8 * position)
-        for position, name in enumerate(
-            "r15 r14 r13 r12 bp bx r11 r10 r9 r8 ax cx dx si di orig_ax ip cs flags sp ss".split()
-        )
-    },
+    fields={name: u64(8 * position) for position, name in enumerate(_PT_REGS)},
 )
 """What a stub saves of the registers (``struct ftrace_regs`` is one); arguments in di, si, dx, cx, r8, r9."""
 

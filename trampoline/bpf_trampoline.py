@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from emu.kernel.errors import KernelError
-from emu.kernel.ftrace import FtraceOps, ftrace_jmp_set
+from emu.kernel.ftrace import FtraceOps, FtraceOpsCmd, ftrace_jmp_set
 from emu.kernel.kernel import Kernel
-from emu.process import Lock
+from emu.process import Lock, PointKind
 from trampoline.attach import Kind, enter_exit, flags_of, kind_of, links_of
 from trampoline.flavour import Flavour
 from trampoline.generator import (
@@ -25,7 +25,7 @@ from trampoline.poke import BpfTextPokeType, bpf_arch_text_poke
 from trampoline.prog import BpfProg
 from trampoline.tramp_image import BpfTrampImage
 
-E2BIG, EBUSY, EINVAL = 7, 16, 22
+E2BIG, EAGAIN, EBUSY, EINVAL = 7, 11, 16, 22
 
 BPF_INSN_SAFETY = 64
 """Slack that the generator wants behind an image."""
@@ -71,7 +71,7 @@ class BpfTrampoline:
         """In attach order."""
         self.flags = TrampFlag(0)
         self.cur_image: BpfTrampImage | None = None
-        self._ops = FtraceOps(f"bpf_trampoline of {target.name}")
+        self._ops = FtraceOps(f"bpf_trampoline of {target.name}", ops_func=self._share_ipmodify)
 
     def link_prog(self, link: TrampLink) -> None:
         """``__bpf_trampoline_link_prog``. On any error the list, the image and the site are as before.
@@ -133,17 +133,62 @@ class BpfTrampoline:
             session_cookie=session and prog.uses_session_cookie,
         )
 
-    def _update(self) -> None:
-        """``bpf_trampoline_update``: a new image for the programs as they are now, or none; on error everything is
-        as it was.
+    def _share_ipmodify(self, ops: FtraceOps, ip: int, cmd: FtraceOpsCmd) -> None:
+        """``bpf_tramp_ftrace_ops_func``: a livepatch of the target came or goes.
+
+        The original is called where livepatch wants it (ORIG_STACK) while they share the site. -EAGAIN where the image
+        must be made anew first, or where the trampoline is busy.
         """
+        calls_elsewhere = TrampFlag.CALL_ORIG | TrampFlag.ORIG_STACK
+        if cmd is FtraceOpsCmd.ENABLE_SHARE_IPMODIFY_SELF:
+            # From within _update(), which holds the mutex and tries again.
+            if self.flags & calls_elsewhere == TrampFlag.CALL_ORIG:
+                self.flags |= TrampFlag.SHARE_IPMODIFY
+                raise KernelError(EAGAIN, f"the trampoline of {self.target.name} must be made anew for livepatch")
+            return
+        # ftrace holds direct_mutex, which comes after the trampoline's.
+        if not self.mutex.try_acquire():
+            self._kernel.process.point(PointKind.LOCK, f"msleep(1) for {self.mutex.name}")
+            self._kernel.rcu.now_ns += 1_000_000
+            raise KernelError(EAGAIN, f"the trampoline of {self.target.name} is busy")
+        try:
+            before = self.flags
+            if cmd is FtraceOpsCmd.ENABLE_SHARE_IPMODIFY_PEER:
+                self.flags |= TrampFlag.SHARE_IPMODIFY
+                stale = self.flags & calls_elsewhere == TrampFlag.CALL_ORIG
+            else:
+                self.flags &= ~TrampFlag.SHARE_IPMODIFY
+                stale = bool(self.flags & TrampFlag.ORIG_STACK)
+            if stale:
+                try:
+                    self._update(lock_direct_mutex=False)
+                except BaseException:
+                    self.flags = before
+                    raise
+        finally:
+            self.mutex.release()
+
+    def _update(self, *, lock_direct_mutex: bool = True) -> None:
+        """``bpf_trampoline_update``: a new image for the programs as they are now, or none; on error everything is
+        as it was. ``lock_direct_mutex``: False where it is held.
+        """
+        before = self.flags
+        try:
+            while not self._try_update(lock_direct_mutex):
+                pass
+        except BaseException:
+            self.flags = before
+            raise
+
+    def _try_update(self, lock_direct_mutex: bool) -> bool:
+        """One attempt; False where livepatch shares the site and a new one is due (00963a2e75a8)."""
         old = self.cur_image
         if not self.links:
             if old is not None:
                 self._unregister(old)
                 self.cur_image, self.flags = None, self.flags & TrampFlag.SHARE_IPMODIFY
                 old.put()
-            return
+            return True
         links = self.tramp_links
         kept = self.flags
         if self.target.tail_call_reachable:
@@ -152,17 +197,23 @@ class BpfTrampoline:
             self._flavour, links, uses_func_ip=any(link.prog.uses_func_ip for _, link in self.links), kept=kept
         )
         image = self._generate(flags, links)
+        self.flags = flags
         try:
             if old is None:
                 self._register(image)
             else:
-                self._modify(old, image)
-        except BaseException:
-            image.discard()
+                self._modify(old, image, lock_direct_mutex)
+        except BaseException as error:
+            if isinstance(error, KernelError) and error.errno == EAGAIN:
+                image.discard()
+                return False
+            # Another CPU may have come by while ftrace knew of it.
+            image.put()
             raise
-        self.cur_image, self.flags = image, flags
+        self.cur_image = image
         if old is not None:
             old.put()
+        return True
 
     def _generate(self, flags: TrampFlag, links: TrampLinks) -> BpfTrampImage:
         """A filled image. Where the kernel makes a dry run for the size, we allocate enough and give back the rest."""
@@ -216,16 +267,18 @@ class BpfTrampoline:
                 image.image,
             )
             return
-        ftrace.ftrace_set_filter_ip(self._ops, site)
+        ftrace.ftrace_set_filter_ip(self._ops, site, reset=True)
         try:
             ftrace.register_ftrace_direct(self._ops, self._direct(image))
         except BaseException:
             self._ops.filter.clear()
             raise
 
-    def _modify(self, old: BpfTrampImage, new: BpfTrampImage) -> None:
+    def _modify(self, old: BpfTrampImage, new: BpfTrampImage, lock_direct_mutex: bool) -> None:
         if self._site:
-            self._kernel.ftrace.modify_ftrace_direct(self._ops, self._direct(new))
+            self._kernel.ftrace.modify_ftrace_direct(
+                self._ops, self._direct(new), lock_direct_mutex=lock_direct_mutex
+            )
             return
         bpf_arch_text_poke(
             self._kernel, self.target.address, self._poke_type(old), self._poke_type(new), old.image, new.image

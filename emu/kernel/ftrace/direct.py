@@ -127,7 +127,7 @@ class Ftrace(FunctionTracer):
             except BaseException:
                 if first:
                     ops.filter = set()
-                self._publish(old)
+                self._unpublish(old)
                 raise
 
     def update_ftrace_direct_del(self, ops: FtraceOps, entries: Mapping[int, int]) -> None:
@@ -156,7 +156,7 @@ class Ftrace(FunctionTracer):
                 self._unregister_direct(ops)
                 ops.filter = set()
             # Only now: a call that is on its way through the list function still looks its address up.
-            self._publish({ip: address for ip, address in self.direct_functions.items() if ip not in entries})
+            self._unpublish({ip: address for ip, address in self.direct_functions.items() if ip not in entries})
 
     def update_ftrace_direct_mod(
         self, ops: FtraceOps, entries: Mapping[int, int], *, lock_direct_mutex: bool = True
@@ -239,6 +239,14 @@ class Ftrace(FunctionTracer):
         self._guest.set_direct(new, replaces=bool(self.direct_functions))
         self.direct_functions = new
 
+    def _unpublish(self, new: dict[int, int]) -> None:
+        """The same with fewer entries. Where there is no memory for it, entries of sites without a direct caller
+        stay: nobody looks them up.
+        """
+        with suppress(KernelError):
+            self._guest.set_direct(new, replaces=bool(self.direct_functions))
+        self.direct_functions = new
+
     def _add_direct(self, entries: Mapping[int, int]) -> None:
         """A copy with more entries takes the place of ``direct_functions`` (d05cb470663a: not edited in use)."""
         replaces = bool(self.direct_functions)
@@ -253,6 +261,6 @@ class Ftrace(FunctionTracer):
     def _remove_direct(self, ips: Iterable[int]) -> None:
         for ip in ips:
             del self.direct_functions[ip]
-        # Where there is no memory for a new one, entries of sites without a direct caller stay: nobody looks them up.
+        # As in _unpublish().
         with suppress(KernelError):
             self._guest.set_direct(self.direct_functions, replaces=False)

@@ -77,12 +77,27 @@ class GuestOps:
             link = found + ftrace_ops.offset("next")
         self._machine.write_u64(link, following)
 
-    def set_filter(self, ops: FtraceOps) -> None:
-        """Publish the filter of an ops anew; the old one is freed after a grace period. -ENOMEM."""
-        if self._live and ops.address:
-            old, ops.filter_hash = ops.filter_hash, self._filter(ops)
-            ftrace_ops.view(self._machine, ops.address).filter_hash = ops.filter_hash
-            self._free_later(old)
+    def set_filter(self, ops: FtraceOps) -> int:
+        """Publish the filter of an ops anew. Gives the old one, for ``restore_filter`` or ``free_later``; 0 where there
+        is none. -ENOMEM.
+        """
+        if not self._live:
+            return 0
+        old, ops.filter_hash = ops.filter_hash, self._filter(ops)
+        ftrace_ops.view(self._machine, ops.address).filter_hash = ops.filter_hash
+        return old
+
+    def restore_filter(self, ops: FtraceOps, old: int) -> None:
+        """Put the filter back that ``set_filter`` gave."""
+        if old:
+            new, ops.filter_hash = ops.filter_hash, old
+            ftrace_ops.view(self._machine, ops.address).filter_hash = old
+            self.free_later(new)
+
+    def free_later(self, address: int) -> None:
+        """Free a hash after a grace period; nothing for 0."""
+        if address:
+            self._rcu.call(RcuFlavour.RCU_TASKS, lambda: self._slab.free(address))
 
     def go_live(self, direct: Mapping[int, int]) -> None:
         """Write everything, before the first site reaches the list function. -ENOMEM leaves nothing behind."""
@@ -123,8 +138,10 @@ class GuestOps:
         if self._live:
             old, self._direct = self._direct, write_hash(self._machine, self._slab, direct, "direct_functions")
             self._machine.write_u64(self._pointer("direct_functions"), self._direct)
-        if replaces or old:
-            self._free_later(old)
+        if old:
+            self.free_later(old)
+        elif replaces:
+            self._rcu.call(RcuFlavour.RCU_TASKS, lambda: None)
 
     def change_direct(self, entries: Mapping[int, int]) -> None:
         """Change the addresses of entries where they stand; look-ups give the old or the new one."""
@@ -163,13 +180,6 @@ class GuestOps:
             if ops.address and not ops.keeps_struct:
                 self._slab.free(ops.address)
                 ops.address = 0
-
-    def _free_later(self, address: int) -> None:
-        def free() -> None:
-            if address:
-                self._slab.free(address)
-
-        self._rcu.call(RcuFlavour.RCU_TASKS, free)
 
     def _pointer(self, name: str) -> int:
         return self._kallsyms.address(name)

@@ -287,9 +287,10 @@ class FunctionTracer:
             return
         sites = set(wanted) if wanted or ops.is_direct else set(self.records)
         entering, leaving = sites - before, before - sites
+        replaced = 0
         try:
             self._negotiate_ipmodify(ops, entering)
-            self._guest.set_filter(ops)
+            replaced = self._guest.set_filter(ops)
             self._update(entering, direct, enter=ops)
             try:
                 self._update(leaving, direct, leave=ops)
@@ -298,8 +299,9 @@ class FunctionTracer:
                 raise
         except BaseException:
             ops.filter = old
-            self._guest.set_filter(ops)
+            self._guest.restore_filter(ops, replaced)
             raise
+        self._guest.free_later(replaced)
         ops.sites = sites
 
     # IPMODIFY -------------------------------------------------------------------------------------------------------
