@@ -1,5 +1,8 @@
 """``struct bpf_tramp_image``: one generated image, and how long it must live (kernel/bpf/trampoline.c)."""
 
+from contextlib import suppress
+
+from emu.kernel.errors import KernelError
 from emu.kernel.kallsyms import Symbol
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
@@ -61,11 +64,15 @@ class BpfTrampImage:
             rcu.call(RcuFlavour.RCU_TASKS_TRACE, lambda: rcu.call(RcuFlavour.RCU_TASKS, self._free))
 
     def _skip_programs(self, trampoline: Trampoline) -> None:
-        jump, nop = BpfTextPokeType.BPF_MOD_JUMP, BpfTextPokeType.BPF_MOD_NOP
+        jumps = [(skip.nop, skip.target) for skip in trampoline.skips]
         if trampoline.ip_after_call is not None and trampoline.ip_epilogue is not None:
-            bpf_arch_text_poke(self._kernel, trampoline.ip_after_call, nop, jump, None, trampoline.ip_epilogue)
-        for skip in trampoline.skips:
-            bpf_arch_text_poke(self._kernel, skip.nop, nop, jump, None, skip.target)
+            jumps.append((trampoline.ip_after_call, trampoline.ip_epilogue))
+        for ip, target in jumps:
+            # The kernel warns and goes on: an image that isn't current any more must be released in any case.
+            with suppress(KernelError):
+                bpf_arch_text_poke(
+                    self._kernel, ip, BpfTextPokeType.BPF_MOD_NOP, BpfTextPokeType.BPF_MOD_JUMP, None, target
+                )
 
     @property
     def _pcref(self) -> int:

@@ -191,17 +191,23 @@ class Ftrace(FunctionTracer):
 
     def _register_direct(self, ops: FtraceOps, callback: str) -> None:
         self._use_default_stubs()
-        ops.func, ops.flags, ops.trampoline = callback, ops.flags | DIRECT_FLAGS, self._sites.ftrace_regs_caller
+        ops.func, ops.trampoline = callback, self._sites.ftrace_regs_caller
+        ops.flags, ops.is_direct = ops.flags | DIRECT_FLAGS, True
         try:
             self._register(ops)
         except BaseException:
-            ops.func, ops.flags, ops.trampoline = None, ops.flags & ~DIRECT_FLAGS, 0
+            self._no_longer_direct(ops)
             raise
 
     def _unregister_direct(self, ops: FtraceOps) -> None:
         with self.ftrace_lock:
             self._free_later(self._shutdown(ops))
-        ops.func, ops.flags, ops.trampoline = None, ops.flags & ~DIRECT_FLAGS, 0
+        self._no_longer_direct(ops)
+
+    @staticmethod
+    def _no_longer_direct(ops: FtraceOps) -> None:
+        ops.func, ops.trampoline = None, 0
+        ops.flags, ops.is_direct = ops.flags & ~DIRECT_FLAGS, False
 
     def _modify(self, ops: FtraceOps, entries: Mapping[int, int], direct_call: int) -> None:
         """Change addresses of sites of ``ops``. A second ops that does nothing makes them go through

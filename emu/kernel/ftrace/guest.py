@@ -7,7 +7,7 @@ not write megabytes that nobody would read.
 
 from collections.abc import Callable, Iterable, Mapping
 
-from emu.kernel.ftrace.hashes import find_entry, write_hash
+from emu.kernel.ftrace.hashes import entries_of, write_hash
 from emu.kernel.ftrace.ops import FtraceOps
 from emu.kernel.kallsyms import Kallsyms
 from emu.kernel.rcu import Rcu, RcuFlavour
@@ -25,6 +25,7 @@ class GuestOps:
         """All ops, oldest first; the guest's list (``ftrace_ops_list``) begins with the newest."""
         self._live = False
         self._direct = 0
+        self._direct_entries: dict[int, int] = {}
         self._use = 0
 
     # One ops --------------------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ class GuestOps:
                 self._complete(ops)
                 ftrace_ops.view(self._machine, ops.address).next = following
                 following = ops.address
-            self._direct = write_hash(self._machine, self._slab, direct, "direct_functions")
+            self._write_direct(direct)
         except BaseException:
             self._forget(made)
             raise
@@ -136,19 +137,24 @@ class GuestOps:
         """
         old = 0
         if self._live:
-            old, self._direct = self._direct, write_hash(self._machine, self._slab, direct, "direct_functions")
+            old = self._direct
+            self._write_direct(direct)
             self._machine.write_u64(self._pointer("direct_functions"), self._direct)
         if old:
             self.free_later(old)
         elif replaces:
             self._rcu.call(RcuFlavour.RCU_TASKS, lambda: None)
 
+    def _write_direct(self, direct: Mapping[int, int]) -> None:
+        self._direct = write_hash(self._machine, self._slab, direct, "direct_functions")
+        self._direct_entries = entries_of(self._direct, direct)
+
     def change_direct(self, entries: Mapping[int, int]) -> None:
         """Change the addresses of entries where they stand; look-ups give the old or the new one."""
         if self._live:
+            offset, write = ftrace_func_entry.offset("direct"), self._machine.write_u64
             for ip, address in entries.items():
-                entry = find_entry(self._machine, self._direct, ip)
-                self._machine.write_u64(entry + ftrace_func_entry.offset("direct"), address)
+                write(self._direct_entries[ip] + offset, address)
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -170,6 +176,7 @@ class GuestOps:
             self._forget(self.registered)
             self._slab.free(self._direct)
             self._direct = 0
+            self._direct_entries.clear()
 
     def _forget(self, some: Iterable[FtraceOps]) -> None:
         """Free what the list needed of ops; one with code of its own keeps its struct."""

@@ -45,11 +45,7 @@ def write_hash(machine: Machine, slab: Slab, entries: Mapping[int, int], name: s
     return address
 
 
-def find_entry(machine: Machine, address: int, ip: int) -> int:
-    """Guest address of a site's entry in a hash, 0 where it has none (``__ftrace_lookup_ip``)."""
-    bits, buckets = machine.read_u64(address), machine.read_u64(address + ftrace_hash.offset("buckets"))
-    key = (ip * GOLDEN_RATIO_64 & _MASK) >> 64 - bits if bits else 0
-    entry = machine.read_u64(buckets + 8 * key)
-    while entry and machine.read_u64(entry + ftrace_func_entry.offset("ip")) != ip:
-        entry = machine.read_u64(entry + ftrace_func_entry.offset("next"))
-    return entry
+def entries_of(address: int, entries: Mapping[int, int]) -> dict[int, int]:
+    """Guest address of the entry of each site in the hash that ``write_hash`` made of ``entries``."""
+    first = address + ftrace_hash.size + (8 << size_bits(len(entries)))
+    return dict(zip(entries, range(first, first + _ENTRY.size * len(entries), _ENTRY.size), strict=True))

@@ -70,6 +70,8 @@ class FtraceOps:
     """Guest address behind ``func`` while it is registered."""
     sites: set[int] = field(default_factory=set)
     """Where it is enabled."""
+    is_direct: bool = False
+    """Whether it is a registered direct caller: ``flags`` have DIRECT (which takes longer to find out)."""
 
     @property
     def keeps_struct(self) -> bool:
@@ -80,8 +82,3 @@ class FtraceOps:
     def enabled(self) -> bool:
         """Whether it is registered."""
         return bool(self.flags & FtraceOpsFlag.ENABLED)
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether it is a registered direct caller."""
-        return bool(self.flags & FtraceOpsFlag.DIRECT)
