@@ -390,9 +390,10 @@ class Vcpu(Core):
 
     def close(self) -> None:
         """Take everything out of the engine and let go of it."""
-        if self.counter is not None:
+        counter = self.counter
+        if counter is not None:
             self.settle_counter()
             self.collect_counts()
-            self.counter.remove()
-            self.counter = None
+            self.counter = None  # first, so that the watchdog has nothing to do with it
+            counter.remove()
         self.engine.close()

@@ -31,7 +31,7 @@ class Watched:
     def interrupt(self) -> None:
         """Stop the run that is under way."""
         with self._lock:
-            if self._open:
+            if self._open and self.running:
                 self.interrupted = True
                 self.request(True)
 
