@@ -2,9 +2,28 @@
 
 from bisect import bisect_right, insort
 from dataclasses import dataclass
+from typing import Protocol
 
 from asm.image import Image, Line
 from emu.errors import MachineError
+
+
+class ImageText(Protocol):
+    """A range of text, ``start`` to ``end``, whose images are made when they are asked for."""
+
+    @property
+    def start(self) -> int:
+        """The first address."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The address behind the last."""
+        ...
+
+    def image_at(self, address: int) -> Image | None:
+        """The image that covers an address of the range, or None."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +32,7 @@ class ImagesRecord:
 
     starts: tuple[int, ...]
     images: dict[int, Image]
+    texts: tuple[ImageText, ...]
     freed: tuple[tuple[int, int, str], ...]
 
 
@@ -22,17 +42,30 @@ class Images:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._images: dict[int, Image] = {}
+        self._texts: list[ImageText] = []
         self._freed: list[tuple[int, int, str]] = []
 
     def add(self, image: Image) -> None:
         """Make an image known. MachineError if it overlaps one that is."""
         end = image.end
-        position = bisect_right(self._starts, image.address)
-        before = self.at(image.address)
-        if before is not None or (position < len(self._starts) and self._starts[position] < end):
+        if self._is_known(image.address, end):
             raise MachineError(f"an image is already known between {image.address:#x} and {end:#x}")
         insort(self._starts, image.address)
         self._images[image.address] = image
+
+    def add_text(self, text: ImageText) -> None:
+        """Make all images of a range known. MachineError if it overlaps what is."""
+        if self._is_known(text.start, text.end):
+            raise MachineError(f"an image is already known between {text.start:#x} and {text.end:#x}")
+        self._texts.append(text)
+
+    def _is_known(self, start: int, end: int) -> bool:
+        position = bisect_right(self._starts, start)
+        return (
+            self.at(start) is not None
+            or (position < len(self._starts) and self._starts[position] < end)
+            or any(text.start < end and start < text.end for text in self._texts)
+        )
 
     def remove(self, address: int) -> None:
         """Forget the image that begins at an address."""
@@ -42,6 +75,9 @@ class Images:
 
     def at(self, address: int) -> Image | None:
         """The image that covers an address."""
+        for text in self._texts:
+            if text.start <= address < text.end:
+                return text.image_at(address)
         position = bisect_right(self._starts, address)
         if not position:
             return None
@@ -79,9 +115,9 @@ class Images:
 
     def capture(self) -> ImagesRecord:
         """What a snapshot keeps."""
-        return ImagesRecord(tuple(self._starts), dict(self._images), tuple(self._freed))
+        return ImagesRecord(tuple(self._starts), dict(self._images), tuple(self._texts), tuple(self._freed))
 
     def restore(self, record: ImagesRecord) -> None:
         """Back to what ``capture`` gave."""
         self._starts, self._images = list(record.starts), dict(record.images)
-        self._freed = list(record.freed)
+        self._texts, self._freed = list(record.texts), list(record.freed)

@@ -10,7 +10,7 @@ from emu.counting import InstructionCounter, Method, counter_for
 from emu.counts import Counts, aggregate
 from emu.errors import MachineError
 from emu.hostcall import HostCall, HostCalls, HostFunction
-from emu.images import ImagesRecord
+from emu.images import ImagesRecord, ImageText
 from emu.layout import ADDRESS_MASK, PAGE_SHIFT, PAGE_SIZE, AddressMap
 from emu.paging import Prot
 from emu.snapshot import History, Snapshot
@@ -84,6 +84,10 @@ class Machine(AddressSpace):
     def add_image(self, image: Image) -> None:
         """Make an image's listing known to faults and counts. Its bytes are not loaded."""
         self.images.add(image)
+
+    def add_text(self, text: ImageText) -> None:
+        """Make the listings of a whole range of text known, as ``add_image`` does for one image."""
+        self.images.add_text(text)
 
     def remove_image(self, address: int) -> None:
         """Forget the image that begins at an address."""

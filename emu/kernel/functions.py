@@ -4,7 +4,7 @@
 its implementations, and nothing else assumes that we made the text.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,7 +35,10 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class PlacedFunction:
-    """A function in guest memory; ``site`` is the address of its patch site, or None."""
+    """A function in guest memory; ``site`` is the address of its patch site, or None.
+
+    ``btf_id`` is its type id in the kernel's BTF, 0 where that is not known.
+    """
 
     name: str
     address: int
@@ -44,6 +47,7 @@ class PlacedFunction:
     prototype: str
     image: Image
     module: str = ""
+    btf_id: int = 0
 
 
 class FunctionSource(Protocol):
@@ -67,13 +71,13 @@ class AssemblyFunctions:
 
         Raises asm.AsmError for a body that can't be assembled.
         """
-        known = {**symbols, **self.constants}
+        constants = dict(self.constants)
         # Sizes do not depend on where a callee stands (calls and jumps out of an image take rel32), so one guess is
         # enough.
-        guess = known | {function.name: start for function in self.functions}
-        placed = self._lay_out(start, entry, guess)
-        known |= {function.name: function.address for function in placed}
-        return self._lay_out(start, entry, known)
+        guess = constants | {function.name: start for function in self.functions}
+        placed = self._lay_out(start, entry, _Overlay(guess, symbols))
+        known = constants | {function.name: function.address for function in placed}
+        return self._lay_out(start, entry, _Overlay(known, symbols))
 
     def _lay_out(self, start: int, entry: EntryLayout, symbols: Mapping[str, int]) -> list[PlacedFunction]:
         placed: list[PlacedFunction] = []
@@ -101,6 +105,23 @@ class AssemblyFunctions:
                 head = f".byte {', '.join(map(hex, entry.sealed))}\n" if function.sealed else "endbr64\n"
             head += "nop5 ; patch site\n"
         return assemble(head + function.body, address, symbols, name=function.name)
+
+
+class _Overlay(Mapping[str, int]):
+    """A few names in front of many, which are not copied."""
+
+    def __init__(self, front: dict[str, int], back: Mapping[str, int]) -> None:
+        self._front, self._back = front, back
+
+    def __getitem__(self, name: str) -> int:
+        found = self._front.get(name)
+        return self._back[name] if found is None else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._back, **self._front})
+
+    def __len__(self) -> int:
+        return len({**self._back, **self._front})
 
 
 def padding_bytes(size: int) -> bytes:

@@ -1,10 +1,14 @@
 """Kernel symbols: names to addresses and back."""
 
-from bisect import bisect_right, insort
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from typing import Protocol, TypeVar, overload
 
 from emu.kernel.errors import KernelError
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -17,36 +21,96 @@ class Symbol:
     module: str = ""
 
 
+class SymbolText(Protocol):
+    """The kernel's own functions in a range of text, by rising address."""
+
+    @property
+    def start(self) -> int:
+        """The first address."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The address behind the last."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The name of each."""
+        ...
+
+    @property
+    def addresses(self) -> Sequence[int]:
+        """The address of each."""
+        ...
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The bytes of each."""
+        ...
+
+    @property
+    def positions(self) -> Mapping[str, int]:
+        """The position of the first one of each name."""
+        ...
+
+    def position_at(self, address: int) -> int | None:
+        """The position of the one that covers an address."""
+        ...
+
+
 class Kallsyms:
     """All symbols, sorted by address. A name may stand for several (statics, modules)."""
 
     def __init__(self) -> None:
         self._sorted: list[Symbol] = []
         self._by_name: dict[str, list[Symbol]] = {}
+        self._texts: list[SymbolText] = []
 
     def add(self, name: str, address: int, size: int, module: str = "") -> Symbol:
         """Add a symbol."""
         symbol = Symbol(address, name, size, module)
         insort(self._sorted, symbol)
-        self._by_name.setdefault(name, []).append(symbol)
+        insort(self._by_name.setdefault(name, []), symbol)
         return symbol
 
+    def add_text(self, text: SymbolText) -> None:
+        """Add the symbols of a whole range of text, in which no other one lies."""
+        self._texts.append(text)
+
     def remove(self, symbol: Symbol) -> None:
-        """Take a symbol out."""
-        self._sorted.remove(symbol)
+        """Take a symbol out that ``add`` gave."""
+        position = bisect_left(self._sorted, symbol)
+        if self._sorted[position : position + 1] != [symbol]:
+            raise ValueError(f"{symbol} is not there")
+        del self._sorted[position]
         self._by_name[symbol.name].remove(symbol)
         if not self._by_name[symbol.name]:
             del self._by_name[symbol.name]
 
     def lookup(self, name: str) -> Symbol:
-        """The symbol ``name`` or ``module:name``. Unqualified, the kernel's own comes first (B13 of the facts:
-        31bf1dbccfb0).
+        """The symbol ``name`` or ``module:name``; of several the first by address. Unqualified, the kernel's own comes
+        first (B13 of the facts: 31bf1dbccfb0).
         """
         module, _, bare = name.rpartition(":")
-        found = [s for s in self._by_name.get(bare, ()) if not module or s.module == module]
-        if not found:
+        found = self.find(bare, module)
+        if found is None and not module:
+            found = self.find(bare, None)
+        if found is None:
             raise KernelError(2, f"no symbol {name!r}")
-        return min(found, key=lambda symbol: symbol.module != "")
+        return found
+
+    def find(self, name: str, module: str | None = "") -> Symbol | None:
+        """The first symbol of a name by address in a module, the kernel itself (""), or anywhere (None); None where
+        there is none.
+        """
+        found = next((s for s in self._by_name.get(name, ()) if module is None or s.module == module), None)
+        if not module:
+            for text in self._texts:
+                position = text.positions.get(name)
+                if position is not None and (found is None or text.addresses[position] < found.address):
+                    found = _symbol(text, position)
+        return found
 
     def address(self, name: str) -> int:
         """The guest address of a symbol; KernelError (-ENOENT) where there is none."""
@@ -54,6 +118,10 @@ class Kallsyms:
 
     def at(self, address: int) -> Symbol | None:
         """The symbol that an address lies in."""
+        for text in self._texts:
+            if text.start <= address < text.end:
+                inside = text.position_at(address)
+                return None if inside is None else _symbol(text, inside)
         position = bisect_right(self._sorted, address, key=lambda symbol: symbol.address)
         while position:
             symbol = self._sorted[position - 1]
@@ -78,10 +146,54 @@ class Kallsyms:
         return symbol.name + (f"+{offset:#x}" if offset else "")
 
     def __contains__(self, name: object) -> bool:
-        return name in self._by_name
+        return name in self._by_name or any(name in text.positions for text in self._texts)
 
     def __iter__(self) -> Iterator[Symbol]:
-        return iter(self._sorted)
+        texts = ((_symbol(text, position) for position in range(len(text.names))) for text in self._texts)
+        return merge(self._sorted, *texts)
 
     def __len__(self) -> int:
-        return len(self._sorted)
+        return len(self._sorted) + sum(len(text.names) for text in self._texts)
+
+
+def _symbol(text: SymbolText, position: int) -> Symbol:
+    return Symbol(text.addresses[position], text.names[position], text.sizes[position])
+
+
+class AssemblySymbols(Mapping[str, int]):
+    """What assembly text may name, as it is at each look-up: the kernel's own symbols, constants, modules' symbols."""
+
+    def __init__(self, kallsyms: Kallsyms, constants: Mapping[str, int]) -> None:
+        self._kallsyms, self._constants = kallsyms, constants
+
+    @overload
+    def get(self, name: str, /) -> int | None: ...
+    @overload
+    def get(self, name: str, default: int | _T, /) -> int | _T: ...
+    def get(self, name: str, default: object = None, /) -> object:
+        """The address or value of a name."""
+        symbol = self._kallsyms.find(name)
+        if symbol is not None:
+            return symbol.address
+        constant = self._constants.get(name)
+        if constant is not None:
+            return constant
+        symbol = self._kallsyms.find(name, None)
+        return default if symbol is None else symbol.address
+
+    def __getitem__(self, name: str) -> int:
+        found = self.get(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._constants
+        seen = set(self._constants)
+        for symbol in self._kallsyms:
+            if symbol.name not in seen:
+                seen.add(symbol.name)
+                yield symbol.name
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

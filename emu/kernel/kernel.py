@@ -14,12 +14,13 @@ from emu.kernel.entry import EntryLayout
 from emu.kernel.execmem import PAGE, ExecMem
 from emu.kernel.ftrace import Ftrace
 from emu.kernel.functions import AssemblyFunctions, Function, FunctionSource, PlacedFunction, padding_bytes
-from emu.kernel.kallsyms import Kallsyms
+from emu.kernel.kallsyms import AssemblySymbols, Kallsyms
 from emu.kernel.modules import Module, Modules
 from emu.kernel.percpu_ref import PercpuRefs
 from emu.kernel.rcu import Rcu, RcuFlavour
 from emu.kernel.routines import GUEST_DATA, Routine, kernel_routines
 from emu.kernel.slab import PerCpu, Slab
+from emu.kernel.stamped import FunctionTable, StampedText, TextSource
 from emu.kernel.text_poke import TextPoke
 from emu.layout import AddressMap
 from emu.machine import Machine, Prot
@@ -37,7 +38,7 @@ from emu.task import Task
 from emu.vcpu import Call, Vcpu
 
 TEXT_SIZE = 2 << 20
-"""Guest memory for the kernel's text."""
+"""Guest memory for the kernel's text, and for what is added behind stamped text, which has its own."""
 EXEC_SIZE = 16 << 20
 """Address space for modules and images."""
 SLAB_SIZE = 4 << 20
@@ -52,7 +53,8 @@ class Kernel:
     """One booted kernel on a machine of its own.
 
     ``entry``: how traceable functions begin. ``functions``: those of the kernel's text. ``routines`` and
-    ``constants``: code and names from outside, laid out in front of them. ``packs``: images share pages.
+    ``constants``: code and names from outside, laid out in front of them. ``packs``: images share pages. Sizes are
+    bytes: ``exec_size`` of address space for modules and images, the others of guest memory.
     """
 
     def __init__(
@@ -63,11 +65,14 @@ class Kernel:
         layout: AddressMap = AddressMap(),  # noqa: B008  # frozen
         vcpus: int = 1,
         packs: bool = True,
-        functions: Sequence[FunctionSource] = (),
+        functions: Sequence[FunctionSource | TextSource] = (),
         routines: Mapping[str, Routine] | None = None,
         constants: Mapping[str, int] | None = None,
         counting: str = "auto",
         ram_bytes: int = 32 << 20,
+        exec_size: int = EXEC_SIZE,
+        slab_size: int = SLAB_SIZE,
+        text_size: int = TEXT_SIZE,
     ) -> None:
         self.entry, self.config, self.layout = entry, config, layout
         self.machine = Machine(layout, ram_bytes=ram_bytes, vcpus=vcpus, counting=counting)
@@ -75,15 +80,18 @@ class Kernel:
         self.process = ProcessContext()
         self.kallsyms = Kallsyms()
         self.modules = Modules()
-        self.functions: dict[str, PlacedFunction] = {}
-        self._constants = {**asm_symbols(), **(constants or {})}
+        self.functions = FunctionTable()
+        self.symbols = AssemblySymbols(self.kallsyms, {**asm_symbols(), **(constants or {})})
+        """Everything that assembly text may name: kernel symbols (the kernel's own before modules'), fields of
+        structures."""
         self._keys: dict[str, list[tuple[int, int]]] = {}
         self._text_end = layout.text
-        self._data_end = layout.modules + EXEC_SIZE
-        self._map_data()
+        self._text_limit = layout.text + text_size
+        self._data_end = layout.modules + exec_size
+        self._map_data(slab_size)
         machine, process = self.machine, self.process
         self.text_poke = TextPoke(machine, process, self.events)
-        self.execmem = ExecMem(machine, process, self.events, layout.modules, EXEC_SIZE, packs=packs)
+        self.execmem = ExecMem(machine, process, self.events, layout.modules, exec_size, packs=packs)
         self.rcu = Rcu(machine, process, self.events, self._nesting)
         self.percpu_refs = PercpuRefs(machine, self.slab, self.percpu, self.rcu)
         self.ftrace = Ftrace(
@@ -95,11 +103,11 @@ class Kernel:
 
     # Memory ---------------------------------------------------------------------------------------------------------
 
-    def _map_data(self) -> None:
+    def _map_data(self, slab_size: int) -> None:
         machine, layout = self.machine, self.layout
         data = Prot.READ | Prot.WRITE
-        machine.map(layout.direct_map, SLAB_SIZE, data, name="slab")
-        self.slab = Slab(machine, self.process, layout.direct_map, SLAB_SIZE)
+        machine.map(layout.direct_map, slab_size, data, name="slab")
+        self.slab = Slab(machine, self.process, layout.direct_map, slab_size)
         machine.map(layout.vmalloc, VMALLOC_SIZE, data, name="vmalloc")
         self.vmalloc = Slab(machine, self.process, layout.vmalloc, VMALLOC_SIZE)
         areas = []
@@ -157,7 +165,9 @@ class Kernel:
 
     # Text -----------------------------------------------------------------------------------------------------------
 
-    def _boot_text(self, routines: Mapping[str, Routine], functions: Sequence[FunctionSource]) -> None:
+    def _boot_text(
+        self, routines: Mapping[str, Routine], functions: Sequence[FunctionSource | TextSource]
+    ) -> None:
         machine, layout = self.machine, self.layout
         for name, struct in GUEST_DATA.items():
             if struct == "srcu_struct":
@@ -167,7 +177,7 @@ class Kernel:
             else:
                 size, address = 8, self.module_data(8, 8)
             self.kallsyms.add(name, address, size)
-        machine.map(layout.text, TEXT_SIZE, Prot.READ | Prot.EXEC, name="kernel text")
+        machine.map(layout.text, self._text_limit - layout.text, Prot.READ | Prot.EXEC, name="kernel text")
         host = {"percpu_ref_release": self.percpu_refs.released}
         calls = {name: machine.host_call(name, host.get(name, _nothing)) for name, r in routines.items() if r.host_call}
         calls["schedule"] = machine.host_call("schedule", Vcpu.sleep)
@@ -175,20 +185,23 @@ class Kernel:
             self.kallsyms.add(name, address, 1)
         self.percpu_refs.release_address = calls["percpu_ref_release"]
         guest = tuple(Function(name, r.text, traceable=False) for name, r in routines.items() if not r.host_call)
-        for placed in self._place(AssemblyFunctions(guest), ""):
+        for placed in self._place(AssemblyFunctions(guest)):
             for entry in routines[placed.name].jump_entries:
                 sites = self._keys.setdefault(entry.key, [])
                 sites.append((placed.image.symbols[entry.site], placed.image.symbols[entry.target]))
         for source in functions:
-            self._place(source, "")
+            if isinstance(source, TextSource):
+                self.add_text(source)
+            else:
+                self._place(source)
 
-    def _place(self, source: FunctionSource, module: str) -> list[PlacedFunction]:
+    def _place(self, source: FunctionSource) -> list[PlacedFunction]:
         """Lay out functions behind the kernel's text and make them known."""
         placed = source.place(self._text_end, self.entry, self.symbols)
         for function in placed:
             self._load(function)
             end = function.address + function.size
-            if self.layout.text <= function.address and end <= self.layout.text + TEXT_SIZE:
+            if self.layout.text <= function.address and end <= self._text_limit:
                 self._text_end = max(self._text_end, end)
         return placed
 
@@ -213,20 +226,28 @@ class Kernel:
         key = f"{function.module}:{function.name}" if function.module else function.name
         self.functions[key] = function
 
-    @property
-    def symbols(self) -> dict[str, int]:
-        """Everything that assembly text may name: kernel symbols (the kernel's own before modules'), fields of
-        structures.
+    def add_text(self, source: TextSource) -> StampedText:
+        """Add thousands of functions to the kernel's text, which grows as it must. OutOfMemory; asm.AsmError for a
+        body that can't be assembled; nothing is added then.
         """
-        found = dict(self._constants)
-        for symbol in self.kallsyms:
-            if not symbol.module or symbol.name not in found:
-                found[symbol.name] = symbol.address
-        return found
+        text = source.stamp(self._text_end, self.entry, self.symbols)
+        machine, end = self.machine, (text.end + PAGE - 1) & -PAGE
+        if end > self._text_limit:
+            end += TEXT_SIZE
+            machine.map(self._text_limit, end - self._text_limit, Prot.READ | Prot.EXEC, name="kernel text")
+            self._text_limit = end
+        machine.add_text(text)
+        machine.load(text.start, text.code)
+        self.kallsyms.add_text(text)
+        for site in text.sites:
+            self.ftrace.add_site(site)
+        self.functions.texts.append(text)
+        self._text_end = text.end
+        return text
 
     def add_functions(self, *functions: Function) -> list[PlacedFunction]:
         """Add functions of one's own to the kernel's text. Raises asm.AsmError for a body that can't be assembled."""
-        return self._place(AssemblyFunctions(functions), "")
+        return self._place(AssemblyFunctions(functions))
 
     def add_symbol_at(self, address: int, name: str) -> None:
         """Let an address that somebody else chose (a recorded boot's) lead to a symbol: a jmp stands there."""
@@ -244,10 +265,13 @@ class Kernel:
         return symbol is not None and not symbol.module and symbol.name in self.functions
 
     def function(self, name: str) -> PlacedFunction:
-        """A function by name, ``module:name`` where it must be a module's. KernelError (-ENOENT)."""
+        """A function by name, ``module:name`` where it must be a module's; of several the first by address.
+        KernelError (-ENOENT).
+        """
         symbol = self.kallsyms.lookup(name)
-        key = f"{symbol.module}:{symbol.name}" if symbol.module else symbol.name
-        found = self.functions.get(key)
+        found = self.functions.stamped_at(symbol.address)
+        if found is None:
+            found = self.functions.single.get(f"{symbol.module}:{symbol.name}" if symbol.module else symbol.name)
         if found is None:
             self.kallsyms.lookup(name + " as a function")
         assert found is not None
