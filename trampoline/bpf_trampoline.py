@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from emu.kernel.errors import KernelError
@@ -23,6 +24,7 @@ from trampoline.generator import (
 from trampoline.model import FuncModel
 from trampoline.poke import BpfTextPokeType, bpf_arch_text_poke
 from trampoline.prog import BpfProg
+from trampoline.sites import DirectSites, OpsEach
 from trampoline.tramp_image import BpfTrampImage
 
 E2BIG, EAGAIN, EBUSY, EINVAL = 7, 11, 16, 22
@@ -62,8 +64,8 @@ class TrampLink:
 class BpfTrampoline:
     """The trampoline of one target."""
 
-    def __init__(self, kernel: Kernel, flavour: Flavour, boot: Boot, target: Target) -> None:
-        self._kernel, self._flavour, self._boot = kernel, flavour, boot
+    def __init__(self, kernel: Kernel, flavour: Flavour, boot: Boot, sites: DirectSites, target: Target) -> None:
+        self._kernel, self._flavour, self._boot, self._sites = kernel, flavour, boot, sites
         self.target = target
         self.refcnt = 0
         self.mutex = Lock(kernel.process, f"trampoline of {target.name}")
@@ -71,7 +73,6 @@ class BpfTrampoline:
         """In attach order."""
         self.flags = TrampFlag(0)
         self.cur_image: BpfTrampImage | None = None
-        self._ops = FtraceOps(f"bpf_trampoline of {target.name}", ops_func=self._share_ipmodify)
 
     def link_prog(self, link: TrampLink) -> None:
         """``__bpf_trampoline_link_prog``. On any error the list, the image and the site are as before.
@@ -79,39 +80,48 @@ class BpfTrampoline:
         KernelError: -E2BIG beyond the limit of links, -EBUSY for a link or a program that is there already, and what
         updating raises.
         """
-        kind = kind_of(link.prog.attach_type, self.target.model)
-        if kind is Kind.FSESSION and not self._flavour.fsession:
-            raise KernelError(EINVAL, f"{self._flavour.name} has no fsession programs")
-        with self.mutex:
-            total = sum(linked.weight for linked, _ in self.links)
-            if total + kind.weight > self._flavour.max_links:
-                raise KernelError(
-                    E2BIG,
-                    f"{self.target.name} has {total} programs; {self._flavour.name} takes {self._flavour.max_links}",
-                )
-            if link.linked:
-                raise KernelError(EBUSY, f"the link of {link.prog.name} is attached already")
-            if any(linked is kind and other.prog is link.prog for linked, other in self.links):
-                raise KernelError(EBUSY, f"{link.prog.name} is attached to {self.target.name} already")
-            self.links.append((kind, link))
-            try:
-                self._update()
-            except BaseException:
-                self.links.pop()
-                raise
-            link.linked = True
+        with self.mutex, self.adding(link):
+            self._update()
 
     def unlink_prog(self, link: TrampLink) -> None:
         """``__bpf_trampoline_unlink_prog``. If updating fails, the link stays."""
-        with self.mutex:
-            position = next(i for i, (_, linked) in enumerate(self.links) if linked is link)
-            entry = self.links.pop(position)
-            try:
-                self._update()
-            except BaseException:
-                self.links.insert(position, entry)
-                raise
-            link.linked = False
+        with self.mutex, self.removing(link):
+            self._update()
+
+    @contextmanager
+    def adding(self, link: TrampLink) -> Iterator[None]:
+        """Within the block a program is in its list, and stays there unless the block raises; ``mutex`` is held."""
+        kind = kind_of(link.prog.attach_type, self.target.model)
+        if kind is Kind.FSESSION and not self._flavour.fsession:
+            raise KernelError(EINVAL, f"{self._flavour.name} has no fsession programs")
+        total = sum(linked.weight for linked, _ in self.links)
+        if total + kind.weight > self._flavour.max_links:
+            raise KernelError(
+                E2BIG, f"{self.target.name} has {total} programs; {self._flavour.name} takes {self._flavour.max_links}"
+            )
+        if link.linked:
+            raise KernelError(EBUSY, f"the link of {link.prog.name} is attached already")
+        if any(linked is kind and other.prog is link.prog for linked, other in self.links):
+            raise KernelError(EBUSY, f"{link.prog.name} is attached to {self.target.name} already")
+        self.links.append((kind, link))
+        try:
+            yield
+        except BaseException:
+            self.links.pop()
+            raise
+        link.linked = True
+
+    @contextmanager
+    def removing(self, link: TrampLink) -> Iterator[None]:
+        """Within the block a program is no longer in its list; it is back if the block raises; ``mutex`` is held."""
+        position = next(i for i, (_, linked) in enumerate(self.links) if linked is link)
+        entry = self.links.pop(position)
+        try:
+            yield
+        except BaseException:
+            self.links.insert(position, entry)
+            raise
+        link.linked = False
 
     @property
     def tramp_links(self) -> TrampLinks:
@@ -133,7 +143,7 @@ class BpfTrampoline:
             session_cookie=session and prog.uses_session_cookie,
         )
 
-    def _share_ipmodify(self, ops: FtraceOps, ip: int, cmd: FtraceOpsCmd) -> None:
+    def share_ipmodify(self, ops: FtraceOps, ip: int, cmd: FtraceOpsCmd) -> None:
         """``bpf_tramp_ftrace_ops_func``: a livepatch of the target came or goes.
 
         The original is called where livepatch wants it (ORIG_STACK) while they share the site. -EAGAIN where the image
@@ -182,13 +192,23 @@ class BpfTrampoline:
 
     def _try_update(self, lock_direct_mutex: bool) -> bool:
         """One attempt; False where livepatch shares the site and a new one is due (00963a2e75a8)."""
+        update = self.prepare()
+        try:
+            self._apply(update, lock_direct_mutex)
+        except BaseException as error:
+            again = isinstance(error, KernelError) and error.errno == EAGAIN
+            self.abandon(update, seen=not again)
+            if again:
+                return False
+            raise
+        self.finish(update)
+        return True
+
+    def prepare(self) -> "Update":
+        """What the programs as they are now need: a new image, or none; its site is not touched yet."""
         old = self.cur_image
         if not self.links:
-            if old is not None:
-                self._unregister(old)
-                self.cur_image, self.flags = None, self.flags & TrampFlag.SHARE_IPMODIFY
-                old.put()
-            return True
+            return Update(old, None, self.flags & TrampFlag.SHARE_IPMODIFY)
         links = self.tramp_links
         kept = self.flags
         if self.target.tail_call_reachable:
@@ -197,23 +217,36 @@ class BpfTrampoline:
             self._flavour, links, uses_func_ip=any(link.prog.uses_func_ip for _, link in self.links), kept=kept
         )
         image = self._generate(flags, links)
+        # Livepatch asks for them while the site is changed.
         self.flags = flags
-        try:
-            if old is None:
-                self._register(image)
-            else:
-                self._modify(old, image, lock_direct_mutex)
-        except BaseException as error:
-            if isinstance(error, KernelError) and error.errno == EAGAIN:
-                image.discard()
-                return False
-            # Another CPU may have come by while ftrace knew of it.
-            image.put()
-            raise
-        self.cur_image = image
-        if old is not None:
-            old.put()
-        return True
+        return Update(old, image, flags)
+
+    def finish(self, update: "Update") -> None:
+        """The site reaches the new image: release the old one."""
+        self.cur_image, self.flags = update.new, update.flags
+        if update.old is not None:
+            update.old.put()
+
+    def abandon(self, update: "Update", *, seen: bool) -> None:
+        """The site was not changed: give up the new image; where it was ``seen``, another CPU may be in it."""
+        if update.new is None:
+            return
+        if seen:
+            update.new.put()
+        else:
+            update.new.discard()
+
+    def _apply(self, update: "Update", lock_direct_mutex: bool) -> None:
+        old, new, site = update.old, update.new, self.site
+        if not site:
+            self._poke(old, new)
+        elif new is None:
+            if old is not None:
+                self._sites.unregister(self, site, self.direct(old))
+        elif old is None:
+            self._sites.register(self, site, self.direct(new))
+        else:
+            self._sites.modify(self, site, self.direct(new), lock_direct_mutex=lock_direct_mutex)
 
     def _generate(self, flags: TrampFlag, links: TrampLinks) -> BpfTrampImage:
         """A filled image. Where the kernel makes a dry run for the size, we allocate enough and give back the rest."""
@@ -244,60 +277,41 @@ class BpfTrampoline:
         assert image.trampoline is not None
         return uses_jmp(self._flavour, image.trampoline.flags)
 
-    def _direct(self, image: BpfTrampImage) -> int:
+    def direct(self, image: BpfTrampImage) -> int:
+        """The address by which the site reaches an image, as ftrace takes it."""
         return ftrace_jmp_set(image.image) if self._jmp(image) else image.image
 
-    def _poke_type(self, image: BpfTrampImage) -> BpfTextPokeType:
-        return BpfTextPokeType.BPF_MOD_JUMP if self._jmp(image) else BpfTextPokeType.BPF_MOD_CALL
-
     @property
-    def _site(self) -> int:
+    def site(self) -> int:
         """The ftrace location of the target; 0 where it is patched directly (``func.ftrace_managed``)."""
         return self._kernel.ftrace.ftrace_location(self.target.address)
 
-    def _register(self, image: BpfTrampImage) -> None:
-        ftrace, site = self._kernel.ftrace, self._site
-        if not site:
-            bpf_arch_text_poke(
-                self._kernel,
-                self.target.address,
-                BpfTextPokeType.BPF_MOD_NOP,
-                self._poke_type(image),
-                None,
-                image.image,
-            )
-            return
-        ftrace.ftrace_set_filter_ip(self._ops, site, reset=True)
-        try:
-            ftrace.register_ftrace_direct(self._ops, self._direct(image))
-        except BaseException:
-            self._ops.filter.clear()
-            raise
+    def _poke(self, old: BpfTrampImage | None, new: BpfTrampImage | None) -> None:
+        def kind(image: BpfTrampImage | None) -> BpfTextPokeType:
+            if image is None:
+                return BpfTextPokeType.BPF_MOD_NOP
+            return BpfTextPokeType.BPF_MOD_JUMP if self._jmp(image) else BpfTextPokeType.BPF_MOD_CALL
 
-    def _modify(self, old: BpfTrampImage, new: BpfTrampImage, lock_direct_mutex: bool) -> None:
-        if self._site:
-            self._kernel.ftrace.modify_ftrace_direct(
-                self._ops, self._direct(new), lock_direct_mutex=lock_direct_mutex
-            )
-            return
-        bpf_arch_text_poke(
-            self._kernel, self.target.address, self._poke_type(old), self._poke_type(new), old.image, new.image
-        )
+        was, becomes = (None if image is None else image.image for image in (old, new))
+        if was is not None or becomes is not None:
+            bpf_arch_text_poke(self._kernel, self.target.address, kind(old), kind(new), was, becomes)
 
-    def _unregister(self, old: BpfTrampImage) -> None:
-        if self._site:
-            self._kernel.ftrace.unregister_ftrace_direct(self._ops, self._direct(old), free_filters=True)
-            return
-        bpf_arch_text_poke(
-            self._kernel, self.target.address, self._poke_type(old), BpfTextPokeType.BPF_MOD_NOP, old.image, None
-        )
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A change of a trampoline under way: its image now and then (None: no programs), and its flags then."""
+
+    old: BpfTrampImage | None
+    new: BpfTrampImage | None
+    flags: TrampFlag
 
 
 class Trampolines:
     """All trampolines of a kernel by key (``trampoline_table``)."""
 
-    def __init__(self, kernel: Kernel, flavour: Flavour, boot: Boot) -> None:
+    def __init__(self, kernel: Kernel, flavour: Flavour, boot: Boot, sites: DirectSites | None = None) -> None:
         self._kernel, self._flavour = kernel, flavour
+        self.sites = sites or OpsEach(kernel)
         self.boot = boot
         """For trampolines made from now on."""
         self._table: dict[int, BpfTrampoline] = {}
@@ -310,7 +324,9 @@ class Trampolines:
             if found is None:
                 # 861de02e5f3f: a module must not go away under its trampoline.
                 self._kernel.modules.get(target.module)
-                found = self._table[target.key] = BpfTrampoline(self._kernel, self._flavour, self.boot, target)
+                found = self._table[target.key] = BpfTrampoline(
+                    self._kernel, self._flavour, self.boot, self.sites, target
+                )
             found.refcnt += 1
             return found
 
