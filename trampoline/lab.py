@@ -8,7 +8,7 @@
 42
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from asm import DisplacementError
@@ -26,12 +26,19 @@ from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
 from trampoline.generator import Boot
 from trampoline.model import Arg, FuncModel
+from trampoline.multi import MultiEntry, attach_multi, check_multi, detach_multi
 from trampoline.phases import with_phases
 from trampoline.prog import BpfProg, BpfPrograms, ProgFunction
+from trampoline.sites import DirectSites, OpsEach, SingleOps
 from trampoline.structs import asm_symbols
 
 EINVAL, ENOENT = 22, 2
 
+DESIGNS: dict[str, Callable[[Kernel], DirectSites]] = {"per-function": OpsEach, "batched": SingleOps}
+"""How sites reach their trampolines, by design."""
+MULTI_TYPES = frozenset({AttachType.FENTRY_MULTI, AttachType.FEXIT_MULTI, AttachType.FSESSION_MULTI})
+MAX_MULTI = 1 << 20
+"""Functions of one multi link at most (as many as a kprobe_multi link takes)."""
 NEVER_TRACED = NOTRACE | frozenset(BTF_ID_DENY)
 """Tracing these would recurse inside a trampoline's own callees."""
 PROG_MODEL = FuncModel("bpf_prog", (Arg("ctx", "void *", 8),))
@@ -73,10 +80,46 @@ class Link:
             self.detach()
 
 
+class MultiLink:
+    """``struct bpf_tracing_multi_link``: one program on many functions. ``skipped`` says what was left out, and why."""
+
+    def __init__(
+        self, lab: "Tracing", prog: BpfProg, entries: Sequence[MultiEntry], skipped: Mapping[str, Exception]
+    ) -> None:
+        self._lab, self.prog, self._entries = lab, prog, tuple(entries)
+        self.skipped = dict(skipped)
+        self.attached = True
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The functions that it is on, in the order given."""
+        return tuple(entry.trampoline.target.name for entry in self._entries)
+
+    def detach(self) -> None:
+        """Take the program off all functions. Detaching twice is a TrampolineError."""
+        if not self.attached:
+            raise TrampolineError(f"{self.prog.name} is detached already")
+        detach_multi(self._lab.trampolines.sites, self._entries)
+        self.attached = False
+        for entry in self._entries:
+            self._lab.trampolines.put(entry.trampoline)
+        self._lab.programs.put(self.prog)
+        self._lab.kernel.rcu.settle()
+
+    def __enter__(self) -> "MultiLink":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.attached:
+            self.detach()
+
+
 class Tracing:
     """A kernel of one flavour and configuration, with programs and trampolines.
 
-    ``functions`` are added to the kernel's text. Raises TrampolineError for an unknown flavour or configuration.
+    ``functions`` are added to the kernel's text. ``design``: ``per-function`` attaches one by one, ``batched`` gives
+    all trampolines one ftrace_ops and attaches a multi link in one go. Raises TrampolineError for an unknown flavour,
+    configuration or design.
     """
 
     def __init__(
@@ -89,8 +132,11 @@ class Tracing:
         layout: AddressMap | None = None,
         functions: Sequence[FunctionSource] = (),
         counting: str = "auto",
+        design: str = "per-function",
     ) -> None:
         self.flavour = flavour_name if isinstance(flavour_name, Flavour) else flavour(flavour_name)
+        if design not in DESIGNS:
+            raise TrampolineError(f"no design {design!r}; there are {', '.join(DESIGNS)}")
         if isinstance(config, str):
             if config not in CONFIGS:
                 raise TrampolineError(f"no configuration {config!r}; there are {', '.join(CONFIGS)}")
@@ -107,7 +153,7 @@ class Tracing:
             functions=(AssemblyFunctions(TEST_FUNCTIONS + NR_ARGS_FUNCTIONS), *functions),
         )
         self.programs = BpfPrograms(self.kernel)
-        self.trampolines = Trampolines(self.kernel, self.flavour, boot or Boot())
+        self.trampolines = Trampolines(self.kernel, self.flavour, boot or Boot(), DESIGNS[design](self.kernel))
         self._btf_ids: dict[str, int] = {}
         self._models: dict[str, FuncModel] = {}
         self._unnamed = 0
@@ -219,6 +265,49 @@ class Tracing:
         self.programs.get(prog)
         self.kernel.rcu.settle()
         return Link(self, trampoline, link)
+
+    def attach_multi(
+        self,
+        prog: BpfProg,
+        functions: Sequence[str],
+        *,
+        cookies: Sequence[int] | None = None,
+        skip_invalid: bool = False,
+    ) -> MultiLink:
+        """Attach a program to many functions: to all of them, or, on any error, to none.
+
+        With ``skip_invalid`` what can't be traced is left out and reported. Each function may have a cookie of its own.
+        KernelError: -EINVAL for no function, one given twice, cookies that don't match, a program that is no ``_multi``
+        one or is sleepable; -E2BIG for too many; what ``attach`` raises for a single one.
+        """
+        if prog.attach_type not in MULTI_TYPES or prog.sleepable:
+            raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) can't be on many functions")
+        check_multi(len(functions), len(set(functions)), None if cookies is None else len(cookies), most=MAX_MULTI)
+        targets: list[tuple[Target, int]] = []
+        skipped: dict[str, Exception] = {}
+        for name, cookie in zip(functions, cookies or [0] * len(functions), strict=True):
+            try:
+                target = self.target(name)
+                if self.kernel.function(name).site is None:
+                    raise KernelError(EINVAL, f"{name} has no patch site")
+                targets.append((target, cookie))
+            except (KernelError, PrototypeError) as error:
+                if not skip_invalid:
+                    raise
+                skipped[name] = error
+        entries: list[MultiEntry] = []
+        try:
+            for target, cookie in targets:
+                entries.append(MultiEntry(self.trampolines.get(target), TrampLink(prog, cookie)))
+            attach_multi(self.trampolines.sites, entries)
+        except BaseException:
+            for entry in entries:
+                self.trampolines.put(entry.trampoline)
+            self.kernel.rcu.settle()
+            raise
+        self.programs.get(prog)
+        self.kernel.rcu.settle()
+        return MultiLink(self, prog, entries, skipped)
 
     # Running --------------------------------------------------------------------------------------------------------
 

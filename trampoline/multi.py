@@ -1,0 +1,114 @@
+"""Multi links: one program on many functions (``tracing_multi`` links, merged in 2026).
+
+Trampolines stay one per function. With one ftrace_ops for all (``SingleOps``) a batch is one ftrace update; otherwise
+functions are attached one by one, which is what mass attachment was slow by. Either way all or nothing.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from emu.kernel.errors import KernelError
+from trampoline.bpf_trampoline import EAGAIN, EINVAL, BpfTrampoline, TrampLink
+from trampoline.sites import SingleOps, SiteBatch
+
+
+@dataclass(frozen=True, slots=True)
+class MultiEntry:
+    """One function of a multi link: its trampoline, and the program's place in it."""
+
+    trampoline: BpfTrampoline
+    link: TrampLink
+
+
+def attach_multi(sites: object, entries: Sequence[MultiEntry]) -> None:
+    """``bpf_trampoline_multi_attach``: put every link into its trampoline, or none.
+
+    Raises what linking and patching raise; then every list, image and site is as it was.
+    """
+    _change(sites, entries, adding=True)
+
+
+def detach_multi(sites: object, entries: Sequence[MultiEntry]) -> None:
+    """``bpf_trampoline_multi_detach``: take every link out, or none where updating fails."""
+    _change(sites, entries, adding=False)
+
+
+def _change(sites: object, entries: Sequence[MultiEntry], *, adding: bool) -> None:
+    if isinstance(sites, SingleOps) and all(entry.trampoline.site for entry in entries):
+        _change_batched(sites, entries, adding=adding)
+    else:
+        _change_one_by_one(entries, adding=adding)
+
+
+def _change_one_by_one(entries: Sequence[MultiEntry], *, adding: bool) -> None:
+    with ExitStack() as undo:
+        for entry in entries:
+            trampoline = entry.trampoline
+            change, back = trampoline.link_prog, trampoline.unlink_prog
+            if not adding:
+                change, back = back, change
+            change(entry.link)
+            undo.callback(back, entry.link)
+        undo.pop_all()
+
+
+def _change_batched(sites: SingleOps, entries: Sequence[MultiEntry], *, adding: bool) -> None:
+    """All trampolines are locked (``trampoline_lock_all``), changed in their lists, generated, and patched as one."""
+    with ExitStack() as stack:
+        for entry in entries:
+            stack.enter_context(entry.trampoline.mutex)
+        flags = [entry.trampoline.flags for entry in entries]
+        try:
+            for entry in entries:
+                change = entry.trampoline.adding if adding else entry.trampoline.removing
+                stack.enter_context(change(entry.link))
+            while not _try_update(sites, [entry.trampoline for entry in entries]):
+                pass
+        except BaseException:
+            for entry, before in zip(entries, flags, strict=True):
+                entry.trampoline.flags = before
+            raise
+
+
+def _try_update(sites: SingleOps, trampolines: Sequence[BpfTrampoline]) -> bool:
+    """One attempt at all of them; False where livepatch shares a site and its image is to be made anew."""
+    with ExitStack() as undo:
+        updates = []
+        for trampoline in trampolines:
+            update = trampoline.prepare()
+            undo.callback(trampoline.abandon, update, seen=False)
+            updates.append(update)
+        batch = SiteBatch()
+        for trampoline, update in zip(trampolines, updates, strict=True):
+            ip = trampoline.site
+            if update.new is None and update.old is not None:
+                batch.removed[ip] = trampoline.direct(update.old)
+            elif update.new is not None:
+                (batch.modified if update.old else batch.added)[ip] = trampoline.direct(update.new)
+        undo.pop_all()
+    try:
+        sites.apply(batch, {trampoline.site: trampoline for trampoline in trampolines})
+    except BaseException as error:
+        for trampoline, update in zip(trampolines, updates, strict=True):
+            trampoline.abandon(update, seen=True)
+        if isinstance(error, KernelError) and error.errno == EAGAIN:
+            return False
+        raise
+    for trampoline, update in zip(trampolines, updates, strict=True):
+        trampoline.finish(update)
+    return True
+
+
+def check_multi(count: int, distinct: int, cookies: int | None, *, most: int) -> None:
+    """Counts of a multi link: -EINVAL for none, for a function twice and for cookies that don't match, -E2BIG beyond
+    ``most``.
+    """
+    if not count:
+        raise KernelError(EINVAL, "a multi link needs a function")
+    if count > most:
+        raise KernelError(7, f"{count} functions; a multi link takes {most}")
+    if distinct != count:
+        raise KernelError(EINVAL, f"{count - distinct} functions are given twice")
+    if cookies is not None and cookies != count:
+        raise KernelError(EINVAL, f"{cookies} cookies for {count} functions")
