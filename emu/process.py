@@ -26,6 +26,8 @@ class PointKind(enum.StrEnum):
     IPI = "ipi"
     ALLOC = "alloc"
     GRACE_PERIOD = "grace period"
+    PUBLISH = "publish"
+    """A pointer is about to be set that CPUs follow without a lock (rcu_assign_pointer)."""
 
 
 CAN_FAIL = frozenset({PointKind.ALLOC, PointKind.PATCH})

@@ -1,0 +1,65 @@
+"""Metadata objects in the top 2 GiB, where a sign-extended 32-bit pointer reaches them."""
+
+from collections import deque
+
+from emu.errors import OutOfMemory
+from emu.kernel.errors import KernelError
+from emu.kernel.kernel import Kernel
+from emu.kernel.slab import POISON
+from emu.process import PointKind
+
+CHUNK = 64 << 10
+"""Bytes by which an arena grows. It never shrinks."""
+TOP_2GIB = 0xFFFF_FFFF_8000_0000
+
+ENOMEM = 12
+
+
+class Arena:
+    """Objects of one kind beside modules and images, zeroed when allocated, poisoned when freed, oldest used first."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._objects: dict[int, tuple[int, str]] = {}
+        self._freed: dict[int, deque[int]] = {}
+        self._next = self._limit = 0
+        self.reserved = 0
+        """Bytes of its chunks, in use or not."""
+
+    @property
+    def objects(self) -> dict[int, str]:
+        """Address and name of everything allocated."""
+        return {address: name for address, (_, name) in self._objects.items()}
+
+    @property
+    def used(self) -> int:
+        """Bytes in use."""
+        return sum(size for size, _ in self._objects.values())
+
+    def alloc(self, size: int, name: str) -> int:
+        """Guest address of ``size`` zeroed bytes, 8-byte aligned. KernelError with -ENOMEM where there is no room."""
+        self._kernel.process.point(PointKind.ALLOC, name)
+        freed = self._freed.get(size)
+        address = freed.popleft() if freed else self._take((size + 7) & -8, name)
+        self._kernel.machine.write(address, bytes(size))
+        self._objects[address] = size, name
+        return address
+
+    def free(self, address: int) -> None:
+        """Give an object back."""
+        size, _ = self._objects.pop(address)
+        self._kernel.machine.write(address, bytes([POISON]) * size)
+        self._freed.setdefault(size, deque()).append(address)
+
+    def _take(self, size: int, name: str) -> int:
+        if self._next + size > self._limit:
+            try:
+                start = self._kernel.module_data(CHUNK, 4096)
+            except OutOfMemory as error:
+                raise KernelError(ENOMEM, f"no memory for {name}") from error
+            if start < TOP_2GIB:
+                raise KernelError(ENOMEM, f"no memory for {name} in the top 2 GiB")
+            self._next, self._limit = start, start + CHUNK
+            self.reserved += CHUNK
+        self._next += size
+        return self._next - size

@@ -1,0 +1,121 @@
+"""Metadata found through a table as flat as text itself: a 32-bit pointer for each 16 bytes of the top 2 GiB.
+
+512 MiB of addresses, of which only pages that hold a pointer are populated; one page serves 16 KiB of text. As quick as
+padding, on kernels without it, and attaching writes no text for it; the price is memory, a quarter of the text that
+traced functions stand in.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from emu.errors import OutOfMemory
+from emu.kernel.errors import KernelError
+from emu.kernel.kernel import Kernel
+from emu.layout import PAGE_SIZE
+from emu.machine import Prot
+from emu.process import PointKind
+from trampoline.kfunc_md.arena import TOP_2GIB, Arena
+from trampoline.kfunc_md.backend import REGISTERS
+from trampoline.kfunc_md.lookup import FLAT_BASE, Entered, LookupRegisters, flat_lookup
+
+ENOMEM, EOPNOTSUPP = 12, 95
+
+_MASK = (1 << 64) - 1
+
+
+def entry_address(func: int) -> int:
+    """Guest address of a function's entry; -EOPNOTSUPP where it can have none."""
+    if func < TOP_2GIB or func & 15:
+        raise KernelError(EOPNOTSUPP, f"the function at {func:#x} is not 16-byte aligned text of the top 2 GiB")
+    return (((func - (1 << 64)) >> 4) * 4 + FLAT_BASE) & _MASK
+
+
+class FlatTable:
+    """Metadata pointers in a sparse table. A page is given back with the grace period of its last metadata.
+
+    A look-up of a function whose page is not populated faults: code that looks up must be entered from functions that
+    have metadata, or had some less than a grace period ago, as stubs are.
+    """
+
+    name = "flat"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self._machine = kernel, kernel.machine
+        self.nodes = Arena(kernel)
+        self._pages: dict[int, int] = {}
+
+    @property
+    def symbols(self) -> dict[str, int]:
+        """None: the table stands where it stands."""
+        return {}
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of populated pages."""
+        return {"flat table": PAGE_SIZE * len(self._pages)}
+
+    def find(self, func: int) -> int:
+        """Guest address of a function's metadata, 0 without."""
+        if func < TOP_2GIB or func & 15 or (at := entry_address(func)) & -PAGE_SIZE not in self._pages:
+            return 0
+        found = self._machine.read_u32(at)
+        return found and found | TOP_2GIB
+
+    def lookup(
+        self,
+        entered: Entered,
+        *,
+        label: str,
+        missing: str,
+        registers: LookupRegisters = REGISTERS,
+        checked: bool = False,
+    ) -> str:
+        """``flat_lookup``; ``checked`` changes nothing."""
+        return flat_lookup(entered, label=label, missing=missing, registers=registers)
+
+    def prepare(self, functions: Sequence[int]) -> None:
+        """Populate pages. KernelError: -EOPNOTSUPP, -ENOMEM."""
+        wanted = {entry_address(func) & -PAGE_SIZE for func in functions} - self._pages.keys()
+        made: list[int] = []
+        try:
+            for page in sorted(wanted):
+                self._kernel.process.point(PointKind.ALLOC, f"a page of the flat table at {page:#x}")
+                self._populate(page)
+                made.append(page)
+        except BaseException:
+            for page in made:
+                self._machine.unmap(page, PAGE_SIZE)
+                del self._pages[page]
+            raise
+
+    def insert(self, mds: Mapping[int, int]) -> None:
+        """One store each."""
+        for func, md in mds.items():
+            at = entry_address(func)
+            self._pages[at & -PAGE_SIZE] += 1
+            self._machine.write_u32(at, md & 0xFFFF_FFFF)
+
+    def remove(self, functions: Sequence[int]) -> None:
+        """One store each."""
+        for func in functions:
+            self._machine.write_u32(entry_address(func), 0)
+
+    def shrink(self) -> None:
+        """Pages go with the grace period of their last metadata."""
+
+    def forget(self, functions: Sequence[int]) -> None:
+        """Give pages back that no metadata is found through any more."""
+        for func in functions:
+            page = entry_address(func) & -PAGE_SIZE
+            self._pages[page] -= 1
+            if not self._pages[page]:
+                self._machine.unmap(page, PAGE_SIZE)
+                del self._pages[page]
+
+    def _populate(self, page: int) -> None:
+        if self._machine.is_mapped(page):
+            raise KernelError(ENOMEM, f"something else is at {page:#x}, where the flat table should be")
+        try:
+            self._machine.map(page, PAGE_SIZE, Prot.READ | Prot.WRITE, name="flat table of metadata")
+        except OutOfMemory as error:
+            raise KernelError(ENOMEM, f"no page for the flat table at {page:#x}") from error
+        self._pages[page] = 0

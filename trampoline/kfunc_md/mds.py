@@ -1,0 +1,362 @@
+"""The metadata of traced functions: create, get, put, link, unlink, with the rules of the tracing-multi series."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from emu.guest_struct import StructView
+from emu.kernel.errors import KernelError
+from emu.kernel.kernel import Kernel
+from emu.process import Lock
+from trampoline.attach import Kind
+from trampoline.errors import TrampolineError
+from trampoline.kfunc_md.backend import MetadataBackend
+from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.kfunc_md.flat import FlatTable
+from trampoline.kfunc_md.lifetime import Lifetimes
+from trampoline.kfunc_md.padding import Padding
+from trampoline.kfunc_md.structs import kfunc_md, kfunc_md_tramp_prog
+from trampoline.kfunc_md.table import HashTable, MdCopies
+
+ENOENT, E2BIG, EBUSY, EEXIST, EINVAL, EOVERFLOW, EOPNOTSUPP = 2, 7, 16, 17, 22, 75, 95
+MAX_ARGS = 12
+"""MAX_BPF_FUNC_ARGS."""
+BACKENDS = ("hash", "padding", "flat")
+LISTS = (Kind.FENTRY, Kind.FEXIT, Kind.MODIFY_RETURN)
+
+_PROGS = kfunc_md.offset("bpf_progs")
+_PROG, _COOKIE = (kfunc_md_tramp_prog.offset(name) for name in ("prog", "cookie"))
+_USERS_MAX = 0xFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class MdEntry:
+    """One function of a link (``bpf_gtramp_link_entry``). ``nr_args``: its argument slots."""
+
+    func: int
+    nr_args: int
+    cookie: int = 0
+
+
+class KfuncMds:
+    """The metadata of one set of functions, found through one backend ("hash", "padding", "flat").
+
+    Functions and programs are guest addresses. Whatever is refused or fails leaves everything as it was, except where
+    a SeedDefects says otherwise. ``refs`` False: callers do not hold metadata over the original call; it then has no
+    percpu_ref. ``max_links``: programs on one function, all kinds together.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        backend: str = "hash",
+        *,
+        defects: SeedDefects = SeedDefects(),  # noqa: B008  # frozen
+        refs: bool = True,
+        max_links: int = 38,
+    ) -> None:
+        self._machine = kernel.machine
+        self.defects = defects
+        self.backend = _backend(kernel, backend, defects)
+        self.lock = Lock(kernel.process, "kfunc_md_mutex")
+        """Held by every operation, so that nobody else may hold it around one."""
+        self._max_links = max_links
+        self._lifetimes = Lifetimes(kernel, self.backend, refs=refs)
+        if defects.resize_copies and isinstance(self.backend, HashTable):
+            lifetimes = self._lifetimes
+            self.backend.copies = MdCopies(lifetimes.copy_md, lifetimes.discard_md, lambda md: lifetimes.retire((md,)))
+
+    # What there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes by kind, what waits for a grace period included."""
+        return {**self._lifetimes.memory, **self.backend.memory}
+
+    def find(self, func: int) -> int:
+        """Guest address of a function's metadata, 0 without."""
+        return self.backend.find(func)
+
+    def md(self, func: int) -> StructView:
+        """A function's metadata. KernelError (-ENOENT)."""
+        return kfunc_md.view(self._machine, self._existing(func))
+
+    def programs(self, func: int, kind: Kind) -> list[tuple[int, int]]:
+        """Programs of a kind on a function, in the order in which they run, each with its cookie."""
+        md = self.backend.find(func)
+        read = self._machine.read_u64
+        return [(read(node + _PROG), read(node + _COOKIE)) for _, node in self._walk(md, kind)] if md else []
+
+    # References ---------------------------------------------------------------------------------------------------
+
+    def create(self, func: int, nr_args: int) -> int:
+        """A function's metadata with one more user (``kfunc_md_create``): new if it had none.
+
+        KernelError: -ENOMEM, -EOPNOTSUPP for more than 12 argument slots or where the backend can't, -EOVERFLOW.
+        """
+        with self.lock:
+            return self._create(func, nr_args)
+
+    def get(self, func: int) -> int:
+        """The same for a function that has metadata, else 0 (``kfunc_md_get``). KernelError (-EOVERFLOW)."""
+        with self.lock:
+            md = self.backend.find(func)
+            if md:
+                self._add_users(func, md, 1)
+            return md
+
+    def put(self, *functions: int) -> None:
+        """Drop one user of each (``kfunc_md_put``): with the last one its metadata goes, after its grace periods.
+
+        KernelError: -ENOENT without metadata or with fewer users, -EBUSY where the last user goes and programs stay.
+        """
+        with self.lock:
+            self._put(functions)
+
+    # Programs -----------------------------------------------------------------------------------------------------
+
+    def link(self, func: int, prog: int, kind: Kind, cookie: int = 0) -> None:
+        """Append a program to a function's list (``kfunc_md_bpf_link``); the caller is one of its users.
+
+        KernelError: -ENOENT, -EEXIST where that list has the program, -E2BIG beyond the limit, -ENOMEM, -EINVAL for a
+        kind without a list.
+        """
+        with self.lock:
+            md = self._existing(func)
+            self._link(func, md, prog, kind, cookie)
+
+    def unlink(self, func: int, prog: int, kind: Kind) -> None:
+        """Take a program off a function's list (``kfunc_md_bpf_unlink``). KernelError: -ENOENT, -EINVAL."""
+        with self.lock:
+            self._lifetimes.retire((), (self._unlink(func, self._existing(func), prog, kind),))
+
+    def link_entries(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
+        """Link a program to many functions, each with a user of its own: all or none.
+
+        One resize at most. KernelError as ``create`` and ``link``; a function twice is -EEXIST.
+        """
+        with self.lock:
+            if self.defects.unlink_stops:
+                self._link_as_posted(entries, prog, kind)
+            else:
+                self._link_all(entries, prog, kind)
+
+    def unlink_entries(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
+        """Unlink a program from many functions and drop the users that ``link_entries`` made.
+
+        Without percpu_refs everything waits for the same two grace periods. KernelError (-EINVAL) where some function
+        did not have the program: all others are done nevertheless, but for the defect.
+        """
+        with self.lock:
+            if self.defects.unlink_stops:
+                self._unlink_as_posted(entries, prog, kind)
+            else:
+                self._unlink_all(entries, prog, kind)
+
+    # References, the lock being held ------------------------------------------------------------------------------
+
+    def _existing(self, func: int) -> int:
+        md = self.backend.find(func)
+        if not md:
+            raise KernelError(ENOENT, f"the function at {func:#x} has no metadata")
+        return md
+
+    def _create(self, func: int, nr_args: int) -> int:
+        _check_args(func, nr_args)
+        md = self.backend.find(func)
+        if md:
+            self._check_users(func, md, 1)
+            self.backend.prepare(())
+            self._add_users(func, md := self.backend.find(func), 1)
+            return md
+        md = self._lifetimes.alloc_md(func)
+        try:
+            self.backend.prepare((func,))
+        except BaseException:
+            self._lifetimes.discard_md(md)
+            raise
+        self._lifetimes.fill_md(md, func, nr_args, 1, (0, 0, 0), False, 0)
+        self.backend.insert({func: md})
+        return md
+
+    def _check_users(self, func: int, md: int, more: int) -> None:
+        users = self._view(md).users
+        if users + more > _USERS_MAX and not self.defects.narrow_counters:
+            raise KernelError(EOVERFLOW, f"the metadata of {func:#x} has {users} users")
+
+    def _add_users(self, func: int, md: int, more: int) -> None:
+        self._check_users(func, md, more)
+        view = self._view(md)
+        view.users = view.users + more & _USERS_MAX
+
+    def _put(self, functions: Sequence[int], nodes: Sequence[int] = ()) -> None:
+        """``nodes`` that were unlinked before are retired together with the metadata."""
+        mds = {}
+        drops = Counter(functions)
+        for func, drop in drops.items():
+            mds[func] = md = self._existing(func)
+            users = self._view(md).users
+            if users < drop and not self.defects.narrow_counters:
+                raise KernelError(ENOENT, f"the metadata of {func:#x} has {users} users, not {drop}")
+            if users == drop and not self.defects.narrow_counters and self._has_programs(md):
+                raise KernelError(EBUSY, f"programs are linked to {func:#x}")
+        last = []
+        for func, drop in drops.items():
+            view = self._view(mds[func])
+            view.users = view.users - drop & _USERS_MAX
+            if view.users == 0:
+                last.append(func)
+        if last:
+            self.backend.remove(last)
+        self._lifetimes.retire([mds[func] for func in last], nodes)
+        if last:
+            # Too little memory for a smaller table is no reason to keep the metadata.
+            with suppress(KernelError):
+                self.backend.shrink()
+
+    # Programs, the lock being held --------------------------------------------------------------------------------
+
+    def _view(self, md: int) -> StructView:
+        return kfunc_md.view(self._machine, md)
+
+    def _walk(self, md: int, kind: Kind) -> Iterator[tuple[int, int]]:
+        """Where each node of a list is linked from, and the node."""
+        at = md + _PROGS + 8 * LISTS.index(kind)
+        while node := self._machine.read_u64(at):
+            yield at, node
+            at = node
+
+    def _has_programs(self, md: int) -> bool:
+        return any(self._machine.read(md + _PROGS, 8 * len(LISTS)))
+
+    def _check_link(self, func: int, md: int, prog: int, kind: Kind) -> None:
+        if any(self._machine.read_u64(node + _PROG) == prog for _, node in self._walk(md, kind)):
+            raise KernelError(EEXIST, f"the program is linked to {func:#x} already")
+        if self._view(md).bpf_prog_cnt >= self._max_links and not self.defects.narrow_counters:
+            raise KernelError(E2BIG, f"{func:#x} has {self._max_links} programs")
+
+    def _link(self, func: int, md: int, prog: int, kind: Kind, cookie: int) -> None:
+        _check_kind(kind)
+        self._check_link(func, md, prog, kind)
+        self._append(md, self._lifetimes.alloc_node(prog, cookie), kind)
+
+    def _append(self, md: int, node: int, kind: Kind) -> None:
+        at = md + _PROGS + 8 * LISTS.index(kind)
+        while following := self._machine.read_u64(at):
+            at = following
+        self._machine.write_u64(at, node)
+        view = self._view(md)
+        view.bpf_prog_cnt = view.bpf_prog_cnt + 1 & 0xFF
+        if kind is not Kind.FENTRY:
+            view.bpf_origin_call = 1
+
+    def _unlink(self, func: int, md: int, prog: int, kind: Kind) -> int:
+        """The node that was unlinked; it still leads on to the rest of the list."""
+        _check_kind(kind)
+        for at, node in self._walk(md, kind):
+            if self._machine.read_u64(node + _PROG) == prog:
+                self._machine.write_u64(at, self._machine.read_u64(node))
+                view = self._view(md)
+                view.bpf_origin_call = any(view.bpf_progs[LISTS.index(k)] for k in LISTS if k is not Kind.FENTRY)
+                view.bpf_prog_cnt = view.bpf_prog_cnt - 1 & 0xFF
+                return node
+        raise KernelError(EINVAL, f"the program is not linked to {func:#x}")
+
+    def _link_all(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
+        _check_kind(kind)
+        found = {entry.func: self.backend.find(entry.func) for entry in entries}
+        if len(found) < len(entries):
+            raise KernelError(EEXIST, "a function is there twice")
+        for entry in entries:
+            _check_args(entry.func, entry.nr_args)
+            md = found[entry.func]
+            if md:
+                self._check_link(entry.func, md, prog, kind)
+                self._check_users(entry.func, md, 1)
+        lifetimes = self._lifetimes
+        nodes: list[int] = []
+        fresh: dict[int, int] = {}
+        try:
+            for entry in entries:
+                nodes.append(lifetimes.alloc_node(prog, entry.cookie))
+                if not found[entry.func]:
+                    fresh[entry.func] = lifetimes.alloc_md(entry.func)
+            self.backend.prepare(list(fresh))
+        except BaseException:
+            for md in fresh.values():
+                lifetimes.discard_md(md)
+            lifetimes.discard_nodes(nodes)
+            raise
+        place = LISTS.index(kind)
+        for entry, node in zip(entries, nodes, strict=True):
+            if md := fresh.get(entry.func, 0):
+                programs = (node if place == 0 else 0, node if place == 1 else 0, node if place == 2 else 0)
+                lifetimes.fill_md(md, entry.func, entry.nr_args, 1, programs, kind is not Kind.FENTRY, 1)
+            else:
+                # A resize that copies metadata has moved it.
+                md = self.backend.find(entry.func) if self.defects.resize_copies else found[entry.func]
+                self._append(md, node, kind)
+                self._add_users(entry.func, md, 1)
+        self.backend.insert(fresh)
+
+    def _unlink_all(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
+        _check_kind(kind)
+        nodes: list[int] = []
+        done: list[int] = []
+        missing: list[int] = []
+        for entry in entries:
+            md = self.backend.find(entry.func)
+            try:
+                if not md:
+                    raise KernelError(EINVAL, f"the function at {entry.func:#x} has no metadata")
+                nodes.append(self._unlink(entry.func, md, prog, kind))
+            except KernelError:
+                missing.append(entry.func)
+            else:
+                done.append(entry.func)
+        self._put(done, nodes)
+        if missing:
+            names = ", ".join(f"{func:#x}" for func in missing[:5])
+            raise KernelError(EINVAL, f"the program was not linked to {len(missing)} functions, {names}")
+
+    def _link_as_posted(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
+        """``__bpf_gtrampoline_link_prog``: one by one, and a failure calls the unlinking of all."""
+        try:
+            for entry in entries:
+                md = self._create(entry.func, entry.nr_args)
+                self._link(entry.func, md, prog, kind, entry.cookie)
+        except KernelError:
+            with suppress(KernelError):
+                self._unlink_as_posted(entries, prog, kind)
+            raise
+
+    def _unlink_as_posted(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
+        """``__bpf_gtrampoline_unlink_prog``: -EINVAL of one function skips the rest, and all puts."""
+        for entry in entries:
+            md = self.backend.find(entry.func)
+            if md:
+                self._lifetimes.retire((), (self._unlink(entry.func, md, prog, kind),))
+        for entry in entries:
+            if self.backend.find(entry.func):
+                self._put((entry.func,))
+
+
+def _backend(kernel: Kernel, name: str, defects: SeedDefects) -> MetadataBackend:
+    if name == "hash":
+        return HashTable(kernel, defects)
+    if name == "padding":
+        return Padding(kernel)
+    if name == "flat":
+        return FlatTable(kernel)
+    raise TrampolineError(f"no metadata backend {name!r}; there are {', '.join(BACKENDS)}")
+
+
+def _check_args(func: int, nr_args: int) -> None:
+    if not 0 <= nr_args <= MAX_ARGS:
+        raise KernelError(EOPNOTSUPP, f"the function at {func:#x} has {nr_args} argument slots, more than {MAX_ARGS}")
+
+
+def _check_kind(kind: Kind) -> None:
+    if kind not in LISTS:
+        raise KernelError(EINVAL, f"metadata has no list for {kind.name} programs")
