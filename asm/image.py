@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -45,7 +45,7 @@ class Image:
     address: int
     code: bytes
     symbols: Mapping[str, int] = field(hash=False)
-    lines: tuple[Line, ...]
+    lines: Sequence[Line] = field(hash=False)
     name: str
 
     def __post_init__(self) -> None:

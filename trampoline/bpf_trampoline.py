@@ -18,13 +18,13 @@ from trampoline.generator import (
     ProgCall,
     TrampFlag,
     TrampLinks,
-    arch_prepare_bpf_trampoline,
     uses_jmp,
 )
 from trampoline.model import FuncModel
 from trampoline.poke import BpfTextPokeType, bpf_arch_text_poke
 from trampoline.prog import BpfProg
 from trampoline.sites import DirectSites, OpsEach
+from trampoline.stamp import Stamps
 from trampoline.tramp_image import BpfTrampImage
 
 E2BIG, EAGAIN, EBUSY, EINVAL = 7, 11, 16, 22
@@ -64,8 +64,11 @@ class TrampLink:
 class BpfTrampoline:
     """The trampoline of one target."""
 
-    def __init__(self, kernel: Kernel, flavour: Flavour, boot: Boot, sites: DirectSites, target: Target) -> None:
-        self._kernel, self._flavour, self._boot, self._sites = kernel, flavour, boot, sites
+    def __init__(
+        self, kernel: Kernel, flavour: Flavour, boot: Boot, sites: DirectSites, stamps: Stamps, target: Target
+    ) -> None:
+        self._kernel, self._flavour, self._boot = kernel, flavour, boot
+        self._sites, self._stamps = sites, stamps
         self.target = target
         self.refcnt = 0
         self.mutex = Lock(kernel.process, f"trampoline of {target.name}")
@@ -255,7 +258,7 @@ class BpfTrampoline:
         enough = FIXED_BYTES + BYTES_PER_SLOT * target.model.nr_regs + BYTES_PER_PROGRAM * programs
         image = BpfTrampImage(kernel, enough, f"bpf_trampoline_{target.key}")
         try:
-            made = arch_prepare_bpf_trampoline(
+            made = self._stamps.prepare(
                 self._flavour,
                 self._boot,
                 target.model,
@@ -312,6 +315,7 @@ class Trampolines:
     def __init__(self, kernel: Kernel, flavour: Flavour, boot: Boot, sites: DirectSites | None = None) -> None:
         self._kernel, self._flavour = kernel, flavour
         self.sites = sites or OpsEach(kernel)
+        self._stamps = Stamps()
         self.boot = boot
         """For trampolines made from now on."""
         self._table: dict[int, BpfTrampoline] = {}
@@ -325,7 +329,7 @@ class Trampolines:
                 # 861de02e5f3f: a module must not go away under its trampoline.
                 self._kernel.modules.get(target.module)
                 found = self._table[target.key] = BpfTrampoline(
-                    self._kernel, self._flavour, self.boot, self.sites, target
+                    self._kernel, self._flavour, self.boot, self.sites, self._stamps, target
                 )
             found.refcnt += 1
             return found
