@@ -38,15 +38,10 @@ class OpsEach:
 
     def register(self, trampoline: "BpfTrampoline", ip: int, direct: int) -> None:
         """See DirectSites."""
-        ops = self._ops.setdefault(
-            ip, FtraceOps(f"bpf_trampoline of {trampoline.target.name}", ops_func=trampoline.share_ipmodify)
-        )
-        self._ftrace.ftrace_set_filter_ip(ops, ip, reset=True)
-        try:
-            self._ftrace.register_ftrace_direct(ops, direct)
-        except BaseException:
-            ops.filter.clear()
-            raise
+        ops = FtraceOps(f"bpf_trampoline of {trampoline.target.name}", ops_func=trampoline.share_ipmodify)
+        self._ftrace.ftrace_set_filter_ip(ops, ip)
+        self._ftrace.register_ftrace_direct(ops, direct)
+        self._ops[ip] = ops
 
     def modify(self, trampoline: "BpfTrampoline", ip: int, direct: int, *, lock_direct_mutex: bool) -> None:
         """See DirectSites."""
