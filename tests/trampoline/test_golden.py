@@ -13,6 +13,7 @@ from trampoline.golden.report import Report, compare_files
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden"
 TOTALS = {"6.1": (330, 2042, 324), "6.12": (615, 3729, 603), "7.2": (954, 6144, 729)}
+WITH_SHARED_SITES = {"6.1": (330, 2118, 330), "6.12": (615, 3960, 618), "7.2": (954, 6603, 747)}
 
 
 @pytest.mark.parametrize("release", TOTALS)
@@ -21,6 +22,15 @@ def test_every_image_site_and_replay_agrees(release):
     assert report.mismatches == []
     assert (report.images.identical, report.sites.identical, report.replay.identical) == TOTALS[release]
     assert (report.images.total, report.sites.total, report.replay.total) == TOTALS[release]
+
+
+@pytest.mark.parametrize("release", WITH_SHARED_SITES)
+def test_sites_that_other_ftrace_users_share_agree(release):
+    report = compare_files([GOLDEN / f"{release}.jsonl.gz"], shared_sites=True)
+    assert report.mismatches == []
+    totals = (report.images, report.sites, report.replay)
+    assert tuple(kind.identical for kind in totals) == WITH_SHARED_SITES[release]
+    assert [kind.skipped for kind in totals] == [0, 0, 0]
 
 
 def lines(release="6.12", wanted=lambda case: True, count=1):
@@ -34,8 +44,8 @@ def write(path, cases):
     return path
 
 
-def mismatches(path) -> Report:
-    return compare_files([path])
+def mismatches(path, **options) -> Report:
+    return compare_files([path], **options)
 
 
 def test_a_changed_byte_is_found_where_it_is(tmp_path):
@@ -53,6 +63,30 @@ def test_a_changed_site_is_found(tmp_path):
     report = mismatches(write(tmp_path / "g", [case]))
     assert [d.what for d in report.mismatches] == ["site of bpf_fentry_test1, after"]
     assert report.sites.identical == report.sites.total - 1
+
+
+@pytest.mark.parametrize("release", TOTALS)
+@pytest.mark.parametrize("name", ["ftr/3-ftrace-then-x", "ftr/6-e-then-kprobe", "ftr/7-kprobe-then-e"])
+def test_a_site_with_several_users_is_compared_at_every_moment(tmp_path, release, name):
+    """An address that was not recorded as anybody's is one that the site does not reach."""
+    (case,) = lines(release, lambda c: c["case"] == name)
+    target = case["targets"][0]
+    offset = 2 * target["patch_offset"]
+    for number in range(1, len(target["steps"])):
+        changed = json.loads(json.dumps(case))
+        step = changed["targets"][0]["steps"][number]
+        step["site"] = step["site"][: offset + 2] + "12345678" + step["site"][offset + 10 :]
+        report = mismatches(write(tmp_path / "g", [changed]), shared_sites=True)
+        assert [d.what for d in report.mismatches] == [f"site of bpf_fentry_test1, after {step['after']}"]
+
+
+def test_the_stub_of_several_users_is_not_one_users_trampoline(tmp_path):
+    """A site that had called its first user's trampoline all along is found."""
+    (case,) = lines("7.2", lambda c: c["case"] == "ftr/7-kprobe-then-e")
+    target = case["targets"][0]
+    target["steps"][2]["site"] = target["site_after"] = target["steps"][1]["site"]
+    report = mismatches(write(tmp_path / "g", [case]), shared_sites=True)
+    assert [d.what.partition(", ")[2] for d in report.mismatches] == ["after g0_fentry", "after"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from trampoline.errors import GoldenError
 from trampoline.generator import ProgCall, TrampFlag, Trampoline, arch_prepare_bpf_trampoline
 from trampoline.golden.case import Case, RecordedImage, RecordedProgram, RecordedTarget
 
+TRAMPOLINE = "bpf_trampoline"
+"""Kind of the images that are compared; others are ftrace's, or images of earlier cases that were dying."""
 BTF_ID_MASK = 0x7FFFFFFF
 """A trampoline's key holds the BTF id of its target in the low bits (``bpf_trampoline_compute_key``)."""
 

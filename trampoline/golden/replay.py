@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from asm.encodings import call_rel32
 from emu.kernel.config import VOLUNTARY
-from emu.kernel.entry import NOP5, SITE_SIZE
+from emu.kernel.entry import SITE_SIZE
 from emu.kernel.functions import Function
 from emu.layout import AddressMap
 from emu.watch import watch_execution
@@ -16,8 +15,9 @@ from trampoline.attach import AttachType, kind_of, links_of
 from trampoline.bpf_trampoline import BpfTrampoline, Target, TrampLink
 from trampoline.generator import ProgCall
 from trampoline.golden.bodies import Invocation, body_of, invocations, recorded_args, recorded_return
-from trampoline.golden.case import Case, RecordedProgram, RecordedTarget
-from trampoline.golden.images import Difference, attached_programs
+from trampoline.golden.case import Case, RecordedProgram, RecordedTarget, Step
+from trampoline.golden.images import TRAMPOLINE, Difference, attached_programs, target_of
+from trampoline.golden.users import REGS_CALLER, FtraceUsers, moments, stub_addresses
 from trampoline.lab import Tracing
 from trampoline.prog import BpfProg
 
@@ -73,6 +73,7 @@ class ReplayKernel:
     def replay(self, case: Case) -> Outcome:
         """Attach and detach as recorded, with the sites looked at after each step; call when all is attached."""
         self._link_symbols(case)
+        self._link_stubs(case)
         run = _Run(self.lab, case, {target.name: self._place(target) for target in case.targets})
         try:
             return run.run()
@@ -92,6 +93,15 @@ class ReplayKernel:
         if thunk is not None and thunk not in self._linked:
             kernel.add_symbol_at(thunk, PLAIN_RETURN)
             self._linked.add(thunk)
+
+    def _link_stubs(self, case: Case) -> None:
+        """Let sites with several users call the recorded ftrace_regs_caller."""
+        kernel = self.lab.kernel
+        for address in stub_addresses(case):
+            if address not in self._linked:
+                kernel.add_symbol_at(address, REGS_CALLER)
+                self._linked.add(address)
+            kernel.ftrace.use_stubs(caller=kernel.kallsyms.address("ftrace_caller"), regs_caller=address)
 
     def _place(self, target: RecordedTarget) -> int:
         """Put a target's function where it stood; the guest address of its cell: runs, return value."""
@@ -121,6 +131,7 @@ class _Run:
         self._lab, self._kernel, self._case, self._cells = lab, lab.kernel, case, cells
         self._progs: dict[str, BpfProg] = {}
         self._links: dict[tuple[str, str], tuple[BpfTrampoline, TrampLink]] = {}
+        self._users = FtraceUsers(lab.kernel, case)
         self._ran: list[str] = []
         self._outcome = Outcome()
 
@@ -129,17 +140,18 @@ class _Run:
         for program in self._case.programs:
             if not program.refused and not program.is_fprobe:
                 self._load(program)
+        self._users.begin()
         for target in targets:
-            self._set_foreign(target, target.steps[0].target if target.steps else 0)
             self._look(target, "before", target.site_before)
-        for number in range(max((len(target.steps) for target in targets), default=0)):
-            for target in targets:
-                if number < len(target.steps):
-                    self._step(target, number)
+        for moment in moments(self._case):
+            self._users.follow(moment)
+            for target, number in moment:
+                self._step(target, number)
         for target in targets:
             self._look(target, "after", target.site_after)
         if self._case.status in ("live", "attached"):
             self._call_all()
+        self._users.detach_programs()
         for target in targets:
             self._detach_all(target)
             if target.site_detached is not None:
@@ -150,6 +162,7 @@ class _Run:
         """Leave nothing of the case behind."""
         for target in self._case.targets:
             self._detach_all(target)
+        self._users.end()
         for prog in self._progs.values():
             self._lab.unload(prog)
 
@@ -174,18 +187,23 @@ class _Run:
         after = attached_programs(self._case, target, number)
         for program in before:
             if program not in after:
-                self._expect_image_at(step.target)
+                self._expect_image(target, step)
                 self._detach(target, program.name)
         for program in after:
             if program not in before:
-                self._expect_image_at(step.target)
+                self._expect_image(target, step)
                 self._attach(target, program)
-        if number and not any(p.name in step.after for p in self._case.programs):
-            self._set_foreign(target, step.target)
         self._look(target, f"after {step.after}" if number else "at the start", step.site)
 
-    def _expect_image_at(self, address: int) -> None:
-        """The next image goes where the recorded one was."""
+    def _expect_image(self, target: RecordedTarget, step: Step) -> None:
+        """The next image goes where the recorded one was, which a site with several users does not tell."""
+        address = step.target
+        if address in stub_addresses(self._case):
+            address = next(
+                image.addr
+                for image in self._case.images
+                if image.kind == TRAMPOLINE and target_of(self._case, image) is target
+            )
         self._kernel.execmem.reserved = [address] if address else []
 
     def _attach(self, target: RecordedTarget, program: RecordedProgram) -> None:
@@ -216,15 +234,6 @@ class _Run:
         for where, name in [key for key in self._links if key[0] == target.name]:
             assert where == target.name
             self._detach(target, name)
-
-    def _set_foreign(self, target: RecordedTarget, destination: int) -> None:
-        """Somebody else's call at the site, or its removal: the destination was recorded, the caller is not
-        modelled.
-        """
-        site = target.addr + target.patch_offset
-        wanted = call_rel32(site, destination) if destination else NOP5
-        if self._kernel.machine.read(site, SITE_SIZE) != wanted:
-            self._kernel.text_poke.text_poke_bp(site, wanted)
 
     def _look(self, target: RecordedTarget, moment: str, recorded: bytes) -> None:
         size = target.patch_offset + SITE_SIZE

@@ -9,10 +9,9 @@ from asm import AsmError
 from emu.errors import EmuError
 from trampoline.errors import TrampolineError
 from trampoline.golden.case import Case, RecordedImage, read_cases
-from trampoline.golden.images import Difference, compare_image
+from trampoline.golden.images import TRAMPOLINE, Difference, compare_image
 from trampoline.golden.replay import Outcome, ReplayKernel
 
-TRAMPOLINE = "bpf_trampoline"
 _OURS = (TrampolineError, EmuError, AsmError)
 
 
@@ -63,9 +62,13 @@ class Report:
 
 
 class Comparison:
-    """Compares cases; kernels are booted once for each recorded boot."""
+    """Compares cases; kernels are booted once for each recorded boot.
 
-    def __init__(self) -> None:
+    ``shared_sites``: also the sites and replays of cases in which another ftrace user sits on a site.
+    """
+
+    def __init__(self, *, shared_sites: bool = False) -> None:
+        self._shared_sites = shared_sites
         self._run = ""
         self._kernel: ReplayKernel | None = None
 
@@ -79,7 +82,7 @@ class Comparison:
                 report.mismatches += differences
         moments = sum(2 + len(target.steps) + (target.site_detached is not None) for target in case.targets)
         replayed = case.status in ("live", "attached")
-        if case.shares_site:
+        if case.shares_site and not self._shared_sites:
             report.sites.skipped, report.replay.skipped = moments, int(replayed)
             return report
         outcome = self._replay(case)
@@ -125,11 +128,14 @@ def _failure(case: Case, what: str, error: Exception) -> Difference:
     return Difference(case.id, what, -1, "as recorded", f"{type(error).__name__}: {error}")
 
 
-def compare_files(paths: Iterable[Path]) -> Report:
-    """Compare every case of some golden files. Raises GoldenError for a damaged or foreign file."""
+def compare_files(paths: Iterable[Path], *, shared_sites: bool = False) -> Report:
+    """Compare every case of some golden files; ``shared_sites`` as for Comparison.
+
+    Raises GoldenError for a damaged or foreign file.
+    """
     report = Report()
     for path in paths:
-        comparison = Comparison()
+        comparison = Comparison(shared_sites=shared_sites)
         try:
             for case in read_cases(path):
                 report.add(comparison.check(case))
