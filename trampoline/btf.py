@@ -10,7 +10,7 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
@@ -68,6 +68,7 @@ _QUALIFIERS = {Kind.VOLATILE: "volatile ", Kind.CONST: "const ", Kind.RESTRICT: 
 # What btf_type_is_modifier() skips.
 _MODIFIERS = frozenset({Kind.TYPEDEF, *_QUALIFIERS})
 _REFERENCES = _MODIFIERS | {Kind.PTR, Kind.FUNC, Kind.FUNC_PROTO, Kind.VAR, Kind.DECL_TAG}
+_STATE_SIZE = frozenset({Kind.INT, Kind.STRUCT, Kind.UNION, Kind.ENUM, Kind.ENUM64, Kind.FLOAT})
 _IS_REFERENCE = tuple(kind in _REFERENCES for kind in _KINDS)
 # Which word of an entry is a string offset, and which a type id.
 _ENTRY_NAME = {Kind.STRUCT: 0, Kind.UNION: 0, Kind.ENUM: 0, Kind.ENUM64: 0, Kind.FUNC_PROTO: 0}
@@ -200,6 +201,7 @@ class Btf:
         self._scan()
         self._check()
         self._names: dict[int, str] = {}
+        self._passed: dict[int, tuple[Kind, int]] = {}
         self._values = {0: (Value(0, "void", 0, Kind.VOID), 0)}
         self._args: dict[tuple[int, int], tuple[Arg, Value]] = {}
         self._protos: dict[int, tuple[tuple[Arg, ...], tuple[Value, ...], Value]] = {}
@@ -281,6 +283,37 @@ class Btf:
     def functions_named(self, name: str) -> tuple[Func, ...]:
         """The functions of a name, by rising type id: several where static functions share it, none if unknown."""
         return tuple(map(self._func, self._by_name.get(name, ())))
+
+    def signatures(self) -> Iterator[tuple[int, str, int]]:
+        """(type id, name, type id of the prototype) of every function, by rising type id: no more is read of it."""
+        words, starts = self._words, self._starts
+        for type_id in self._func_ids():
+            at = starts[type_id]
+            yield type_id, self._name(words[at]), words[at + 2]
+
+    def prototype(self, proto_id: int) -> tuple[Sequence[int], int]:
+        """Type ids of the parameters and of the return value of a FUNC_PROTO."""
+        if (kind := self._kind(proto_id)) is not Kind.FUNC_PROTO:
+            raise BtfError(f"type id {proto_id} is {kind.name}, not a prototype")
+        at = self._starts[proto_id]
+        _, info, ret = self._words[at : at + 3]
+        return self._words[at + 4 : at + 3 + 2 * (info & 0xFFFFFF) : 2], ret
+
+    def passed(self, type_id: int) -> tuple[Kind, int]:
+        """Kind and size of a type as ``value`` gives them, without its spelling."""
+        known = self._passed.get(type_id)
+        if known is None:
+            resolved, _ = self._skip_modifiers(type_id)
+            kind = self._kind(resolved)
+            if kind is Kind.PTR:
+                known = kind, 8
+            elif kind in _STATE_SIZE:
+                known = kind, self._words[self._starts[resolved] + 2]
+            else:
+                value = self.value(resolved)
+                known = value.kind, value.size
+            self._passed[type_id] = known
+        return known
 
     @cached_property
     def _by_name(self) -> dict[str, list[int]]:

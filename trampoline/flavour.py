@@ -6,6 +6,7 @@ Each value was read from images of the release named; the golden files hold it (
 from dataclasses import dataclass
 
 from emu.kernel.entry import EntryLayout
+from trampoline.deny import BTF_ID_DENY, MIGRATE_INLINE_DENY, NORETURN_DENY
 from trampoline.errors import TrampolineError
 
 
@@ -35,6 +36,12 @@ class Flavour:
     """int3 follows a plain ret (CONFIG_MITIGATION_SLS; on in the recorded kernels)."""
     max_links: int = 38
     """BPF_MAX_TRAMP_LINKS: programs on one function, all kinds together."""
+    union_args: bool = False
+    """Unions by value are arguments like structs are."""
+    btf_id_deny: frozenset[str] = BTF_ID_DENY
+    """Functions that BPF refuses to trace."""
+    noreturn_deny: frozenset[str] = frozenset()
+    """Functions that don't return, on which fexit and fmod_ret are refused."""
 
 
 FLAVOURS = {
@@ -76,6 +83,9 @@ FLAVOURS = {
             skip_nops=True,
             fsession=True,
             max_links=36,
+            union_args=True,
+            btf_id_deny=BTF_ID_DENY | MIGRATE_INLINE_DENY,
+            noreturn_deny=NORETURN_DENY,
         ),
     )
 }

@@ -15,20 +15,24 @@ from asm import DisplacementError
 from emu.kernel.config import CONFIGS, Config
 from emu.kernel.functions import AssemblyFunctions, FunctionSource
 from emu.kernel.kernel import Kernel
-from emu.kernel.routines import BTF_ID_DENY, kernel_routines
+from emu.kernel.routines import kernel_routines
+from emu.kernel.stamped import TextSource
 from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNCTIONS
 from emu.layout import AddressMap
 from emu.vcpu import Call
 from trampoline.attach import AttachType
 from trampoline.bpf_trampoline import BpfTrampoline, Target, TrampLink, Trampolines
-from trampoline.callees import BPF_STATS_ENABLED_KEY, NOTRACE, callees
+from trampoline.btf import Btf
+from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
 from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
 from trampoline.generator import Boot
 from trampoline.model import Arg, FuncModel
 from trampoline.multi import MultiEntry, attach_multi, check_multi, detach_multi
 from trampoline.phases import with_phases
+from trampoline.population import KernelFunction, Population, memory_of, populate
 from trampoline.prog import BpfProg, BpfPrograms, ProgFunction
+from trampoline.signatures import BtfFunctions, denied_names
 from trampoline.sites import DirectSites, OpsEach, SingleOps
 from trampoline.structs import asm_symbols
 
@@ -39,8 +43,6 @@ DESIGNS: dict[str, Callable[[Kernel], DirectSites]] = {"per-function": OpsEach, 
 MULTI_TYPES = frozenset({AttachType.FENTRY_MULTI, AttachType.FEXIT_MULTI, AttachType.FSESSION_MULTI})
 MAX_MULTI = 1 << 20
 """Functions of one multi link at most (as many as a kprobe_multi link takes)."""
-NEVER_TRACED = NOTRACE | frozenset(BTF_ID_DENY)
-"""Tracing these would recurse inside a trampoline's own callees."""
 PROG_MODEL = FuncModel("bpf_prog", (Arg("ctx", "void *", 8),))
 """A BPF program as a target: ``int prog(void *ctx)``."""
 
@@ -117,9 +119,10 @@ class MultiLink:
 class Tracing:
     """A kernel of one flavour and configuration, with programs and trampolines.
 
-    ``functions`` are added to the kernel's text. ``design``: ``per-function`` attaches one by one, ``batched`` gives
-    all trampolines one ftrace_ops and attaches a multi link in one go. Raises TrampolineError for an unknown flavour,
-    configuration or design.
+    ``functions`` are added to the kernel's text. With ``btf`` the kernel has every function of that BTF, with its type
+    id and the prototype there, which comes before any other. ``design``: ``per-function`` attaches one by one,
+    ``batched`` gives all trampolines one ftrace_ops and attaches a multi link in one go. Raises TrampolineError for an
+    unknown flavour, configuration or design.
     """
 
     def __init__(
@@ -130,7 +133,8 @@ class Tracing:
         boot: Boot | None = None,
         vcpus: int = 1,
         layout: AddressMap | None = None,
-        functions: Sequence[FunctionSource] = (),
+        functions: Sequence[FunctionSource | TextSource] = (),
+        btf: Btf | None = None,
         counting: str = "auto",
         design: str = "per-function",
     ) -> None:
@@ -141,6 +145,8 @@ class Tracing:
             if config not in CONFIGS:
                 raise TrampolineError(f"no configuration {config!r}; there are {', '.join(CONFIGS)}")
             config = CONFIGS[config]
+        routines = with_phases({**kernel_routines(config), **callees(config)})
+        known = None if btf is None else BtfFunctions(btf)
         self.kernel = Kernel(
             entry=self.flavour.entry,
             config=config,
@@ -148,13 +154,17 @@ class Tracing:
             vcpus=vcpus,
             counting=counting,
             packs=self.flavour.packs_images,
-            routines=with_phases({**kernel_routines(config), **callees(config)}),
+            routines=routines,
             constants=asm_symbols(),
-            functions=(AssemblyFunctions(TEST_FUNCTIONS + NR_ARGS_FUNCTIONS), *functions),
+            functions=(
+                AssemblyFunctions(TEST_FUNCTIONS + NR_ARGS_FUNCTIONS), *functions, *populate(known, routines)
+            ),
+            **memory_of(known),
         )
+        self.population = Population(self.kernel, self.flavour, known)
         self.programs = BpfPrograms(self.kernel)
         self.trampolines = Trampolines(self.kernel, self.flavour, boot or Boot(), DESIGNS[design](self.kernel))
-        self._btf_ids: dict[str, int] = {}
+        self._denied = {kind: denied_names(self.flavour, kind) for kind in AttachType}
         self._models: dict[str, FuncModel] = {}
         self._unnamed = 0
 
@@ -201,47 +211,63 @@ class Tracing:
 
     # Links ----------------------------------------------------------------------------------------------------------
 
-    def target(self, where: str | BpfProg, prototype: str | None = None) -> Target:
-        """What ``where`` names: a kernel function, ``module:function``, or a BPF program.
+    def target(self, where: str | int | KernelFunction | BpfProg, prototype: str | None = None) -> Target:
+        """What ``where`` names: a kernel function by name, ``module:function``, address or BTF id, or a BPF program.
 
-        KernelError -ENOENT for an unknown function, -EINVAL for one that must not be traced; PrototypeError where the
-        prototype can't be read, contradicts the one that is known, or is missing.
+        KernelError -ENOENT for an unknown function, -EINVAL for one that must not be traced, and as its model in BTF
+        is refused; PrototypeError where the prototype can't be read, contradicts the one that is known, or is missing.
         """
         if isinstance(where, BpfProg):
             return Target(
                 where.name, where.bpf_func, PROG_MODEL, where.address, tail_call_reachable=where.tail_call_reachable
             )
-        function = self.kernel.function(where)
-        if function.name in NEVER_TRACED:
+        function = where if isinstance(where, KernelFunction) else self.population.find(where)
+        if function.name in self._denied[AttachType.FENTRY]:
             raise KernelError(EINVAL, f"{function.name} must not be traced")
-        name = f"{function.module}:{function.name}" if function.module else function.name
-        btf_id = self._btf_ids.setdefault(name, len(self._btf_ids) + 1)
         return Target(
-            where,
+            where if isinstance(where, str) else function.qualified,
             function.address,
-            self._model(name, function.prototype, prototype),
-            1 << 32 | 0x80000000 | btf_id,
+            self._model(function, prototype),
+            function.key,
             module=function.module,
-            site_offset=None if function.site is None else function.site - function.address,
+            site_offset=function.site - function.address if function.site else None,
         )
 
-    def _model(self, name: str, known: str, given: str | None) -> FuncModel:
+    def _model(self, function: KernelFunction, given: str | None) -> FuncModel:
+        known = self._known_model(function)
         if given is not None:
             model = FuncModel.parse(given)
-            if (
-                known
-                and model.args
-                and [a.size for a in model.args] != [a.size for a in self._model(name, known, None).args]
-            ):
-                raise PrototypeError(f"{name} is {known!r}, not {given!r}")
+            if known and model.args and [a.size for a in model.args] != [a.size for a in known.args]:
+                raise PrototypeError(f"{function.qualified} is {known}, not {given!r}")
             return model
+        if known is None:
+            raise PrototypeError(f"no prototype of {function.qualified} is known; give one")
+        return known
+
+    def _known_model(self, function: KernelFunction) -> FuncModel | None:
+        model = None if function.module else self.population.model(function.btf_id)
+        if model is not None:
+            return model
+        name = function.qualified
         if name not in self._models:
-            if not known:
-                raise PrototypeError(f"no prototype of {name} is known; give one")
-            self._models[name] = FuncModel.parse(known)
+            placed = self.kernel.function_at(function.address)
+            if placed is None or not placed.prototype:
+                return None
+            self._models[name] = FuncModel.parse(placed.prototype)
         return self._models[name]
 
-    def attach(self, prog: BpfProg, where: str | BpfProg, *, cookie: int = 0, prototype: str | None = None) -> Link:
+    def _check_returns(self, prog: BpfProg, target: Target) -> None:
+        if target.name in self._denied[prog.attach_type]:
+            raise KernelError(EINVAL, f"{target.name} does not return: {prog.attach_type} must not be on it")
+
+    def attach(
+        self,
+        prog: BpfProg,
+        where: str | int | KernelFunction | BpfProg,
+        *,
+        cookie: int = 0,
+        prototype: str | None = None,
+    ) -> Link:
         """Attach a program (``bpf_tracing_prog_attach``). On any error nothing is attached and no text is patched.
 
         KernelError: -EBUSY where it is attached already, -E2BIG beyond the limit, -ENOTSUPP for too many argument
@@ -251,6 +277,7 @@ class Tracing:
         if not 0 <= cookie < 1 << 64:
             raise TrampolineError(f"a cookie is an unsigned 64-bit number, not {cookie:#x}")
         target = self.target(where, prototype)
+        self._check_returns(prog, target)
         trampoline = self.trampolines.get(target)
         link = TrampLink(prog, cookie)
         try:
@@ -288,6 +315,7 @@ class Tracing:
         for name, cookie in zip(functions, cookies or [0] * len(functions), strict=True):
             try:
                 target = self.target(name)
+                self._check_returns(prog, target)
                 if self.kernel.function(name).site is None:
                     raise KernelError(EINVAL, f"{name} has no patch site")
                 targets.append((target, cookie))

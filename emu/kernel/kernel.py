@@ -11,6 +11,7 @@ from asm.encodings import NOPS, jmp_rel32
 from emu.events import EventStream
 from emu.kernel.config import VOLUNTARY, Config
 from emu.kernel.entry import EntryLayout
+from emu.kernel.errors import KernelError
 from emu.kernel.execmem import PAGE, ExecMem
 from emu.kernel.ftrace import Ftrace
 from emu.kernel.functions import AssemblyFunctions, Function, FunctionSource, PlacedFunction, padding_bytes
@@ -268,13 +269,16 @@ class Kernel:
         """A function by name, ``module:name`` where it must be a module's; of several the first by address.
         KernelError (-ENOENT).
         """
-        symbol = self.kallsyms.lookup(name)
-        found = self.functions.stamped_at(symbol.address)
+        found = self.function_at(self.kallsyms.lookup(name).address)
         if found is None:
+            raise KernelError(2, f"no symbol {name!r} as a function")
+        return found
+
+    def function_at(self, address: int) -> PlacedFunction | None:
+        """The function that covers an address, None where there is none."""
+        found = self.functions.stamped_at(address)
+        if found is None and (symbol := self.kallsyms.at(address)) is not None:
             found = self.functions.single.get(f"{symbol.module}:{symbol.name}" if symbol.module else symbol.name)
-        if found is None:
-            self.kallsyms.lookup(name + " as a function")
-        assert found is not None
         return found
 
     def point_patch(self, address: int) -> None:
