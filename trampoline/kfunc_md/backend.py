@@ -1,6 +1,6 @@
 """What a store of metadata must be able to do. Hash table, padding and flat table are its implementations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from trampoline.kfunc_md.lookup import Entered, LookupRegisters
@@ -68,6 +68,10 @@ class MetadataBackend(Protocol):
 
     def find(self, func: int) -> int:
         """Guest address of a function's metadata, 0 without."""
+        ...
+
+    def find_all(self, functions: Iterable[int]) -> dict[int, int]:
+        """The same for many functions."""
         ...
 
     def prepare(self, functions: Sequence[int]) -> None:

@@ -5,7 +5,7 @@ padding, on kernels without it, and attaching writes no text for it; the price i
 traced functions stand in.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from emu.errors import OutOfMemory
 from emu.kernel.errors import KernelError
@@ -60,6 +60,10 @@ class FlatTable:
         found = self._machine.read_u32(at)
         return found and found | TOP_2GIB
 
+    def find_all(self, functions: Iterable[int]) -> dict[int, int]:
+        """The same for many functions."""
+        return {func: self.find(func) for func in functions}
+
     def lookup(
         self,
         entered: Entered,
@@ -77,14 +81,11 @@ class FlatTable:
         wanted = {entry_address(func) & -PAGE_SIZE for func in functions} - self._pages.keys()
         made: list[int] = []
         try:
-            for page in sorted(wanted):
-                self._kernel.process.point(PointKind.ALLOC, f"a page of the flat table at {page:#x}")
-                self._populate(page)
-                made.append(page)
+            for start, size in _runs(wanted):
+                self._populate(start, size)
+                made += range(start, start + size, PAGE_SIZE)
         except BaseException:
-            for page in made:
-                self._machine.unmap(page, PAGE_SIZE)
-                del self._pages[page]
+            self._give_back(made)
             raise
 
     def insert(self, mds: Mapping[int, int]) -> None:
@@ -104,18 +105,41 @@ class FlatTable:
 
     def forget(self, functions: Sequence[int]) -> None:
         """Give pages back that no metadata is found through any more."""
+        empty = []
         for func in functions:
             page = entry_address(func) & -PAGE_SIZE
             self._pages[page] -= 1
             if not self._pages[page]:
-                self._machine.unmap(page, PAGE_SIZE)
+                empty.append(page)
+        self._give_back(empty)
+
+    def _populate(self, start: int, size: int) -> None:
+        pages = range(start, start + size, PAGE_SIZE)
+        for page in pages:
+            self._kernel.process.point(PointKind.ALLOC, f"a page of the flat table at {page:#x}")
+            if self._machine.is_mapped(page):
+                raise KernelError(ENOMEM, f"something else is at {page:#x}, where the flat table should be")
+        try:
+            self._machine.map(start, size, Prot.READ | Prot.WRITE, name="flat table of metadata")
+        except OutOfMemory as error:
+            raise KernelError(ENOMEM, f"no pages for the flat table at {start:#x}") from error
+        self._pages.update(dict.fromkeys(pages, 0))
+
+    def _give_back(self, pages: Iterable[int]) -> None:
+        for start, size in _runs(pages):
+            self._machine.unmap(start, size)
+            for page in range(start, start + size, PAGE_SIZE):
                 del self._pages[page]
 
-    def _populate(self, page: int) -> None:
-        if self._machine.is_mapped(page):
-            raise KernelError(ENOMEM, f"something else is at {page:#x}, where the flat table should be")
-        try:
-            self._machine.map(page, PAGE_SIZE, Prot.READ | Prot.WRITE, name="flat table of metadata")
-        except OutOfMemory as error:
-            raise KernelError(ENOMEM, f"no page for the flat table at {page:#x}") from error
-        self._pages[page] = 0
+
+def _runs(pages: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Start and size of the ranges that pages make up."""
+    start = end = 0
+    for page in sorted(pages):
+        if page != end:
+            if end:
+                yield start, end - start
+            start = page
+        end = page + PAGE_SIZE
+    if end:
+        yield start, end - start

@@ -2,16 +2,48 @@
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
+from emu.machine import Machine
 from emu.structs import percpu_ref_data
 from trampoline.kfunc_md.backend import MetadataBackend
 from trampoline.kfunc_md.structs import kfunc_md, kfunc_md_tramp_prog
 
+_CONTENT = struct.Struct("<4Q16xHBBB")
 _TAIL = struct.Struct("<HBBB")
 _FUNC, _PCREF, _USERS = (kfunc_md.offset(name) for name in ("func", "pcref", "users"))
 _NODE = struct.Struct("<QQQ")
+
+
+@dataclass(slots=True)
+class MdContent:
+    """The fields of a ``kfunc_md`` that process context changes, read and written at once.
+
+    ``programs``: the heads of its lists.
+    """
+
+    nr_args: int
+    users: int = 1
+    programs: list[int] = field(default_factory=lambda: [0, 0, 0])
+    bpf_origin_call: bool = False
+    bpf_prog_cnt: int = 0
+
+    @classmethod
+    def read(cls, machine: Machine, md: int) -> "MdContent":
+        """That of an object."""
+        _, *programs, users, origin, count, nr_args = _CONTENT.unpack(machine.read(md + _FUNC, _CONTENT.size))
+        return cls(nr_args, users, programs, bool(origin), count)
+
+    def pack(self, func: int) -> bytes:
+        """All of it, from ``kfunc_md.func`` on, for an object that has no reference count yet."""
+        return _CONTENT.pack(func, *self.programs, self.users, self.bpf_origin_call, self.bpf_prog_cnt, self.nr_args)
+
+    def write_counts(self, machine: Machine, md: int) -> None:
+        """All but the lists."""
+        counts = _TAIL.pack(self.users, self.bpf_origin_call, self.bpf_prog_cnt, self.nr_args)
+        machine.write(md + _USERS, counts)
 
 
 class Lifetimes:
@@ -40,10 +72,11 @@ class Lifetimes:
             "percpu": 8 * len(self._kernel.percpu_areas) * refs,
         }
 
-    def alloc_md(self, func: int) -> int:
+    def alloc_md(self, func: int, content: MdContent) -> int:
         """Metadata that nobody finds yet, with a live reference count. KernelError (-ENOMEM): nothing stays behind."""
         name = f"kfunc_md of {func:#x}"
         md = self._backend.nodes.alloc(kfunc_md.size, name)
+        self._kernel.machine.write(md + _FUNC, content.pack(func))
         if self._refs:
             try:
                 self._kernel.percpu_refs.init(md + _PCREF, lambda: self._released(md), name)
@@ -54,21 +87,9 @@ class Lifetimes:
         self._mds[md] = func
         return md
 
-    def fill_md(
-        self, md: int, func: int, nr_args: int, users: int, programs: tuple[int, int, int], origin: bool, count: int
-    ) -> None:
-        """Write what an object begins with; its reference count is there already."""
-        machine = self._kernel.machine
-        machine.write(md + _FUNC, struct.pack("<4Q", func, *programs))
-        machine.write(md + _USERS, _TAIL.pack(users, origin, count, nr_args))
-
     def copy_md(self, md: int) -> int:
         """Another object with the same content and a reference count of its own. KernelError (-ENOMEM)."""
-        machine = self._kernel.machine
-        copy = self.alloc_md(self._mds[md])
-        machine.write(copy + _FUNC, machine.read(md + _FUNC, _PCREF - _FUNC))
-        machine.write(copy + _USERS, machine.read(md + _USERS, _TAIL.size))
-        return copy
+        return self.alloc_md(self._mds[md], MdContent.read(self._kernel.machine, md))
 
     def discard_md(self, md: int) -> None:
         """Free metadata that nobody ever found."""

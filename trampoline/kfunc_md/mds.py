@@ -1,5 +1,6 @@
 """The metadata of traced functions: create, get, put, link, unlink, with the rules of the tracing-multi series."""
 
+import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from trampoline.errors import TrampolineError
 from trampoline.kfunc_md.backend import MetadataBackend
 from trampoline.kfunc_md.defects import SeedDefects
 from trampoline.kfunc_md.flat import FlatTable
-from trampoline.kfunc_md.lifetime import Lifetimes
+from trampoline.kfunc_md.lifetime import Lifetimes, MdContent
 from trampoline.kfunc_md.padding import Padding
 from trampoline.kfunc_md.structs import kfunc_md, kfunc_md_tramp_prog
 from trampoline.kfunc_md.table import HashTable, MdCopies
@@ -28,6 +29,7 @@ LISTS = (Kind.FENTRY, Kind.FEXIT, Kind.MODIFY_RETURN)
 _PROGS = kfunc_md.offset("bpf_progs")
 _PROG, _COOKIE = (kfunc_md_tramp_prog.offset(name) for name in ("prog", "cookie"))
 _USERS_MAX = 0xFFFF
+_NODE = struct.Struct("<QQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class KfuncMds:
         with self.lock:
             md = self.backend.find(func)
             if md:
-                self._add_users(func, md, 1)
+                self._add_user(func, md)
             return md
 
     def put(self, *functions: int) -> None:
@@ -166,46 +168,49 @@ class KfuncMds:
         _check_args(func, nr_args)
         md = self.backend.find(func)
         if md:
-            self._check_users(func, md, 1)
+            self._check_users(func, md)
             self.backend.prepare(())
-            self._add_users(func, md := self.backend.find(func), 1)
+            self._add_user(func, md := self.backend.find(func))
             return md
-        md = self._lifetimes.alloc_md(func)
+        md = self._lifetimes.alloc_md(func, MdContent(nr_args))
         try:
             self.backend.prepare((func,))
         except BaseException:
             self._lifetimes.discard_md(md)
             raise
-        self._lifetimes.fill_md(md, func, nr_args, 1, (0, 0, 0), False, 0)
         self.backend.insert({func: md})
         return md
 
-    def _check_users(self, func: int, md: int, more: int) -> None:
-        users = self._view(md).users
-        if users + more > _USERS_MAX and not self.defects.narrow_counters:
+    def _check_users(self, func: int, md: int) -> None:
+        users = self._content(md).users
+        if users == _USERS_MAX and not self.defects.narrow_counters:
             raise KernelError(EOVERFLOW, f"the metadata of {func:#x} has {users} users")
 
-    def _add_users(self, func: int, md: int, more: int) -> None:
-        self._check_users(func, md, more)
-        view = self._view(md)
-        view.users = view.users + more & _USERS_MAX
+    def _add_user(self, func: int, md: int) -> None:
+        self._check_users(func, md)
+        content = self._content(md)
+        content.users = content.users + 1 & _USERS_MAX
+        content.write_counts(self._machine, md)
 
     def _put(self, functions: Sequence[int], nodes: Sequence[int] = ()) -> None:
         """``nodes`` that were unlinked before are retired together with the metadata."""
-        mds = {}
         drops = Counter(functions)
+        mds = self.backend.find_all(drops)
+        contents = {}
         for func, drop in drops.items():
-            mds[func] = md = self._existing(func)
-            users = self._view(md).users
-            if users < drop and not self.defects.narrow_counters:
-                raise KernelError(ENOENT, f"the metadata of {func:#x} has {users} users, not {drop}")
-            if users == drop and not self.defects.narrow_counters and self._has_programs(md):
-                raise KernelError(EBUSY, f"programs are linked to {func:#x}")
+            if not mds[func]:
+                raise KernelError(ENOENT, f"the function at {func:#x} has no metadata")
+            contents[func] = content = self._content(mds[func])
+            if not self.defects.narrow_counters:
+                if content.users < drop:
+                    raise KernelError(ENOENT, f"the metadata of {func:#x} has {content.users} users, not {drop}")
+                if content.users == drop and any(content.programs):
+                    raise KernelError(EBUSY, f"programs are linked to {func:#x}")
         last = []
-        for func, drop in drops.items():
-            view = self._view(mds[func])
-            view.users = view.users - drop & _USERS_MAX
-            if view.users == 0:
+        for func, content in contents.items():
+            content.users = content.users - drops[func] & _USERS_MAX
+            content.write_counts(self._machine, mds[func])
+            if content.users == 0:
                 last.append(func)
         if last:
             self.backend.remove(last)
@@ -217,8 +222,8 @@ class KfuncMds:
 
     # Programs, the lock being held --------------------------------------------------------------------------------
 
-    def _view(self, md: int) -> StructView:
-        return kfunc_md.view(self._machine, md)
+    def _content(self, md: int) -> MdContent:
+        return MdContent.read(self._machine, md)
 
     def _walk(self, md: int, kind: Kind) -> Iterator[tuple[int, int]]:
         """Where each node of a list is linked from, and the node."""
@@ -227,13 +232,10 @@ class KfuncMds:
             yield at, node
             at = node
 
-    def _has_programs(self, md: int) -> bool:
-        return any(self._machine.read(md + _PROGS, 8 * len(LISTS)))
-
     def _check_link(self, func: int, md: int, prog: int, kind: Kind) -> None:
         if any(self._machine.read_u64(node + _PROG) == prog for _, node in self._walk(md, kind)):
             raise KernelError(EEXIST, f"the program is linked to {func:#x} already")
-        if self._view(md).bpf_prog_cnt >= self._max_links and not self.defects.narrow_counters:
+        if self._content(md).bpf_prog_cnt >= self._max_links and not self.defects.narrow_counters:
             raise KernelError(E2BIG, f"{func:#x} has {self._max_links} programs")
 
     def _link(self, func: int, md: int, prog: int, kind: Kind, cookie: int) -> None:
@@ -246,26 +248,28 @@ class KfuncMds:
         while following := self._machine.read_u64(at):
             at = following
         self._machine.write_u64(at, node)
-        view = self._view(md)
-        view.bpf_prog_cnt = view.bpf_prog_cnt + 1 & 0xFF
-        if kind is not Kind.FENTRY:
-            view.bpf_origin_call = 1
+        content = self._content(md)
+        content.bpf_prog_cnt = content.bpf_prog_cnt + 1 & 0xFF
+        content.bpf_origin_call |= kind is not Kind.FENTRY
+        content.write_counts(self._machine, md)
 
     def _unlink(self, func: int, md: int, prog: int, kind: Kind) -> int:
         """The node that was unlinked; it still leads on to the rest of the list."""
         _check_kind(kind)
         for at, node in self._walk(md, kind):
-            if self._machine.read_u64(node + _PROG) == prog:
-                self._machine.write_u64(at, self._machine.read_u64(node))
-                view = self._view(md)
-                view.bpf_origin_call = any(view.bpf_progs[LISTS.index(k)] for k in LISTS if k is not Kind.FENTRY)
-                view.bpf_prog_cnt = view.bpf_prog_cnt - 1 & 0xFF
+            following, linked = _NODE.unpack(self._machine.read(node, _NODE.size))
+            if linked == prog:
+                self._machine.write_u64(at, following)
+                content = self._content(md)
+                content.bpf_origin_call = any(content.programs[1:])
+                content.bpf_prog_cnt = content.bpf_prog_cnt - 1 & 0xFF
+                content.write_counts(self._machine, md)
                 return node
         raise KernelError(EINVAL, f"the program is not linked to {func:#x}")
 
     def _link_all(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
         _check_kind(kind)
-        found = {entry.func: self.backend.find(entry.func) for entry in entries}
+        found = self.backend.find_all(entry.func for entry in entries)
         if len(found) < len(entries):
             raise KernelError(EEXIST, "a function is there twice")
         for entry in entries:
@@ -273,31 +277,31 @@ class KfuncMds:
             md = found[entry.func]
             if md:
                 self._check_link(entry.func, md, prog, kind)
-                self._check_users(entry.func, md, 1)
+                self._check_users(entry.func, md)
         lifetimes = self._lifetimes
         nodes: list[int] = []
         fresh: dict[int, int] = {}
+        place, origin = LISTS.index(kind), kind is not Kind.FENTRY
         try:
             for entry in entries:
                 nodes.append(lifetimes.alloc_node(prog, entry.cookie))
                 if not found[entry.func]:
-                    fresh[entry.func] = lifetimes.alloc_md(entry.func)
+                    programs = [0, 0, 0]
+                    programs[place] = nodes[-1]
+                    content = MdContent(entry.nr_args, 1, programs, origin, 1)
+                    fresh[entry.func] = lifetimes.alloc_md(entry.func, content)
             self.backend.prepare(list(fresh))
         except BaseException:
             for md in fresh.values():
                 lifetimes.discard_md(md)
             lifetimes.discard_nodes(nodes)
             raise
-        place = LISTS.index(kind)
         for entry, node in zip(entries, nodes, strict=True):
-            if md := fresh.get(entry.func, 0):
-                programs = (node if place == 0 else 0, node if place == 1 else 0, node if place == 2 else 0)
-                lifetimes.fill_md(md, entry.func, entry.nr_args, 1, programs, kind is not Kind.FENTRY, 1)
-            else:
+            if entry.func not in fresh:
                 # A resize that copies metadata has moved it.
                 md = self.backend.find(entry.func) if self.defects.resize_copies else found[entry.func]
                 self._append(md, node, kind)
-                self._add_users(entry.func, md, 1)
+                self._add_user(entry.func, md)
         self.backend.insert(fresh)
 
     def _unlink_all(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
@@ -305,12 +309,12 @@ class KfuncMds:
         nodes: list[int] = []
         done: list[int] = []
         missing: list[int] = []
+        mds = self.backend.find_all(entry.func for entry in entries)
         for entry in entries:
-            md = self.backend.find(entry.func)
             try:
-                if not md:
+                if not mds[entry.func]:
                     raise KernelError(EINVAL, f"the function at {entry.func:#x} has no metadata")
-                nodes.append(self._unlink(entry.func, md, prog, kind))
+                nodes.append(self._unlink(entry.func, mds[entry.func], prog, kind))
             except KernelError:
                 missing.append(entry.func)
             else:

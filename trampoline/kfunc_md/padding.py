@@ -12,7 +12,7 @@ not ours while it is being written.
     func             endbr64, site
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from asm.encodings import NOPS
@@ -74,6 +74,10 @@ class Padding:
             return 0
         found = self._machine.read(self._place(func), SIZE)
         return int.from_bytes(found[1:], "little", signed=True) % (1 << 64) if found[0] == MARKER else 0
+
+    def find_all(self, functions: Iterable[int]) -> dict[int, int]:
+        """The same for many functions."""
+        return {func: self.find(func) for func in functions}
 
     def lookup(
         self,

@@ -1,7 +1,7 @@
 """Metadata in a hash table that grows and shrinks (``kfunc_md_array``)."""
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from emu.kernel.kernel import Kernel
@@ -13,6 +13,9 @@ from trampoline.kfunc_md.hash import MIN_KFUNC_MD_ARRAY_BITS, grown_bits, hash_6
 from trampoline.kfunc_md.lookup import Entered, LookupRegisters, hash_lookup
 from trampoline.kfunc_md.structs import asm_symbols, kfunc_md, kfunc_md_array
 
+_FEW = 5
+"""Up to one bucket in 2**_FEW is read or written by itself; more of them with the whole table at once."""
+_LINKS = struct.Struct("<2Q16xQ")
 _HEAD = struct.Struct("<QQQIBBxx")
 _USED, _MDS, _FUNC = kfunc_md_array.offset("used"), kfunc_md_array.offset("mds"), kfunc_md.offset("func")
 
@@ -91,6 +94,23 @@ class HashTable:
             md = read(md + link)
         return md
 
+    def find_all(self, functions: Iterable[int]) -> dict[int, int]:
+        """The same for many functions."""
+        table, bits = self.table, self.bits
+        link = self._link(table)
+        buckets = {func: hash_64(func, bits) for func in functions}
+        heads = self._heads(table, bits, buckets.values())
+        found = {}
+        for func, bucket in buckets.items():
+            md = heads[bucket]
+            while md:
+                links = _LINKS.unpack(self._machine.read(md, _LINKS.size))
+                if links[2] == func:
+                    break
+                md = links[link >> 3]
+            found[func] = md
+        return found
+
     def lookup(
         self,
         entered: Entered,
@@ -115,21 +135,31 @@ class HashTable:
 
     def insert(self, mds: Mapping[int, int]) -> None:
         """At the head of their chains."""
-        machine, table, bits, link = self._machine, self.table, self.bits, self._link(self.table)
+        machine, table, bits = self._machine, self.table, self.bits
+        link = self._link(table)
+        buckets = {func: hash_64(func, bits) for func in mds}
+        heads = self._heads(table, bits, buckets.values())
         for func, md in mds.items():
-            head = table + _MDS + 8 * hash_64(func, bits)
-            machine.write_u64(md + link, machine.read_u64(head))
-            machine.write_u64(head, md)
+            machine.write_u64(md + link, heads[buckets[func]])
+            heads[buckets[func]] = md
+        self._set_heads(table, bits, heads)
         machine.write_u32(table + _USED, self.used + len(mds))
 
     def remove(self, functions: Sequence[int]) -> None:
         """Unchain; what is unchained still leads on to the rest of its chain."""
-        machine, table, bits, link = self._machine, self.table, self.bits, self._link(self.table)
-        for func in functions:
-            at = table + _MDS + 8 * hash_64(func, bits)
-            while machine.read_u64((md := machine.read_u64(at)) + _FUNC) != func:
-                at = md + link
-            machine.write_u64(at, machine.read_u64(md + link))
+        machine, table, bits = self._machine, self.table, self.bits
+        link = self._link(table)
+        buckets = {func: hash_64(func, bits) for func in functions}
+        heads = self._heads(table, bits, buckets.values())
+        for func, bucket in buckets.items():
+            before, md = 0, heads[bucket]
+            while (links := _LINKS.unpack(machine.read(md, _LINKS.size)))[2] != func:
+                before, md = md, links[link >> 3]
+            if before:
+                machine.write_u64(before + link, links[link >> 3])
+            else:
+                heads[bucket] = links[link >> 3]
+        self._set_heads(table, bits, heads)
         machine.write_u32(table + _USED, self.used - len(functions))
 
     def forget(self, functions: Sequence[int]) -> None:
@@ -217,6 +247,26 @@ class HashTable:
         buckets = struct.pack(f"<{len(heads)}Q", *heads).ljust(8 << bits, b"\0")
         self._machine.write(table, _HEAD.pack(used, 0, 0, bits, 64 - bits, link) + buckets)
 
+    def _all_heads(self, table: int, bits: int) -> list[int]:
+        return list(struct.unpack(f"<{1 << bits}Q", self._machine.read(table + _MDS, 8 << bits)))
+
+    def _heads(self, table: int, bits: int, buckets: Collection[int]) -> dict[int, int]:
+        """First metadata of some chains, by bucket."""
+        if len(buckets) << _FEW > 1 << bits:
+            heads = self._all_heads(table, bits)
+            return {bucket: heads[bucket] for bucket in buckets}
+        return {bucket: self._machine.read_u64(table + _MDS + 8 * bucket) for bucket in buckets}
+
+    def _set_heads(self, table: int, bits: int, heads: Mapping[int, int]) -> None:
+        if len(heads) << _FEW > 1 << bits:
+            every = self._all_heads(table, bits)
+            for bucket, head in heads.items():
+                every[bucket] = head
+            self._machine.write(table + _MDS, struct.pack(f"<{len(every)}Q", *every))
+        else:
+            for bucket, head in heads.items():
+                self._machine.write_u64(table + _MDS + 8 * bucket, head)
+
     def _link(self, table: int) -> int:
         return self._machine.read_u8(table + kfunc_md_array.offset("link"))
 
@@ -228,10 +278,8 @@ class HashTable:
             md = self._machine.read_u64(md + link)
 
     def _all(self, table: int) -> Iterator[int]:
-        bits = self._machine.read_u32(table + kfunc_md_array.offset("hash_bits"))
-        heads = struct.unpack(f"<{1 << bits}Q", self._machine.read(table + _MDS, 8 << bits))
-        link = self._link(table)
-        for head in heads:
+        bits, link = self._machine.read_u32(table + kfunc_md_array.offset("hash_bits")), self._link(table)
+        for head in self._all_heads(table, bits):
             md = head
             while md:
                 yield md
