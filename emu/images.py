@@ -1,6 +1,6 @@
 """What lies where in executable memory: images with their listings, and the names of images that were freed."""
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +44,7 @@ class Images:
         self._images: dict[int, Image] = {}
         self._texts: list[ImageText] = []
         self._freed: list[tuple[int, int, str]] = []
+        """Start, end and name, sorted; none overlaps another."""
 
     def add(self, image: Image) -> None:
         """Make an image known. MachineError if it overlaps one that is."""
@@ -71,7 +72,7 @@ class Images:
         """Forget the image that begins at an address."""
         if self._images.pop(address, None) is None:
             raise MachineError(f"no image at {address:#x}")
-        self._starts.remove(address)
+        del self._starts[bisect_left(self._starts, address)]
 
     def at(self, address: int) -> Image | None:
         """The image that covers an address."""
@@ -97,21 +98,34 @@ class Images:
     def set_freed(self, start: int, end: int, name: str) -> None:
         """Remember what was freed in a range."""
         self.set_used(start, end)
-        self._freed.append((start, end, name))
+        insort(self._freed, (start, end, name))
 
     def set_used(self, start: int, end: int) -> None:
         """A range is in use again."""
+        first = last = self._freed_before(start)
         kept = []
-        for first, last, name in self._freed:
-            if first < start:
-                kept.append((first, min(last, start), name))
-            if last > end:
-                kept.append((max(first, end), last, name))
-        self._freed = kept
+        while last < len(self._freed) and self._freed[last][0] < end:
+            old_start, old_end, name = self._freed[last]
+            if old_start < start:
+                kept.append((old_start, start, name))
+            if old_end > end:
+                kept.append((end, old_end, name))
+            last += 1
+        self._freed[first:last] = kept
 
     def freed(self, address: int) -> str | None:
         """The name of what was freed at an address, None if that is in use or was never used."""
-        return next((name for start, end, name in reversed(self._freed) if start <= address < end), None)
+        position = self._freed_before(address)
+        if position < len(self._freed) and self._freed[position][0] <= address:
+            return self._freed[position][2]
+        return None
+
+    def _freed_before(self, address: int) -> int:
+        """The position of the first freed range that ends behind an address."""
+        position = bisect_left(self._freed, (address,))
+        if position and self._freed[position - 1][1] > address:
+            position -= 1
+        return position
 
     def capture(self) -> ImagesRecord:
         """What a snapshot keeps."""
