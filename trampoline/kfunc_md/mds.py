@@ -41,6 +41,15 @@ class MdEntry:
     cookie: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Linked:
+    """A program's node, where it is linked from, and what it links to."""
+
+    at: int
+    node: int
+    following: int
+
+
 class KfuncMds:
     """The metadata of one set of functions, found through one backend ("hash", "padding", "flat").
 
@@ -148,7 +157,8 @@ class KfuncMds:
         """Unlink a program from many functions and drop the users that ``link_entries`` made.
 
         Without percpu_refs everything waits for the same two grace periods. KernelError (-EINVAL) where some function
-        did not have the program: all others are done nevertheless, but for the defect.
+        did not have the program: all others are done nevertheless, but for the defect; -EBUSY, nothing done, where
+        the last user of a function goes and programs stay.
         """
         with self.lock:
             if self.defects.unlink_stops:
@@ -256,16 +266,27 @@ class KfuncMds:
     def _unlink(self, func: int, md: int, prog: int, kind: Kind) -> int:
         """The node that was unlinked; it still leads on to the rest of the list."""
         _check_kind(kind)
-        for at, node in self._walk(md, kind):
-            following, linked = _NODE.unpack(self._machine.read(node, _NODE.size))
-            if linked == prog:
-                self._machine.write_u64(at, following)
-                content = self._content(md)
-                content.bpf_origin_call = any(content.programs[1:])
-                content.bpf_prog_cnt = content.bpf_prog_cnt - 1 & 0xFF
-                content.write_counts(self._machine, md)
-                return node
-        raise KernelError(EINVAL, f"the program is not linked to {func:#x}")
+        linked = self._linked(md, prog, kind)
+        if linked is None:
+            raise KernelError(EINVAL, f"the program is not linked to {func:#x}")
+        return self._take_off(md, linked)
+
+    def _linked(self, md: int, prog: int, kind: Kind) -> _Linked | None:
+        at = md + _PROGS + 8 * LISTS.index(kind)
+        while node := self._machine.read_u64(at):
+            following, found = _NODE.unpack(self._machine.read(node, _NODE.size))
+            if found == prog:
+                return _Linked(at, node, following)
+            at = node
+        return None
+
+    def _take_off(self, md: int, linked: _Linked) -> int:
+        self._machine.write_u64(linked.at, linked.following)
+        content = self._content(md)
+        content.bpf_origin_call = any(content.programs[1:])
+        content.bpf_prog_cnt = content.bpf_prog_cnt - 1 & 0xFF
+        content.write_counts(self._machine, md)
+        return linked.node
 
     def _link_all(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
         _check_kind(kind)
@@ -306,20 +327,21 @@ class KfuncMds:
 
     def _unlink_all(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
         _check_kind(kind)
-        nodes: list[int] = []
-        done: list[int] = []
+        links: dict[int, _Linked] = {}
         missing: list[int] = []
         mds = self.backend.find_all(entry.func for entry in entries)
         for entry in entries:
-            try:
-                if not mds[entry.func]:
-                    raise KernelError(EINVAL, f"the function at {entry.func:#x} has no metadata")
-                nodes.append(self._unlink(entry.func, mds[entry.func], prog, kind))
-            except KernelError:
+            md = mds[entry.func]
+            linked = self._linked(md, prog, kind) if md and entry.func not in links else None
+            if linked is None:
                 missing.append(entry.func)
-            else:
-                done.append(entry.func)
-        self._put(done, nodes)
+                continue
+            links[entry.func] = linked
+            content = self._content(md)
+            if content.users == 1 and content.bpf_prog_cnt != 1:
+                raise KernelError(EBUSY, f"other programs are linked to {entry.func:#x}")
+        nodes = [self._take_off(mds[func], linked) for func, linked in links.items()]
+        self._put(list(links), nodes)
         if missing:
             names = ", ".join(f"{func:#x}" for func in missing[:5])
             raise KernelError(EINVAL, f"the program was not linked to {len(missing)} functions, {names}")
