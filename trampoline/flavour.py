@@ -44,6 +44,12 @@ class Flavour:
     """Functions that don't return, on which fexit and fmod_ret are refused."""
 
 
+    @property
+    def max_slots(self) -> int:
+        """Argument slots at most: those in registers, or MAX_BPF_FUNC_ARGS."""
+        return 12 if self.stack_args else 6
+
+
 FLAVOURS = {
     flavour.name: flavour
     for flavour in (

@@ -8,7 +8,7 @@
 42
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from asm import DisplacementError
@@ -21,16 +21,17 @@ from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNC
 from emu.layout import AddressMap
 from emu.vcpu import Call
 from trampoline.attach import AttachType
-from trampoline.bpf_trampoline import BpfTrampoline, Target, TrampLink, Trampolines
+from trampoline.bpf_trampoline import Target, TrampLink, Trampolines
 from trampoline.btf import Btf
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
-from trampoline.errors import KernelError, PrototypeError, TrampolineError
+from trampoline.errors import ENOTSUPP, KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
 from trampoline.generator import Boot
+from trampoline.link import Link, MultiLink, Skipped, no_progress
 from trampoline.model import Arg, FuncModel
-from trampoline.multi import MultiEntry, attach_multi, check_multi, detach_multi
+from trampoline.multi import MultiEntry, attach_multi, check_multi
 from trampoline.phases import with_phases
-from trampoline.population import KernelFunction, Population, memory_of, populate
+from trampoline.population import KernelFunction, Population, is_glob, memory_of, populate
 from trampoline.prog import BpfProg, BpfPrograms, ProgFunction
 from trampoline.signatures import BtfFunctions, denied_names
 from trampoline.sites import DirectSites, OpsEach, SingleOps
@@ -45,75 +46,6 @@ MAX_MULTI = 1 << 20
 """Functions of one multi link at most (as many as a kprobe_multi link takes)."""
 PROG_MODEL = FuncModel("bpf_prog", (Arg("ctx", "void *", 8),))
 """A BPF program as a target: ``int prog(void *ctx)``."""
-
-
-class Link:
-    """``struct bpf_tracing_link``: a program on one target. It holds the program and the trampoline."""
-
-    def __init__(self, lab: "Tracing", trampoline: BpfTrampoline, link: TrampLink) -> None:
-        self._lab, self._trampoline, self._link = lab, trampoline, link
-        self.attached = True
-
-    @property
-    def prog(self) -> BpfProg:
-        """The program."""
-        return self._link.prog
-
-    @property
-    def trampoline(self) -> BpfTrampoline:
-        """The trampoline that runs it."""
-        return self._trampoline
-
-    def detach(self) -> None:
-        """Take the program off (``bpf_tracing_link_release``). Detaching twice is a TrampolineError."""
-        if not self.attached:
-            raise TrampolineError(f"{self.prog.name} is detached already")
-        self._trampoline.unlink_prog(self._link)
-        self.attached = False
-        self._lab.trampolines.put(self._trampoline)
-        self._lab.programs.put(self.prog)
-        self._lab.kernel.rcu.settle()
-
-    def __enter__(self) -> "Link":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self.attached:
-            self.detach()
-
-
-class MultiLink:
-    """``struct bpf_tracing_multi_link``: one program on many functions. ``skipped`` says what was left out, and why."""
-
-    def __init__(
-        self, lab: "Tracing", prog: BpfProg, entries: Sequence[MultiEntry], skipped: Mapping[str, Exception]
-    ) -> None:
-        self._lab, self.prog, self._entries = lab, prog, tuple(entries)
-        self.skipped = dict(skipped)
-        self.attached = True
-
-    @property
-    def functions(self) -> tuple[str, ...]:
-        """The functions that it is on, in the order given."""
-        return tuple(entry.trampoline.target.name for entry in self._entries)
-
-    def detach(self) -> None:
-        """Take the program off all functions. Detaching twice is a TrampolineError."""
-        if not self.attached:
-            raise TrampolineError(f"{self.prog.name} is detached already")
-        detach_multi(self._lab.trampolines.sites, self._entries)
-        self.attached = False
-        for entry in self._entries:
-            self._lab.trampolines.put(entry.trampoline)
-        self._lab.programs.put(self.prog)
-        self._lab.kernel.rcu.settle()
-
-    def __enter__(self) -> "MultiLink":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self.attached:
-            self.detach()
 
 
 class Tracing:
@@ -156,9 +88,7 @@ class Tracing:
             packs=self.flavour.packs_images,
             routines=routines,
             constants=asm_symbols(),
-            functions=(
-                AssemblyFunctions(TEST_FUNCTIONS + NR_ARGS_FUNCTIONS), *functions, *populate(known, routines)
-            ),
+            functions=(AssemblyFunctions(TEST_FUNCTIONS + NR_ARGS_FUNCTIONS), *functions, *populate(known, routines)),
             **memory_of(known),
         )
         self.population = Population(self.kernel, self.flavour, known)
@@ -296,38 +226,44 @@ class Tracing:
     def attach_multi(
         self,
         prog: BpfProg,
-        functions: Sequence[str],
+        functions: Sequence[str | int | KernelFunction],
         *,
         cookies: Sequence[int] | None = None,
         skip_invalid: bool = False,
+        progress: Callable[[], object] | None = None,
     ) -> MultiLink:
         """Attach a program to many functions: to all of them, or, on any error, to none.
 
-        With ``skip_invalid`` what can't be traced is left out and reported. Each function may have a cookie of its own.
-        KernelError: -EINVAL for no function, one given twice, cookies that don't match, a program that is no ``_multi``
-        one or is sleepable; -E2BIG for too many; what ``attach`` raises for a single one.
+        ``functions``: names, addresses, BTF ids, and, where there are no cookies, globs. With ``skip_invalid`` what
+        can't be traced is left out and reported. Each function may have a cookie of its own. ``progress`` is called
+        once for each function. KernelError: -EINVAL for no function, one given twice, cookies that don't match, a
+        program that is no ``_multi`` one or is sleepable; -E2BIG for too many; what ``attach`` raises for one.
         """
         if prog.attach_type not in MULTI_TYPES or prog.sleepable:
             raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) can't be on many functions")
+        if cookies is None:
+            functions = self._expanded(functions)
         check_multi(len(functions), len(set(functions)), None if cookies is None else len(cookies), most=MAX_MULTI)
         targets: list[tuple[Target, int]] = []
-        skipped: dict[str, Exception] = {}
-        for name, cookie in zip(functions, cookies or [0] * len(functions), strict=True):
+        skipped: list[Skipped] = []
+        for where, cookie in zip(functions, cookies or [0] * len(functions), strict=True):
             try:
-                target = self.target(name)
+                target = self.target(where)
                 self._check_returns(prog, target)
-                if self.kernel.function(name).site is None:
-                    raise KernelError(EINVAL, f"{name} has no patch site")
+                if target.site_offset is None:
+                    raise KernelError(EINVAL, f"{target.name} has no patch site")
+                if target.model.nr_regs > self.flavour.max_slots:
+                    raise KernelError(ENOTSUPP, f"{target.name} needs {target.model.nr_regs} argument slots")
                 targets.append((target, cookie))
             except (KernelError, PrototypeError) as error:
                 if not skip_invalid:
                     raise
-                skipped[name] = error
+                skipped.append(Skipped(where.qualified if isinstance(where, KernelFunction) else str(where), error))
         entries: list[MultiEntry] = []
         try:
             for target, cookie in targets:
                 entries.append(MultiEntry(self.trampolines.get(target), TrampLink(prog, cookie)))
-            attach_multi(self.trampolines.sites, entries)
+            attach_multi(self.trampolines.sites, entries, progress or no_progress)
         except BaseException:
             for entry in entries:
                 self.trampolines.put(entry.trampoline)
@@ -336,6 +272,18 @@ class Tracing:
         self.programs.get(prog)
         self.kernel.rcu.settle()
         return MultiLink(self, prog, entries, skipped)
+
+    def _expanded(self, functions: Sequence[str | int | KernelFunction]) -> list[str | int | KernelFunction]:
+        """Globs replaced by the functions that they match, each once."""
+        found: dict[str | int | KernelFunction, None] = {}
+        for where in functions:
+            if isinstance(where, str) and is_glob(where):
+                found.update(dict.fromkeys(self.population.select([where])))
+            elif where in found:
+                raise KernelError(EINVAL, f"{where} is given twice")
+            else:
+                found[where] = None
+        return list(found)
 
     # Running --------------------------------------------------------------------------------------------------------
 

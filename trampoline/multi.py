@@ -4,7 +4,7 @@ Trampolines stay one per function. With one ftrace_ops for all (``SingleOps``) a
 functions are attached one by one, which is what mass attachment was slow by. Either way all or nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -21,27 +21,28 @@ class MultiEntry:
     link: TrampLink
 
 
-def attach_multi(sites: object, entries: Sequence[MultiEntry]) -> None:
+def attach_multi(sites: object, entries: Sequence[MultiEntry], progress: Callable[[], object]) -> None:
     """``bpf_trampoline_multi_attach``: put every link into its trampoline, or none.
 
-    Raises what linking and patching raise; then every list, image and site is as it was.
+    ``progress`` is called once for each function. Raises what linking and patching raise; then every list, image and
+    site is as it was.
     """
-    _change(sites, entries, adding=True)
+    _change(sites, entries, progress, adding=True)
 
 
-def detach_multi(sites: object, entries: Sequence[MultiEntry]) -> None:
+def detach_multi(sites: object, entries: Sequence[MultiEntry], progress: Callable[[], object]) -> None:
     """``bpf_trampoline_multi_detach``: take every link out, or none where updating fails."""
-    _change(sites, entries, adding=False)
+    _change(sites, entries, progress, adding=False)
 
 
-def _change(sites: object, entries: Sequence[MultiEntry], *, adding: bool) -> None:
+def _change(sites: object, entries: Sequence[MultiEntry], progress: Callable[[], object], *, adding: bool) -> None:
     if isinstance(sites, SingleOps) and all(entry.trampoline.site for entry in entries):
-        _change_batched(sites, entries, adding=adding)
+        _change_batched(sites, entries, progress, adding=adding)
     else:
-        _change_one_by_one(entries, adding=adding)
+        _change_one_by_one(entries, progress, adding=adding)
 
 
-def _change_one_by_one(entries: Sequence[MultiEntry], *, adding: bool) -> None:
+def _change_one_by_one(entries: Sequence[MultiEntry], progress: Callable[[], object], *, adding: bool) -> None:
     with ExitStack() as undo:
         for entry in entries:
             trampoline = entry.trampoline
@@ -50,10 +51,13 @@ def _change_one_by_one(entries: Sequence[MultiEntry], *, adding: bool) -> None:
                 change, back = back, change
             change(entry.link)
             undo.callback(back, entry.link)
+            progress()
         undo.pop_all()
 
 
-def _change_batched(sites: SingleOps, entries: Sequence[MultiEntry], *, adding: bool) -> None:
+def _change_batched(
+    sites: SingleOps, entries: Sequence[MultiEntry], progress: Callable[[], object], *, adding: bool
+) -> None:
     """All trampolines are locked (``trampoline_lock_all``), changed in their lists, generated, and patched as one."""
     with ExitStack() as stack:
         for entry in entries:
@@ -63,7 +67,7 @@ def _change_batched(sites: SingleOps, entries: Sequence[MultiEntry], *, adding: 
             for entry in entries:
                 change = entry.trampoline.adding if adding else entry.trampoline.removing
                 stack.enter_context(change(entry.link))
-            while not _try_update(sites, [entry.trampoline for entry in entries]):
+            while not _try_update(sites, [entry.trampoline for entry in entries], progress):
                 pass
         except BaseException:
             for entry, before in zip(entries, flags, strict=True):
@@ -71,7 +75,7 @@ def _change_batched(sites: SingleOps, entries: Sequence[MultiEntry], *, adding: 
             raise
 
 
-def _try_update(sites: SingleOps, trampolines: Sequence[BpfTrampoline]) -> bool:
+def _try_update(sites: SingleOps, trampolines: Sequence[BpfTrampoline], progress: Callable[[], object]) -> bool:
     """One attempt at all of them; False where livepatch shares a site and its image is to be made anew."""
     with ExitStack() as undo:
         updates = []
@@ -79,6 +83,7 @@ def _try_update(sites: SingleOps, trampolines: Sequence[BpfTrampoline]) -> bool:
             update = trampoline.prepare()
             undo.callback(trampoline.abandon, update, seen=False)
             updates.append(update)
+            progress()
         batch = SiteBatch()
         for trampoline, update in zip(trampolines, updates, strict=True):
             ip = trampoline.site

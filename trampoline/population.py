@@ -35,6 +35,11 @@ _BTF_IDS = 1 << 32
 _GLOB = re.compile(r"[*?\[]")
 
 
+def is_glob(pattern: str) -> bool:
+    """Whether a text is a pattern, not a name."""
+    return _GLOB.search(pattern) is not None
+
+
 class KernelFunction(NamedTuple):
     """A function that can be named as a target; ``site`` is its patch site's address, 0 where it has none."""
 
@@ -142,7 +147,7 @@ class Population:
         """
         chosen: list[KernelFunction] = []
         for pattern in patterns:
-            if isinstance(pattern, str) and _GLOB.search(pattern):
+            if isinstance(pattern, str) and is_glob(pattern):
                 matching = self._matching(pattern)
                 if not matching:
                     raise KernelError(ENOENT, f"no function matches {pattern!r}")

@@ -155,7 +155,7 @@ def test_skip_invalid_reports_what_was_skipped(multi_lab):
     prog = lab.prog("fentry_multi", lambda ctx: ran.append(ctx.cookie))
     names = ["no_such_function", NAMES[0], "tramplab_notrace", NAMES[1]]
     link = lab.attach_multi(prog, names, cookies=[1, 2, 3, 4], skip_invalid=True)
-    assert {name: error.errno for name, error in link.skipped.items()} == {
+    assert {skipped.name: skipped.errno for skipped in link.skipped} == {
         "no_such_function": ENOENT,
         "tramplab_notrace": EINVAL,
     }
@@ -199,6 +199,25 @@ def test_module_functions_by_name(make_lab, design):
     refused(11, lab.kernel.modules.unload, "twins")
     link.detach()
     lab.kernel.modules.unload("twins")
+
+
+def test_globs_addresses_and_type_ids(make_lab, design):
+    lab, ran = make_lab("6.12", design=design), []
+    prog = lab.prog("fentry_multi", lambda ctx: ran.append(ctx.ip))
+    address = lab.kernel.function("bpf_modify_return_test").address
+    link = lab.attach_multi(prog, ["bpf_fentry_test?", address])
+    tests = [f"bpf_fentry_test{number}" for number in range(1, 10)]
+    assert link.functions == (*tests, "bpf_modify_return_test")
+    link.detach()
+    refused(ENOENT, lab.attach_multi, prog, ["nothing_*"])
+    refused(EINVAL, lab.attach_multi, prog, [NAMES[0], NAMES[0]])
+
+
+def test_progress_is_told_once_for_each_function(make_lab, design):
+    lab, told = make_lab("6.12", design=design), []
+    link = lab.attach_multi(lab.prog("fentry_multi", NOTHING), NAMES, progress=lambda: told.append("attach"))
+    link.detach(lambda: told.append("detach"))
+    assert told == ["attach"] * len(NAMES) + ["detach"] * len(NAMES)
 
 
 def test_an_unknown_design(make_lab):
