@@ -7,6 +7,16 @@ import pytest
 
 from emu.errors import GuestTimeout
 
+@pytest.fixture(autouse=True)
+def interruptible(bench):
+    """Ctrl-C raises KeyboardInterrupt, also where the tests were started with SIGINT ignored (as background jobs are)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Should the interrupt get lost, the test fails in seconds.
+    bench.machine.max_ticks = 100
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 GUESTS = ["again: jmp again", "again:\ncall stub\njmp again", "again:\nint3\njmp again"]
 
 
