@@ -1,5 +1,6 @@
 """Guest memory for kernel objects (kmalloc) and dynamic per-CPU memory (alloc_percpu)."""
 
+from collections import deque
 from dataclasses import dataclass
 
 from emu.kernel.errors import KernelError
@@ -22,19 +23,19 @@ class _Ranges:
     def __init__(self, start: int, size: int, align: int) -> None:
         self._align = align
         self._next, self._limit = start, start + size
-        self._freed: dict[int, list[int]] = {}
+        self._freed: dict[int, deque[int]] = {}
 
     def take(self, size: int) -> int | None:
         size = self.rounded(size)
-        if self._freed.get(size):
-            return self._freed[size].pop(0)
+        if freed := self._freed.get(size):
+            return freed.popleft()
         if self._next + size > self._limit:
             return None
         self._next += size
         return self._next - size
 
     def give(self, address: int, size: int) -> None:
-        self._freed.setdefault(self.rounded(size), []).append(address)
+        self._freed.setdefault(self.rounded(size), deque()).append(address)
 
     def rounded(self, size: int) -> int:
         return (max(size, 1) + self._align - 1) // self._align * self._align
@@ -61,13 +62,15 @@ class Slab:
         """Address and name of everything allocated."""
         return {address: found.name for address, found in self._objects.items()}
 
-    def alloc(self, size: int, name: str) -> int:
-        """Guest address of ``size`` zeroed bytes. KernelError with -ENOMEM where there is no room."""
+    def alloc(self, size: int, name: str, content: bytes = b"") -> int:
+        """Guest address of ``size`` bytes, ``content`` and then zeros. KernelError with -ENOMEM where there is no
+        room.
+        """
         self._process.point(PointKind.ALLOC, name)
         address = self._ranges.take(size)
         if address is None:
             raise KernelError(12, f"no memory for {name}")
-        self._machine.write(address, bytes(size))
+        self._machine.write(address, content.ljust(size, b"\0"))
         self._objects[address] = _Object(size, name)
         return address
 

@@ -36,12 +36,14 @@ class Arena:
         """Bytes in use."""
         return sum(size for size, _ in self._objects.values())
 
-    def alloc(self, size: int, name: str) -> int:
-        """Guest address of ``size`` zeroed bytes, 8-byte aligned. KernelError with -ENOMEM where there is no room."""
+    def alloc(self, size: int, name: str, content: bytes = b"") -> int:
+        """Guest address of ``size`` bytes, 8-byte aligned: ``content`` and then zeros. KernelError with -ENOMEM where
+        there is no room.
+        """
         self._kernel.process.point(PointKind.ALLOC, name)
         freed = self._freed.get(size)
         address = freed.popleft() if freed else self._take((size + 7) & -8, name)
-        self._kernel.machine.write(address, bytes(size))
+        self._kernel.machine.write(address, content.ljust(size, b"\0"))
         self._objects[address] = size, name
         return address
 

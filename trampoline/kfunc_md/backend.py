@@ -16,8 +16,8 @@ class NodeMemory(Protocol):
         """Address and name of everything allocated."""
         ...
 
-    def alloc(self, size: int, name: str) -> int:
-        """Guest address of ``size`` zeroed bytes. KernelError (-ENOMEM)."""
+    def alloc(self, size: int, name: str, content: bytes = b"") -> int:
+        """Guest address of ``size`` bytes, ``content`` and then zeros. KernelError (-ENOMEM)."""
         ...
 
     def free(self, address: int) -> None:

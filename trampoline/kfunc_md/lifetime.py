@@ -11,9 +11,9 @@ from emu.structs import percpu_ref_data
 from trampoline.kfunc_md.backend import MetadataBackend
 from trampoline.kfunc_md.structs import kfunc_md, kfunc_md_tramp_prog
 
-_CONTENT = struct.Struct("<4Q16xHBBB")
+_CONTENT = struct.Struct("<32x4Q16xHBBB")
 _TAIL = struct.Struct("<HBBB")
-_FUNC, _PCREF, _USERS = (kfunc_md.offset(name) for name in ("func", "pcref", "users"))
+_PCREF, _USERS = kfunc_md.offset("pcref"), kfunc_md.offset("users")
 _NODE = struct.Struct("<QQQ")
 
 
@@ -33,11 +33,11 @@ class MdContent:
     @classmethod
     def read(cls, machine: Machine, md: int) -> "MdContent":
         """That of an object."""
-        _, *programs, users, origin, count, nr_args = _CONTENT.unpack(machine.read(md + _FUNC, _CONTENT.size))
+        _, *programs, users, origin, count, nr_args = _CONTENT.unpack(machine.read(md, _CONTENT.size))
         return cls(nr_args, users, programs, bool(origin), count)
 
     def pack(self, func: int) -> bytes:
-        """All of it, from ``kfunc_md.func`` on, for an object that has no reference count yet."""
+        """A whole object, which has no reference count yet."""
         return _CONTENT.pack(func, *self.programs, self.users, self.bpf_origin_call, self.bpf_prog_cnt, self.nr_args)
 
     def write_counts(self, machine: Machine, md: int) -> None:
@@ -75,8 +75,7 @@ class Lifetimes:
     def alloc_md(self, func: int, content: MdContent) -> int:
         """Metadata that nobody finds yet, with a live reference count. KernelError (-ENOMEM): nothing stays behind."""
         name = f"kfunc_md of {func:#x}"
-        md = self._backend.nodes.alloc(kfunc_md.size, name)
-        self._kernel.machine.write(md + _FUNC, content.pack(func))
+        md = self._backend.nodes.alloc(kfunc_md.size, name, content.pack(func))
         if self._refs:
             try:
                 self._kernel.percpu_refs.init(md + _PCREF, lambda: self._released(md), name)
@@ -98,8 +97,8 @@ class Lifetimes:
 
     def alloc_node(self, prog: int, cookie: int) -> int:
         """A list node for a program. KernelError (-ENOMEM)."""
-        node = self._kernel.slab.alloc(kfunc_md_tramp_prog.size, f"kfunc_md_tramp_prog of {prog:#x}")
-        self._kernel.machine.write(node, _NODE.pack(0, prog, cookie))
+        content = _NODE.pack(0, prog, cookie)
+        node = self._kernel.slab.alloc(kfunc_md_tramp_prog.size, f"kfunc_md_tramp_prog of {prog:#x}", content)
         self._nodes.add(node)
         return node
 

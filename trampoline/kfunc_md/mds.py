@@ -2,7 +2,7 @@
 
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -202,8 +202,7 @@ class KfuncMds:
         content.users = content.users + 1 & _USERS_MAX
         content.write_counts(self._machine, md)
 
-    def _put(self, functions: Sequence[int], nodes: Sequence[int] = ()) -> None:
-        """``nodes`` that were unlinked before are retired together with the metadata."""
+    def _put(self, functions: Sequence[int]) -> None:
         drops = Counter(functions)
         mds = self.backend.find_all(drops)
         contents = {}
@@ -222,6 +221,10 @@ class KfuncMds:
             content.write_counts(self._machine, mds[func])
             if content.users == 0:
                 last.append(func)
+        self._drop(last, mds)
+
+    def _drop(self, last: Sequence[int], mds: Mapping[int, int], nodes: Sequence[int] = ()) -> None:
+        """Functions without users; ``nodes`` that were unlinked before are retired together with their metadata."""
         if last:
             self.backend.remove(last)
         self._lifetimes.retire([mds[func] for func in last], nodes)
@@ -269,7 +272,10 @@ class KfuncMds:
         linked = self._linked(md, prog, kind)
         if linked is None:
             raise KernelError(EINVAL, f"the program is not linked to {func:#x}")
-        return self._take_off(md, linked)
+        content = self._content(md)
+        self._take_off(md, linked, content)
+        content.write_counts(self._machine, md)
+        return linked.node
 
     def _linked(self, md: int, prog: int, kind: Kind) -> _Linked | None:
         at = md + _PROGS + 8 * LISTS.index(kind)
@@ -280,13 +286,14 @@ class KfuncMds:
             at = node
         return None
 
-    def _take_off(self, md: int, linked: _Linked) -> int:
+    def _take_off(self, md: int, linked: _Linked, content: MdContent) -> None:
+        """Unlink a node; the counts that ``content`` then has are still to be written."""
         self._machine.write_u64(linked.at, linked.following)
-        content = self._content(md)
+        head = (linked.at - md - _PROGS) // 8
+        if 0 <= head < len(LISTS):
+            content.programs[head] = linked.following
         content.bpf_origin_call = any(content.programs[1:])
         content.bpf_prog_cnt = content.bpf_prog_cnt - 1 & 0xFF
-        content.write_counts(self._machine, md)
-        return linked.node
 
     def _link_all(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
         _check_kind(kind)
@@ -327,7 +334,7 @@ class KfuncMds:
 
     def _unlink_all(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
         _check_kind(kind)
-        links: dict[int, _Linked] = {}
+        links: dict[int, tuple[_Linked, MdContent]] = {}
         missing: list[int] = []
         mds = self.backend.find_all(entry.func for entry in entries)
         for entry in entries:
@@ -336,12 +343,18 @@ class KfuncMds:
             if linked is None:
                 missing.append(entry.func)
                 continue
-            links[entry.func] = linked
             content = self._content(md)
+            links[entry.func] = linked, content
             if content.users == 1 and content.bpf_prog_cnt != 1:
                 raise KernelError(EBUSY, f"other programs are linked to {entry.func:#x}")
-        nodes = [self._take_off(mds[func], linked) for func, linked in links.items()]
-        self._put(list(links), nodes)
+        last = []
+        for func, (linked, content) in links.items():
+            self._take_off(mds[func], linked, content)
+            content.users = content.users - 1 & _USERS_MAX
+            content.write_counts(self._machine, mds[func])
+            if content.users == 0:
+                last.append(func)
+        self._drop(last, mds, [linked.node for linked, _ in links.values()])
         if missing:
             names = ", ".join(f"{func:#x}" for func in missing[:5])
             raise KernelError(EINVAL, f"the program was not linked to {len(missing)} functions, {names}")
