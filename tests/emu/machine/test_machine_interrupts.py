@@ -7,9 +7,10 @@ import pytest
 
 from emu.errors import GuestTimeout
 
+
 @pytest.fixture(autouse=True)
 def interruptible(bench):
-    """Ctrl-C raises KeyboardInterrupt, also where the tests were started with SIGINT ignored (as background jobs are)."""
+    """Ctrl-C raises KeyboardInterrupt, also where the tests run with SIGINT ignored (as background jobs do)."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     # Should the interrupt get lost, the test fails in seconds.
     bench.machine.max_ticks = 100
