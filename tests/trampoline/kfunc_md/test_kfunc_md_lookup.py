@@ -82,6 +82,17 @@ def test_costs(bed, backend, checked, entered, expected, site_offset):
     assert cost(bed, code, argument) == expected
 
 
+@pytest.mark.parametrize(("backend", "expected"), [("hash", 11), ("padding", 5), ("flat", 5)])
+def test_a_return_address_in_a_register(bed, backend, expected):
+    mds = KfuncMds(bed.kernel, backend)
+    func = bed.functions[9]
+    md = mds.create(func, 0)
+    code = bed.lookup(mds.backend, Entered("rdi", is_return_address=True))
+    for after_site in (5, 9):
+        assert bed.run(code, func + after_site).value == md
+        assert cost(bed, code, func + after_site) == expected
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_any_registers_do(bed, backend):
     mds = KfuncMds(bed.kernel, backend)
@@ -131,14 +142,14 @@ def test_the_posted_look_up_goes_on_with_null(bed):
             assert bed.run(code, func).value == NOT_FOUND
 
 
-def overtaken(bed, mds, func, step, change):
+def overtaken(bed, mds, func, step, change, *, checked=True):
     """What a look-up gives that is preempted after ``step`` instructions, ``change`` being made there, and whether it
     got that far. Its metadata is read afterwards, too.
     """
     tail = "mov rax, qword ptr [rax + kfunc_md.func]\nmov r8, rax"
     symbols = {"kfunc_md.func": 32}
     entered = Entered("rsi")
-    text = mds.backend.lookup(entered, label="lookup", missing="none", checked=True)
+    text = mds.backend.lookup(entered, label="lookup", missing="none", checked=checked)
     code = bed.place(
         f"{text}\n{tail}\n    ret\nnone:\n    mov eax, {NOT_FOUND}\n    ret\n", {**symbols, **mds.backend.symbols}
     )
@@ -156,6 +167,10 @@ def changes(mds, func, others, kind):
     if kind == "grow":
         for other in others:
             mds.create(other, 0)
+    elif kind == "grow and shrink":
+        for other in others:
+            mds.create(other, 0)
+        mds.put(*others)
     elif kind == "shrink":
         mds.put(*others)
     elif kind == "remove":
@@ -168,19 +183,19 @@ def changes(mds, func, others, kind):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("refs", [True, False])
-@pytest.mark.parametrize("kind", ["grow", "shrink", "remove", "remove and create", "remove all"])
-def test_a_look_up_may_be_overtaken_at_any_instruction(make_bed, backend, refs, kind):
+@pytest.mark.parametrize(("refs", "checked"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("kind", ["grow", "shrink", "grow and shrink", "remove", "remove and create", "remove all"])
+def test_a_look_up_may_be_overtaken_at_any_instruction(make_bed, backend, refs, checked, kind):
     bed = make_bed()
     func, *others = bed.functions[:20]
     reached = 0
     for step in range(1, 60):
         mds = KfuncMds(bed.kernel, backend, refs=refs)
-        if kind != "grow":
+        if not kind.startswith("grow"):
             for other in others:
                 mds.create(other, 0)
         mds.create(func, 0)
-        value, midway = overtaken(bed, mds, func, step, partial(changes, mds, func, others, kind))
+        value, midway = overtaken(bed, mds, func, step, partial(changes, mds, func, others, kind), checked=checked)
         if not midway:
             break
         reached += 1
@@ -192,6 +207,31 @@ def test_a_look_up_may_be_overtaken_at_any_instruction(make_bed, backend, refs, 
         bed.kernel.rcu.settle()
         assert not mds.backend.nodes.objects or backend == "hash"
     assert reached >= 5
+
+
+@pytest.mark.parametrize("defects", [SeedDefects(), SeedDefects(resize_copies=True)])
+def test_a_look_up_finds_metadata_at_every_point_of_a_resize(make_bed, defects):
+    bed = make_bed(vcpus=2)
+    mds = KfuncMds(bed.kernel, defects=defects)
+    code = bed.lookup(mds.backend)
+    for func in bed.functions[:15]:
+        mds.create(func, 0)
+    sizes = set()
+
+    def step_through(operation, present):
+        task = bed.kernel.process.start(operation)
+        while not task.done:
+            task.step()
+            sizes.add(mds.backend.bits)
+            for func in present:
+                md = bed.kernel.machine.vcpus[1].call(code, func).value
+                assert bed.kernel.machine.read_u64(md + 32) == func
+
+    step_through(lambda: mds.create(bed.functions[15], 0), bed.functions[:15])
+    bed.kernel.rcu.settle()
+    step_through(lambda: mds.put(*bed.functions[5:16]), bed.functions[:5])
+    assert sizes == {4, 5}
+    assert mds.backend.bits == 4
 
 
 def test_the_posted_resize_takes_the_table_from_a_reader(make_bed):
