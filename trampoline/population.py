@@ -26,6 +26,8 @@ EINVAL, ENOENT = 22, 2
 EXEC_SIZE = 256 << 20
 """Address space for the images of a populated kernel: a page for each function where images do not share pages."""
 SLAB_SIZE = 128 << 20
+PERCPU_SIZE = 4 << 20
+"""For a reference count of each image, old ones included."""
 RAM_SIZE = 512 << 20
 """Guest RAM of a populated kernel; the host commits what is touched."""
 SCHEDULE = "schedule"
@@ -78,12 +80,15 @@ class Memory(TypedDict, total=False):
 
     exec_size: int
     slab_size: int
+    percpu_size: int
     ram_bytes: int
 
 
 def memory_of(functions: BtfFunctions | None) -> Memory:
     """What a kernel with these functions needs, so that each may be attached to; the defaults for None."""
-    return {} if functions is None else {"exec_size": EXEC_SIZE, "slab_size": SLAB_SIZE, "ram_bytes": RAM_SIZE}
+    if functions is None:
+        return {}
+    return {"exec_size": EXEC_SIZE, "slab_size": SLAB_SIZE, "percpu_size": PERCPU_SIZE, "ram_bytes": RAM_SIZE}
 
 
 def populate(

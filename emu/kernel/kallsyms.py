@@ -64,13 +64,17 @@ class Kallsyms:
 
     def __init__(self) -> None:
         self._sorted: list[Symbol] = []
+        self._addresses: list[int] = []
+        """Those of ``_sorted``."""
         self._by_name: dict[str, list[Symbol]] = {}
         self._texts: list[SymbolText] = []
 
     def add(self, name: str, address: int, size: int, module: str = "") -> Symbol:
         """Add a symbol."""
         symbol = Symbol(address, name, size, module)
-        insort(self._sorted, symbol)
+        position = bisect_right(self._addresses, address)
+        self._addresses.insert(position, address)
+        self._sorted.insert(position, symbol)
         insort(self._by_name.setdefault(name, []), symbol)
         return symbol
 
@@ -79,11 +83,9 @@ class Kallsyms:
         self._texts.append(text)
 
     def remove(self, symbol: Symbol) -> None:
-        """Take a symbol out that ``add`` gave."""
-        position = bisect_left(self._sorted, symbol)
-        if self._sorted[position : position + 1] != [symbol]:
-            raise ValueError(f"{symbol} is not there")
-        del self._sorted[position]
+        """Take a symbol out that ``add`` gave. ValueError where it is not there."""
+        position = self._sorted.index(symbol, bisect_left(self._addresses, symbol.address))
+        del self._sorted[position], self._addresses[position]
         self._by_name[symbol.name].remove(symbol)
         if not self._by_name[symbol.name]:
             del self._by_name[symbol.name]
@@ -122,7 +124,7 @@ class Kallsyms:
             if text.start <= address < text.end:
                 inside = text.position_at(address)
                 return None if inside is None else _symbol(text, inside)
-        position = bisect_right(self._sorted, address, key=lambda symbol: symbol.address)
+        position = bisect_right(self._addresses, address)
         while position:
             symbol = self._sorted[position - 1]
             if address < symbol.address + max(symbol.size, 1):
@@ -150,7 +152,7 @@ class Kallsyms:
 
     def __iter__(self) -> Iterator[Symbol]:
         texts = ((_symbol(text, position) for position in range(len(text.names))) for text in self._texts)
-        return merge(self._sorted, *texts)
+        return merge(self._sorted, *texts, key=lambda symbol: symbol.address)
 
     def __len__(self) -> int:
         return len(self._sorted) + sum(len(text.names) for text in self._texts)

@@ -73,6 +73,7 @@ class Kernel:
         ram_bytes: int = 32 << 20,
         exec_size: int = EXEC_SIZE,
         slab_size: int = SLAB_SIZE,
+        percpu_size: int = PERCPU_SIZE,
         text_size: int = TEXT_SIZE,
     ) -> None:
         self.entry, self.config, self.layout = entry, config, layout
@@ -89,7 +90,7 @@ class Kernel:
         self._text_end = layout.text
         self._text_limit = layout.text + text_size
         self._data_end = layout.modules + exec_size
-        self._map_data(slab_size)
+        self._map_data(slab_size, percpu_size)
         machine, process = self.machine, self.process
         self.text_poke = TextPoke(machine, process, self.events)
         self.execmem = ExecMem(machine, process, self.events, layout.modules, exec_size, packs=packs)
@@ -104,7 +105,7 @@ class Kernel:
 
     # Memory ---------------------------------------------------------------------------------------------------------
 
-    def _map_data(self, slab_size: int) -> None:
+    def _map_data(self, slab_size: int, percpu_size: int) -> None:
         machine, layout = self.machine, self.layout
         data = Prot.READ | Prot.WRITE
         machine.map(layout.direct_map, slab_size, data, name="slab")
@@ -112,14 +113,14 @@ class Kernel:
         machine.map(layout.vmalloc, VMALLOC_SIZE, data, name="vmalloc")
         self.vmalloc = Slab(machine, self.process, layout.vmalloc, VMALLOC_SIZE)
         areas = []
-        stride = PERCPU.size + PERCPU_SIZE
+        stride = PERCPU.size + percpu_size
         for vcpu in machine.vcpus:
             base = layout.percpu + vcpu.index * stride
             machine.map(base, stride, data, name=f"per-CPU area of cpu {vcpu.index}")
             vcpu.gs_base = base
             areas.append(base)
         self.percpu_areas = tuple(areas)
-        self.percpu = PerCpu(machine, self.process, self.percpu_areas, PERCPU.size, PERCPU_SIZE)
+        self.percpu = PerCpu(machine, self.process, self.percpu_areas, PERCPU.size, percpu_size)
 
     def map_data(self, address: int, size: int) -> None:
         """Make a range readable and writable at a place of the caller's choice; pages that are there already stay."""
