@@ -18,7 +18,6 @@ DESIGN = "per-function"
 ROWS = {"fentry": "fentry", "fexit": "fexit", "fmodret": "fmod_ret"}
 """Rows by the names of the kernel's bench tool, and the attach type of each."""
 DEFAULT_FLAVOUR = {"voluntary": "6.12", "lazy": "7.2"}
-PROGRAMS = ("plain", "full")
 
 _ANCHORS = {
     ("voluntary", "fentry"): (90, 2, 80),

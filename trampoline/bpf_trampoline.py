@@ -29,6 +29,8 @@ from trampoline.tramp_image import BpfTrampImage
 
 E2BIG, EAGAIN, EBUSY, EINVAL = 7, 11, 16, 22
 
+KSYM_PREFIX = "bpf_trampoline_"
+"""An image's symbol is this and the key of its trampoline (``bpf_trampoline_ksym_add``)."""
 BPF_INSN_SAFETY = 64
 """Slack that the generator wants behind an image."""
 FIXED_BYTES, BYTES_PER_SLOT, BYTES_PER_PROGRAM = 384, 48, 192
@@ -256,7 +258,7 @@ class BpfTrampoline:
         kernel, target = self._kernel, self.target
         programs = len(links.fentry) + len(links.fmod_ret) + len(links.fexit)
         enough = FIXED_BYTES + BYTES_PER_SLOT * target.model.nr_regs + BYTES_PER_PROGRAM * programs
-        image = BpfTrampImage(kernel, enough, f"bpf_trampoline_{target.key}")
+        image = BpfTrampImage(kernel, enough, f"{KSYM_PREFIX}{target.key}")
         try:
             made = self._stamps.prepare(
                 self._flavour,
@@ -333,6 +335,12 @@ class Trampolines:
                 )
             found.refcnt += 1
             return found
+
+    def at(self, address: int) -> BpfTrampoline | None:
+        """The trampoline in use whose image, a former one perhaps, covers an address."""
+        symbol = self._kernel.kallsyms.at(address)
+        _, is_trampoline, key = (symbol.name if symbol else "").partition(KSYM_PREFIX)
+        return self._table.get(int(key)) if is_trampoline else None
 
     def put(self, trampoline: BpfTrampoline) -> None:
         """Drop a reference; the object goes with the last one, even while old images still run

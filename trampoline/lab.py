@@ -93,6 +93,7 @@ class Tracing:
         )
         self.population = Population(self.kernel, self.flavour, known)
         self.programs = BpfPrograms(self.kernel)
+        self.programs.model_at = self._model_at
         self.trampolines = Trampolines(self.kernel, self.flavour, boot or Boot(), DESIGNS[design](self.kernel))
         self._denied = {kind: denied_names(self.flavour, kind) for kind in AttachType}
         self._models: dict[str, FuncModel] = {}
@@ -174,6 +175,10 @@ class Tracing:
             raise PrototypeError(f"no prototype of {function.qualified} is known; give one")
         return known
 
+    def _model_at(self, address: int) -> FuncModel | None:
+        trampoline = self.trampolines.at(address)
+        return trampoline.target.model if trampoline else None
+
     def _known_model(self, function: KernelFunction) -> FuncModel | None:
         model = None if function.module else self.population.model(function.btf_id)
         if model is not None:
@@ -218,7 +223,6 @@ class Tracing:
         except BaseException:
             self.trampolines.put(trampoline)
             raise
-        prog.model = target.model
         self.programs.get(prog)
         self.kernel.rcu.settle()
         return Link(self, trampoline, link)

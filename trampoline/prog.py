@@ -5,6 +5,7 @@ A program's code is assembly text, a recorded image, or a Python callable behind
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from asm import assemble
@@ -33,14 +34,13 @@ class BpfProg:
     sleepable: bool
     uses_func_ip: bool
     uses_session_cookie: bool
-    tail_call_reachable: bool
     address: int
     bpf_func: int
     size: int
     active: int
     stats: int
-    model: FuncModel | None = None
-    """The prototype of the function it is attached to, for a Python program's arguments."""
+    tail_call_reachable: bool = False
+    """Tail calls can reach it, so that a trampoline on it must carry their counter."""
     refs: int = 1
     has_image: bool = True
     symbol: Symbol | None = None
@@ -51,7 +51,10 @@ class BpfProg:
 
 @dataclass(frozen=True, slots=True)
 class ProgContext:
-    """What a program sees, read from guest memory. Addresses and values are those of this very call."""
+    """What a program sees, read from guest memory. Addresses and values are those of this very call.
+
+    ``model`` is the traced function's prototype, None where the program was called by no trampoline in use.
+    """
 
     vcpu: Vcpu
     address: int
@@ -115,6 +118,8 @@ class BpfPrograms:
         self._kernel = kernel
         self.loaded: dict[int, BpfProg] = {}
         """Programs that exist, by the address of their struct bpf_prog."""
+        self.model_at: Callable[[int], FuncModel | None] = lambda address: None
+        """The prototype of the function whose trampoline covers an address."""
 
     def load_assembly(
         self,
@@ -156,17 +161,14 @@ class BpfPrograms:
         code: bytes,
         *,
         address: int | None = None,
-        prog: int | None = None,
         sleepable: bool = False,
         uses_func_ip: bool = False,
         uses_session_cookie: bool = False,
     ) -> BpfProg:
-        """A program as finished machine code, such as a recorded JIT image; ``address`` and ``prog`` say where
-        both must stand.
+        """A program as finished machine code, such as a recorded JIT image; ``address`` says where it must
+        stand.
         """
-        if address is not None:
-            self._kernel.execmem.reserved.insert(0, address)
-        where = self._kernel.execmem.alloc(len(code), f"bpf_prog {name}")
+        where = self._kernel.execmem.alloc(len(code), f"bpf_prog {name}", at=address)
         try:
             self._kernel.execmem.write(where, code)
             return self._add(
@@ -177,7 +179,6 @@ class BpfPrograms:
                 sleepable=sleepable,
                 uses_func_ip=uses_func_ip,
                 uses_session_cookie=uses_session_cookie,
-                prog=prog,
             )
         except BaseException:
             self._kernel.execmem.free(where)
@@ -193,16 +194,20 @@ class BpfPrograms:
         uses_func_ip: bool = True,
     ) -> BpfProg:
         """A Python function as a program: it gets a ProgContext; what it returns, or 0, is the program's result."""
-        cell: list[BpfProg] = []
+        machine = self._kernel.machine
 
         def run(vcpu: Vcpu) -> int:
-            result = function(ProgContext(vcpu, vcpu.args(1)[0], cell[0].model, self._kernel))
+            caller = machine.read_u64(vcpu.regs.rsp)
+            result = function(ProgContext(vcpu, vcpu.args(1)[0], self.model_at(caller), self._kernel))
             return (result or 0) & (1 << 64) - 1
 
-        address = self._kernel.machine.host_call(f"bpf_prog {name}", run)
-        prog = self._add(name, attach_type, address, 0, sleepable=sleepable, uses_func_ip=uses_func_ip)
+        address = machine.host_call(f"bpf_prog {name}", run)
+        try:
+            prog = self._add(name, attach_type, address, 0, sleepable=sleepable, uses_func_ip=uses_func_ip)
+        except BaseException:
+            machine.remove_host_call(address)
+            raise
         prog.has_image = False
-        cell.append(prog)
         return prog
 
     def get(self, prog: BpfProg) -> None:
@@ -241,41 +246,22 @@ class BpfPrograms:
         sleepable: bool,
         uses_func_ip: bool,
         uses_session_cookie: bool = False,
-        prog: int | None = None,
     ) -> BpfProg:
         kernel = self._kernel
-        made: list[Callable[[], None]] = []
-        try:
+        with ExitStack() as undo:
             active = kernel.percpu.alloc(4, f"active of {name}")
-            made.append(lambda: kernel.percpu.free(active))
+            undo.callback(kernel.percpu.free, active)
             stats = kernel.percpu.alloc(bpf_prog_stats.size, f"bpf_prog_stats of {name}")
-            made.append(lambda: kernel.percpu.free(stats))
+            undo.callback(kernel.percpu.free, stats)
             aux = kernel.slab.alloc(bpf_prog_aux.size, f"bpf_prog_aux of {name}")
-            made.append(lambda: kernel.slab.free(aux))
-            if prog is None:
-                address = kernel.vmalloc.alloc(bpf_prog.size, f"bpf_prog {name}")
-            else:
-                address = prog
-                kernel.map_data(address, bpf_prog.size)
-        except BaseException:
-            for undo in reversed(made):
-                undo()
-            raise
+            undo.callback(kernel.slab.free, aux)
+            address = kernel.vmalloc.alloc(bpf_prog.size, f"bpf_prog {name}")
+            undo.pop_all()
         view = bpf_prog.view(kernel.machine, address)
         view.active, view.stats, view.aux, view.bpf_func, view.jited_len = active, stats, aux, bpf_func, size
         view.jited = 1
         loaded = BpfProg(
-            name,
-            attach_type,
-            sleepable,
-            uses_func_ip,
-            uses_session_cookie,
-            False,
-            address,
-            bpf_func,
-            size,
-            active,
-            stats,
+            name, attach_type, sleepable, uses_func_ip, uses_session_cookie, address, bpf_func, size, active, stats
         )
         self.loaded[address] = loaded
         loaded.symbol = kernel.kallsyms.add(f"bpf_prog_{name}", bpf_func, size)
@@ -289,7 +275,8 @@ class BpfPrograms:
         kernel.percpu.free(prog.active)
         kernel.percpu.free(prog.stats)
         kernel.slab.free(bpf_prog.view(kernel.machine, prog.address).aux)
-        if prog.address in kernel.vmalloc.objects:
-            kernel.vmalloc.free(prog.address)
+        kernel.vmalloc.free(prog.address)
         if prog.has_image:
             kernel.execmem.free(prog.bpf_func)
+        else:
+            kernel.machine.remove_host_call(prog.bpf_func)

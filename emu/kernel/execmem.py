@@ -49,10 +49,18 @@ class ExecMem:
         """Address and name of everything allocated."""
         return {address: block.name for address, block in self._blocks.items()}
 
-    def alloc(self, size: int, name: str) -> int:
-        """Guest address of ``size`` bytes for the image ``name``. KernelError with -ENOMEM where there is no room."""
+    def alloc(self, size: int, name: str, *, at: int | None = None) -> int:
+        """Guest address of ``size`` bytes for the image ``name``; ``at`` where the caller says so.
+
+        KernelError with -ENOMEM where there is no room.
+        """
         self._process.point(PointKind.ALLOC, f"executable memory for {name}")
-        address = self.reserved.pop(0) if self.reserved else self._first_fit(self._round(size), name)
+        if at is not None:
+            address = at
+        elif self.reserved:
+            address = self.reserved.pop(0)
+        else:
+            address = self._first_fit(self._round(size), name)
         self._map(address, size)
         self._blocks[address] = _Block(size, name)
         return address

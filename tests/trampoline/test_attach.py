@@ -47,6 +47,39 @@ def test_a_program_sees_arguments_ip_and_cookie(any_lab):
     assert len(seen) == 1
 
 
+def test_a_program_on_two_functions_sees_the_arguments_of_each(any_lab):
+    seen = []
+    prog = any_lab.prog("fentry", lambda ctx: seen.append(ctx.args))
+    any_lab.attach(prog, "bpf_fentry_test3")
+    any_lab.attach(prog, "bpf_fentry_test1")
+    any_lab.call("bpf_fentry_test3", -4 & 0xFF, 5, 6)
+    any_lab.call("bpf_fentry_test1", -1 & 0xFFFFFFFF)
+    assert seen == [(-4, 5, 6), (-1,)]
+
+
+def test_python_programs_come_and_go_without_end(lab):
+    before = state(lab)
+    for _ in range(2000):
+        lab.unload(lab.prog("fentry", lambda ctx: 0))
+    assert state(lab) == before
+
+
+def test_a_program_that_cannot_be_loaded_leaves_nothing(lab):
+    before = state(lab)
+    for code in (NOTHING, b"\x31\xc0\xc3", lambda ctx: 0):
+        nth, prog = 1, None
+        while prog is None:
+            with lab.kernel.process.fail_at(PointKind.ALLOC, nth, lambda what: KernelError(ENOMEM, what)):
+                try:
+                    prog = lab.prog("fentry", code)
+                except KernelError:
+                    assert state(lab) == before
+                    nth += 1
+        assert nth > 4
+        lab.unload(prog)
+    assert state(lab) == before
+
+
 def test_fexit_sees_the_return_value(any_lab):
     seen = []
     with any_lab.attach(any_lab.prog("fexit", lambda ctx: seen.append(ctx.ret)), "bpf_fentry_test2"):

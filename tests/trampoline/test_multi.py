@@ -73,6 +73,14 @@ def test_every_function_runs_the_program_with_its_own_cookie(multi_lab, kind):
         link.detach()
 
 
+def test_arguments_have_the_types_of_each_function(multi_lab):
+    lab, seen = multi_lab, []
+    lab.attach_multi(lab.prog("fentry_multi", lambda ctx: seen.append(ctx.args)), NAMES)
+    lab.call("bpf_fentry_test1", -1 & 0xFFFFFFFF)
+    lab.call("bpf_fentry_test3", -4 & 0xFF, 5, 6)
+    assert seen == [(-1,), (-4, 5, 6)]
+
+
 def test_a_batch_is_one_update_and_a_constant_number_of_grace_periods(make_lab):
     costs = {}
     for design in DESIGNS:
