@@ -6,6 +6,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import E2BIG, EAGAIN, EBUSY, EINVAL
 
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace import FtraceOps, FtraceOpsCmd, ftrace_jmp_set
@@ -26,8 +27,6 @@ from trampoline.prog import BpfProg
 from trampoline.sites import DirectSites, OpsEach
 from trampoline.stamp import Stamps
 from trampoline.tramp_image import BpfTrampImage
-
-E2BIG, EAGAIN, EBUSY, EINVAL = 7, 11, 16, 22
 
 KSYM_PREFIX = "bpf_trampoline_"
 """An image's symbol is this and the key of its trampoline (``bpf_trampoline_ksym_add``)."""

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from errno import EINVAL
 from functools import cached_property
 from pathlib import Path
 
@@ -162,20 +163,20 @@ def model_of(func: Func | None, *, union_args: bool = False) -> FuncModel:
     if func is None:
         return replace(FuncModel.of_slots("", 5), ret_size=8, ret_signed=False)
     if len(func.values) > MAX_BPF_FUNC_ARGS:
-        raise KernelError(22, f"The function {func.name} has {len(func.values)} arguments. Too many.")
+        raise KernelError(EINVAL, f"The function {func.name} has {len(func.values)} arguments. Too many.")
     passed = {Kind.INT, Kind.PTR, Kind.ENUM, Kind.ENUM64, Kind.STRUCT} | ({Kind.UNION} if union_args else set())
     if func.ret.type_id and (func.ret.is_struct or func.ret.kind not in passed):
-        raise KernelError(22, f"The function {func.name} return type {_kernel_name(func.ret.kind)} is unsupported.")
+        raise KernelError(EINVAL, f"The function {func.name} return type {_kernel_name(func.ret.kind)} is unsupported.")
     for position, value in enumerate(func.values):
         if value.type_id == 0:
             last = position == len(func.values) - 1
             fault = "with variable args is unsupported." if last else "has malformed void argument."
-            raise KernelError(22, f"The function {func.name} {fault}")
+            raise KernelError(EINVAL, f"The function {func.name} {fault}")
         if value.kind not in passed or value.size > MAX_ARG_SIZE:
             what = f"arg{position} type {_kernel_name(value.kind)}"
-            raise KernelError(22, f"The function {func.name} {what} is unsupported.")
+            raise KernelError(EINVAL, f"The function {func.name} {what} is unsupported.")
         if value.size == 0:
-            raise KernelError(22, f"The function {func.name} has malformed void argument.")
+            raise KernelError(EINVAL, f"The function {func.name} has malformed void argument.")
     func.model.check()
     return func.model
 

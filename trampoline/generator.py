@@ -6,6 +6,7 @@ One template for every flavour. It reads top to bottom like the listing; its com
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from errno import E2BIG
 
 from asm import Image, assemble
 from trampoline.errors import ENOTSUPP, KernelError
@@ -176,7 +177,7 @@ def arch_prepare_bpf_trampoline(
     template = _Template(flavour, boot, model, flags, links, func_addr, body, im)
     image = assemble("\n".join(template.lines()), address, symbols, name=f"bpf_trampoline of {model.name}")
     if len(image) > PAGE_SIZE:
-        raise KernelError(7, f"the trampoline of {model.name} needs {len(image)} bytes; at most {PAGE_SIZE}")
+        raise KernelError(E2BIG, f"the trampoline of {model.name} needs {len(image)} bytes; at most {PAGE_SIZE}")
     where = image.symbols
     order = [*links.fentry, *links.fmod_ret, *links.fexit]
     skips = tuple(Skip(call.prog, where[f".Lnop{i}"], where[f".Ldone{i}"]) for i, call in enumerate(order))

@@ -9,6 +9,7 @@
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from errno import EINVAL
 from typing import Any
 
 from asm import DisplacementError
@@ -36,8 +37,6 @@ from trampoline.prog import BpfProg, BpfPrograms, ProgFunction
 from trampoline.signatures import BtfFunctions, denied_names
 from trampoline.sites import DirectSites, OpsEach, SingleOps
 from trampoline.structs import asm_symbols
-
-EINVAL, ENOENT = 22, 2
 
 DESIGNS: dict[str, Callable[[Kernel], DirectSites]] = {"per-function": OpsEach, "batched": SingleOps}
 """How sites reach their trampolines, by design."""

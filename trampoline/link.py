@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from errno import EINVAL
 from typing import TYPE_CHECKING
 
 from trampoline.bpf_trampoline import BpfTrampoline, TrampLink
@@ -12,7 +13,6 @@ from trampoline.prog import BpfProg
 if TYPE_CHECKING:
     from trampoline.lab import Tracing
 
-EINVAL = 22
 
 
 def no_progress() -> None:

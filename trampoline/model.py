@@ -6,6 +6,7 @@ needs, so ``nr_regs`` may exceed the number of C arguments (kernel: ``arch_bpf_t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from errno import EINVAL
 
 from trampoline.errors import ENOTSUPP, KernelError
 
@@ -77,12 +78,12 @@ class FuncModel:
         """Refuse what ``btf_distill_func_proto`` and the generator refuse: KernelError with -EINVAL or -ENOTSUPP."""
         if len(self.args) > MAX_BPF_FUNC_ARGS:
             raise KernelError(
-                22, f"{self.name} has {len(self.args)} arguments; at most {MAX_BPF_FUNC_ARGS} can be traced"
+                EINVAL, f"{self.name} has {len(self.args)} arguments; at most {MAX_BPF_FUNC_ARGS} can be traced"
             )
         for arg in self.args:
             if not 0 < arg.size <= MAX_ARG_SIZE:
                 raise KernelError(
-                    22, f"argument {arg.name!r} of {self.name} has {arg.size} bytes; at most {MAX_ARG_SIZE}"
+                    EINVAL, f"argument {arg.name!r} of {self.name} has {arg.size} bytes; at most {MAX_ARG_SIZE}"
                 )
         if self.nr_regs > MAX_BPF_FUNC_ARGS:
             raise KernelError(ENOTSUPP, f"{self.name} needs {self.nr_regs} argument slots; at most {MAX_BPF_FUNC_ARGS}")

@@ -7,9 +7,10 @@ functions are attached one by one, which is what mass attachment was slow by. Ei
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from errno import E2BIG, EAGAIN, EINVAL
 
 from emu.kernel.errors import KernelError
-from trampoline.bpf_trampoline import EAGAIN, EINVAL, BpfTrampoline, TrampLink
+from trampoline.bpf_trampoline import BpfTrampoline, TrampLink
 from trampoline.sites import SingleOps, SiteBatch
 
 
@@ -112,7 +113,7 @@ def check_multi(count: int, distinct: int, cookies: int | None, *, most: int) ->
     if not count:
         raise KernelError(EINVAL, "a multi link needs a function")
     if count > most:
-        raise KernelError(7, f"{count} functions; a multi link takes {most}")
+        raise KernelError(E2BIG, f"{count} functions; a multi link takes {most}")
     if distinct != count:
         raise KernelError(EINVAL, f"{count - distinct} functions are given twice")
     if cookies is not None and cookies != count:

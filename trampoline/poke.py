@@ -3,13 +3,12 @@
 """
 
 import enum
+from errno import EBUSY, EINVAL
 
 from asm.encodings import ENDBR64, NOPS, call_rel32, jmp_rel32
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
 from trampoline.generator import PATCH_SIZE
-
-EBUSY, EINVAL = 16, 22
 
 
 class BpfTextPokeType(enum.Enum):

@@ -7,6 +7,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from errno import EINVAL, ENOENT
 from fnmatch import translate
 from functools import cached_property
 from typing import NamedTuple, TypedDict
@@ -20,8 +21,6 @@ from emu.kernel.stamped import TextSource
 from trampoline.flavour import Flavour
 from trampoline.model import FuncModel
 from trampoline.signatures import BtfFunctions, Shape
-
-EINVAL, ENOENT = 22, 2
 
 EXEC_SIZE = 256 << 20
 """Address space for the images of a populated kernel: a page for each function where images do not share pages."""

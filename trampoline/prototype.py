@@ -1,6 +1,7 @@
 """C prototypes as a user writes them, read with pycparser (which has no types of its own: its nodes are Any)."""
 
 from collections.abc import Mapping
+from errno import EINVAL
 from typing import Any
 
 from trampoline.errors import KernelError, PrototypeError
@@ -61,12 +62,12 @@ class _CReader:
             if isinstance(param, self._ast.ID):
                 raise PrototypeError(f"type {param.name!r} of argument {position + 1} of {node.name} is not known")
             if isinstance(param, self._ast.EllipsisParam):
-                raise KernelError(22, f"{node.name} takes variable arguments")
+                raise KernelError(EINVAL, f"{node.name} takes variable arguments")
             size = self._size(param.type)
             if size == 0:
                 if len(node.type.args.params) == 1 and param.name is None:
                     break
-                raise KernelError(22, f"argument {position + 1} of {node.name} is void")
+                raise KernelError(EINVAL, f"argument {position + 1} of {node.name} is void")
             args.append(
                 Arg(
                     param.name or f"a{position}",
@@ -77,7 +78,7 @@ class _CReader:
                 )
             )
         if self._is_struct(node.type.type):
-            raise KernelError(22, f"{node.name} returns a struct")
+            raise KernelError(EINVAL, f"{node.name} returns a struct")
         return FuncModel(node.name, tuple(args), self._size(node.type.type), self._signed(node.type.type))
 
     def _resolve(self, node: Any) -> Any:

@@ -3,6 +3,7 @@
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from errno import EBUSY, EINVAL
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -17,8 +18,6 @@ from trampoline.errors import ENOTSUPP, KernelError
 from trampoline.flavour import Flavour
 from trampoline.generator import ARG_REGISTERS
 from trampoline.model import MAX_ARG_SIZE, MAX_BPF_FUNC_ARGS, MAX_REG_SLOTS, FuncModel
-
-EBUSY, EINVAL = 16, 22
 
 _NEAR = 1 << 31
 

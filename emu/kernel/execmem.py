@@ -5,6 +5,7 @@ Free memory is int3 throughout, and executing what was freed names it.
 """
 
 from dataclasses import dataclass
+from errno import ENOMEM
 
 from asm import Image
 from emu.events import EventStream, ImageFreed, ImageMade
@@ -61,7 +62,12 @@ class ExecMem:
             address = self.reserved.pop(0)
         else:
             address = self._first_fit(self._round(size), name)
-        self._map(address, size)
+        try:
+            self._map(address, size)
+        except BaseException:
+            if self._start <= address < self._limit:
+                self._insert_free(address, self._round(size))
+            raise
         self._blocks[address] = _Block(size, name)
         return address
 
@@ -114,7 +120,7 @@ class ExecMem:
                 else:
                     self._free[position] = (start + size, room - size)
                 return start
-        raise KernelError(12, f"no executable memory left for {name}")
+        raise KernelError(ENOMEM, f"no executable memory left for {name}")
 
     def _insert_free(self, address: int, size: int) -> None:
         merged: list[tuple[int, int]] = []

@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from errno import ENOENT
 from heapq import merge
 from typing import Protocol, TypeVar, overload
 
@@ -99,7 +100,7 @@ class Kallsyms:
         if found is None and not module:
             found = self.find(bare, None)
         if found is None:
-            raise KernelError(2, f"no symbol {name!r}")
+            raise KernelError(ENOENT, f"no symbol {name!r}")
         return found
 
     def find(self, name: str, module: str | None = "") -> Symbol | None:

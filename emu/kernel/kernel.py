@@ -5,6 +5,7 @@ Booting is deterministic: the same arguments give the same guest memory. What tr
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from errno import ENOENT
 from typing import Any
 
 from asm.encodings import NOPS, jmp_rel32
@@ -272,7 +273,7 @@ class Kernel:
         """
         found = self.function_at(self.kallsyms.lookup(name).address)
         if found is None:
-            raise KernelError(2, f"no symbol {name!r} as a function")
+            raise KernelError(ENOENT, f"no symbol {name!r} as a function")
         return found
 
     def function_at(self, address: int) -> PlacedFunction | None:

@@ -1,11 +1,11 @@
 """Livepatch: a function's calls go to a replacement (kernel/livepatch/patch.c)."""
 
+from errno import EBUSY, EINVAL
+
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag
 from emu.kernel.kernel import Kernel
 from emu.structs import klp_func
-
-EBUSY, EINVAL = 16, 22
 
 
 class LivePatch:

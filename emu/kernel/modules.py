@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from errno import EEXIST, ENOENT, EWOULDBLOCK
 
 from emu.kernel.errors import KernelError
 from emu.kernel.functions import PlacedFunction
-
-EWOULDBLOCK, ENOENT, EEXIST = 11, 2, 17
 
 
 @dataclass(slots=True)

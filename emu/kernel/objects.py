@@ -1,6 +1,7 @@
 """Compiled objects in the synthetic kernel: placed, relocated, their functions traceable at their own patch sites."""
 
 from collections.abc import Mapping
+from errno import ENOENT
 from pathlib import Path
 
 from asm import image_of
@@ -24,7 +25,7 @@ def load_object(
     known = dict(prototypes or {})
     missing = sorted(known.keys() - {function.name for function in obj.functions})
     if missing:
-        raise KernelError(2, f"{obj.name} has no function {', '.join(missing)}")
+        raise KernelError(ENOENT, f"{obj.name} has no function {', '.join(missing)}")
     allocated: list[int] = []
 
     def place(section: Section) -> int:

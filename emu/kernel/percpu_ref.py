@@ -7,9 +7,7 @@ from emu.kernel.slab import PerCpu, Slab
 from emu.machine import Machine
 from emu.structs import (
     PERCPU_COUNT_BIAS,
-    PERCPU_REF_ATOMIC,
     PERCPU_REF_ATOMIC_DEAD,
-    PERCPU_REF_DEAD,
     percpu_ref,
     percpu_ref_data,
 )
@@ -54,19 +52,15 @@ class PercpuRefs:
         head = percpu_ref.view(self._machine, ref)
         total = int(percpu_ref_data.view(self._machine, head.data).count)
         if total >= PERCPU_COUNT_BIAS >> 1:
-            total += sum(self._percpu.values(head.percpu_count_ptr & ~3)) - PERCPU_COUNT_BIAS
+            total += sum(self._percpu.values(head.percpu_count_ptr & ~PERCPU_REF_ATOMIC_DEAD)) - PERCPU_COUNT_BIAS
         return total & _MASK
-
-    def is_dying(self, ref: int) -> bool:
-        """Whether it was killed."""
-        return bool(percpu_ref.view(self._machine, ref).percpu_count_ptr & PERCPU_REF_DEAD)
 
     def exit(self, ref: int) -> None:
         """``percpu_ref_exit``: free what the ref holds. Nothing happens for one that was never initialised."""
         if self._release.pop(ref, None) is None:
             return
         head = percpu_ref.view(self._machine, ref)
-        self._percpu.free(head.percpu_count_ptr & ~(PERCPU_REF_ATOMIC | PERCPU_REF_DEAD))
+        self._percpu.free(head.percpu_count_ptr & ~PERCPU_REF_ATOMIC_DEAD)
         self._slab.free(head.data)
 
     def released(self, vcpu: Vcpu) -> None:
@@ -79,7 +73,7 @@ class PercpuRefs:
         """
         head = percpu_ref.view(self._machine, ref)
         data = percpu_ref_data.view(self._machine, head.data)
-        counted = sum(self._percpu.values(head.percpu_count_ptr & ~3))
+        counted = sum(self._percpu.values(head.percpu_count_ptr & ~PERCPU_REF_ATOMIC_DEAD))
         data.count = (data.count + counted - PERCPU_COUNT_BIAS - 1) & _MASK
         if data.count == 0:
             self._release[ref]()

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
+from errno import ENOMEM
 
 from emu.kernel.errors import KernelError
 from emu.machine import Machine
@@ -69,7 +70,7 @@ class Slab:
         self._process.point(PointKind.ALLOC, name)
         address = self._ranges.take(size)
         if address is None:
-            raise KernelError(12, f"no memory for {name}")
+            raise KernelError(ENOMEM, f"no memory for {name}")
         self._machine.write(address, content.ljust(size, b"\0"))
         self._objects[address] = _Object(size, name)
         return address
@@ -106,7 +107,7 @@ class PerCpu:
         self._process.point(PointKind.ALLOC, f"per-CPU {name}")
         offset = self._ranges.take(size)
         if offset is None:
-            raise KernelError(12, f"no per-CPU memory for {name}")
+            raise KernelError(ENOMEM, f"no per-CPU memory for {name}")
         for area in self._areas:
             self._machine.write(area + offset, bytes(size))
         self._objects[offset] = _Object(size, name)

@@ -1,6 +1,7 @@
 """Metadata objects in the top 2 GiB, where a sign-extended 32-bit pointer reaches them."""
 
 from collections import deque
+from errno import ENOMEM
 
 from emu.errors import OutOfMemory
 from emu.kernel.errors import KernelError
@@ -12,7 +13,6 @@ CHUNK = 64 << 10
 """Bytes by which an arena grows. It never shrinks."""
 TOP_2GIB = 0xFFFF_FFFF_8000_0000
 
-ENOMEM = 12
 
 
 class Arena:

@@ -6,6 +6,7 @@ traced functions stand in.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from errno import ENOMEM, EOPNOTSUPP
 
 from emu.errors import OutOfMemory
 from emu.kernel.errors import KernelError
@@ -16,8 +17,6 @@ from emu.process import PointKind
 from trampoline.kfunc_md.arena import TOP_2GIB, Arena
 from trampoline.kfunc_md.backend import REGISTERS
 from trampoline.kfunc_md.lookup import FLAT_BASE, Entered, LookupRegisters, flat_lookup
-
-ENOMEM, EOPNOTSUPP = 12, 95
 
 _MASK = (1 << 64) - 1
 

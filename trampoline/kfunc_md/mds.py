@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from errno import E2BIG, EBUSY, EEXIST, EINVAL, ENOENT, EOPNOTSUPP, EOVERFLOW
 
 from emu.guest_struct import StructView
 from emu.kernel.errors import KernelError
@@ -20,7 +21,6 @@ from trampoline.kfunc_md.padding import Padding
 from trampoline.kfunc_md.structs import kfunc_md, kfunc_md_tramp_prog
 from trampoline.kfunc_md.table import HashTable, MdCopies
 
-ENOENT, E2BIG, EBUSY, EEXIST, EINVAL, EOVERFLOW, EOPNOTSUPP = 2, 7, 16, 17, 22, 75, 95
 MAX_ARGS = 12
 """MAX_BPF_FUNC_ARGS."""
 BACKENDS = ("hash", "padding", "flat")

@@ -14,6 +14,7 @@ not ours while it is being written.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from errno import EOPNOTSUPP
 
 from asm.encodings import NOPS
 from emu.errors import NotMapped
@@ -25,7 +26,6 @@ from trampoline.kfunc_md.lookup import MARKER, Entered, LookupRegisters, padding
 
 SIZE = 5
 """Bytes of a padding that are claimed."""
-EOPNOTSUPP = 95
 
 
 @dataclass(slots=True)

@@ -6,10 +6,11 @@ ops for many sites, each with an address of its own.
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from errno import EBUSY, EINVAL, ENOENT
 
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace.ops import FtraceOps, FtraceOpsFlag
-from emu.kernel.ftrace.tracer import EBUSY, EINVAL, ENOENT, FunctionTracer
+from emu.kernel.ftrace.tracer import FunctionTracer
 from emu.process import PointKind
 
 DIRECT_FLAGS = FtraceOpsFlag.DIRECT | FtraceOpsFlag.SAVE_REGS

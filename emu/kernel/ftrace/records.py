@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from errno import EINVAL
 
 from asm.encodings import call_rel32, jmp_rel32
 from emu.kernel.entry import NOP5, SITE_SIZE
@@ -12,8 +13,6 @@ from emu.kernel.kallsyms import Kallsyms
 from emu.kernel.text_poke import TextPoke
 from emu.machine import Machine
 from emu.process import PointKind, ProcessContext
-
-EINVAL = 22
 
 JMP_FLAG = 1
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from errno import EBUSY, EINVAL, ENOENT
 
 from emu.kernel.errors import KernelError
 from emu.kernel.execmem import ExecMem
@@ -17,8 +18,6 @@ from emu.machine import Machine
 from emu.process import Lock, PointKind, ProcessContext
 from emu.structs import pt_regs
 from emu.vcpu import Vcpu
-
-EBUSY, EINVAL, ENOENT = 16, 22, 2
 
 
 class FunctionTracer:
