@@ -160,6 +160,14 @@ class Struct:
         return StructView(self, memory, address)
 
 
+def struct_symbols(structs: Iterable[Struct]) -> dict[str, int]:
+    """The symbols of several structures for assembly text."""
+    symbols: dict[str, int] = {}
+    for struct in structs:
+        symbols.update(struct.asm_symbols())
+    return symbols
+
+
 class StructView:
     """A structure at a guest address.
 

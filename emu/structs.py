@@ -16,6 +16,7 @@ from emu.guest_struct import (
     embedded,
     raw,
     s32,
+    struct_symbols,
     u8,
     u16,
     u32,
@@ -56,6 +57,7 @@ __all__ = [
     "s32",
     "srcu_ctr",
     "srcu_struct",
+    "struct_symbols",
     "task_struct",
     "u8",
     "u16",
@@ -226,11 +228,7 @@ STRUCTS = (
 
 def asm_symbols() -> dict[str, int]:
     """The symbols of all structures here for assembly text, and ``runqueues``, a per-CPU address."""
-    symbols: dict[str, int] = {}
-    for struct in STRUCTS:
-        symbols.update(struct.asm_symbols())
-    symbols["runqueues"] = PERCPU.offset("runqueues")
-    return symbols
+    return {**struct_symbols(STRUCTS), "runqueues": PERCPU.offset("runqueues")}
 
 
 def initialise_percpu(memory: GuestMemory, base: int, cpu: int, *, current: int, stack_canary: int = 0) -> StructView:

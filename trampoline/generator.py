@@ -78,6 +78,11 @@ class TrampLinks:
     fexit: tuple[ProgCall, ...] = ()
 
     @property
+    def calls(self) -> tuple[ProgCall, ...]:
+        """All of them, in the order in which the trampoline calls them."""
+        return self.fentry + self.fmod_ret + self.fexit
+
+    @property
     def has_session(self) -> bool:
         """Whether an fsession program is among them."""
         return any(call.is_session for call in self.fentry)
@@ -146,6 +151,11 @@ def uses_jmp(flavour: Flavour, flags: TrampFlag) -> bool:
     return flavour.jmp_sites and bool(flags & TrampFlag.CALL_ORIG) and not flags & TrampFlag.SKIP_FRAME
 
 
+def origin_body(flavour: Flavour, func_addr: int, site_offset: int | None) -> int:
+    """Where a trampoline calls the original function: behind its patch site."""
+    return func_addr + (flavour.entry.site_offset if site_offset is None else site_offset) + PATCH_SIZE
+
+
 def arch_prepare_bpf_trampoline(
     flavour: Flavour,
     boot: Boot,
@@ -163,24 +173,21 @@ def arch_prepare_bpf_trampoline(
 
     ``im`` is the guest address of its struct bpf_tramp_image, ``symbols`` the callees' addresses, ``site_offset``
     where the function's patch site is, if not where the flavour has it (compilers leave endbr64 out of some statics).
-    Raises
-    KernelError with
-    -ENOTSUPP for a model that the flavour can't take, -E2BIG for more than a page, asm.DisplacementError (-ERANGE)
-    where a callee is out of reach.
+    Raises KernelError with -ENOTSUPP for a model that the flavour can't take, -E2BIG for more than a page,
+    asm.DisplacementError (-ERANGE) where a callee is out of reach.
     """
     model.check()
     if model.nr_regs > MAX_REG_SLOTS and not flavour.stack_args:
         raise KernelError(
             ENOTSUPP, f"{model.name} needs {model.nr_regs} argument slots; {flavour.name} has {MAX_REG_SLOTS}"
         )
-    body = func_addr + (flavour.entry.site_offset if site_offset is None else site_offset) + PATCH_SIZE
+    body = origin_body(flavour, func_addr, site_offset)
     template = _Template(flavour, boot, model, flags, links, func_addr, body, im)
     image = assemble("\n".join(template.lines()), address, symbols, name=f"bpf_trampoline of {model.name}")
     if len(image) > PAGE_SIZE:
         raise KernelError(E2BIG, f"the trampoline of {model.name} needs {len(image)} bytes; at most {PAGE_SIZE}")
     where = image.symbols
-    order = [*links.fentry, *links.fmod_ret, *links.fexit]
-    skips = tuple(Skip(call.prog, where[f".Lnop{i}"], where[f".Ldone{i}"]) for i, call in enumerate(order))
+    skips = tuple(Skip(call.prog, where[f".Lnop{i}"], where[f".Ldone{i}"]) for i, call in enumerate(links.calls))
     return Trampoline(
         image,
         flags,

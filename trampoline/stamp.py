@@ -19,6 +19,7 @@ from trampoline.generator import (
     TrampLinks,
     Trampoline,
     arch_prepare_bpf_trampoline,
+    origin_body,
 )
 from trampoline.model import FuncModel
 
@@ -169,10 +170,8 @@ class Stamps:
                 address, func_addr, im, f"bpf_trampoline of {model.name}", lambda: generate().image.lines
             )
         made = generate()
-        calls = (*links.fentry, *links.fmod_ret, *links.fexit)
-        if im >= 1 << 32 and all(im not in (call.cookie, call.prog) for call in calls):
+        if im >= 1 << 32 and all(im not in (call.cookie, call.prog) for call in links.calls):
             if len(self._known) >= MOST_STAMPS:
                 self._known.clear()
-            body = func_addr + (flavour.entry.site_offset if site_offset is None else site_offset) + PATCH_SIZE
-            self._known[key] = Stamp(made, func_addr, im, body)
+            self._known[key] = Stamp(made, func_addr, im, origin_body(flavour, func_addr, site_offset))
         return made

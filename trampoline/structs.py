@@ -4,7 +4,7 @@ Names are the kernel's, offsets those of a 6.12 kernel (Debian 6.12.107, from it
 their address only, so one layout serves all flavours; fields that came later stand behind the 6.12 structure.
 """
 
-from emu.structs import Struct, embedded, percpu_ref, raw, s32, u8, u16, u32, u64
+from emu.structs import Struct, embedded, percpu_ref, raw, s32, struct_symbols, u8, u16, u32, u64
 
 __all__ = [
     "STRUCTS",
@@ -94,7 +94,4 @@ STRUCTS = (bpf_prog, bpf_prog_aux, bpf_prog_stats, bpf_tramp_run_ctx, bpf_tramp_
 
 def asm_symbols() -> dict[str, int]:
     """The symbols of all structures here for assembly text."""
-    symbols: dict[str, int] = {}
-    for struct in STRUCTS:
-        symbols.update(struct.asm_symbols())
-    return symbols
+    return struct_symbols(STRUCTS)

@@ -4,18 +4,13 @@ import pytest
 
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.process import PointKind
+from refusals import refused
 from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import FLAVOURS
 from trampoline.lab import Tracing
 
 EINVAL, EBUSY, E2BIG, ENOENT, ENOMEM, ENOTSUPP, ERANGE = 22, 16, 7, 2, 12, 524, 34
 NOTHING = "xor eax, eax\nret"
-
-
-def refused(code, operation, *args, **options):
-    with pytest.raises(KernelError) as caught:
-        operation(*args, **options)
-    assert caught.value.errno == code, caught.value
 
 
 def state(lab: Tracing):

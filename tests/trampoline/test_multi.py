@@ -5,6 +5,7 @@ import pytest
 from emu.events import TextPatched
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.process import PointKind
+from refusals import refused
 from trampoline.errors import KernelError, TrampolineError
 from trampoline.lab import DESIGNS
 
@@ -41,12 +42,6 @@ def state(lab):
 
 def call_all(lab):
     return {name: lab.call(name, *ARGS[name]).value for name in NAMES}
-
-
-def refused(code, operation, *args, **options):
-    with pytest.raises(KernelError) as caught:
-        operation(*args, **options)
-    assert caught.value.errno == code, caught.value
 
 
 @pytest.mark.parametrize("kind", ["fentry_multi", "fexit_multi", "fsession_multi"])

@@ -12,6 +12,7 @@ import pytest
 from asm.encodings import ENDBR64, NOPS
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.task import TaskState
+from refusals import refused
 from trampoline.attach import AttachType
 from trampoline.btf import Btf, Kind, model_of
 from trampoline.errors import ENOTSUPP, KernelError, PrototypeError
@@ -121,12 +122,6 @@ def call(lab, row, ret, params, rng):
 def lab(request):
     with Tracing(request.param, btf=written()) as lab:
         yield lab
-
-
-def refused(errno, what, *args, **options):
-    with pytest.raises(KernelError) as refusal:
-        what(*args, **options)
-    assert refusal.value.errno == errno
 
 
 def stamped(lab):

@@ -113,7 +113,7 @@ def compare_image(case: Case, image: RecordedImage) -> Iterator[Difference]:
     links = links_of(
         prog_call(case, target_of(case, image), p) for p in attached_programs(case, target_of(case, image))
     )
-    order = tuple(call.name for call in (*links.fentry, *links.fmod_ret, *links.fexit))
+    order = tuple(call.name for call in links.calls)
     if order != image.prog_call_order:
         yield Difference(case.id, "program order", -1, list(image.prog_call_order), list(order))
     for field, got in (("ip_after_call", made.ip_after_call), ("ip_epilogue", made.ip_epilogue)):

@@ -3,7 +3,7 @@
 Offsets and sizes are those of the series. Two bytes in what is a hole there serve the look-up.
 """
 
-from emu.structs import Struct, embedded, percpu_ref, u8, u16, u32, u64
+from emu.structs import Struct, embedded, percpu_ref, struct_symbols, u8, u16, u32, u64
 
 __all__ = ["STRUCTS", "asm_symbols", "kfunc_md", "kfunc_md_array", "kfunc_md_tramp_prog"]
 
@@ -49,7 +49,4 @@ STRUCTS = (kfunc_md, kfunc_md_tramp_prog, kfunc_md_array)
 
 def asm_symbols() -> dict[str, int]:
     """The symbols of all structures here for assembly text."""
-    symbols: dict[str, int] = {}
-    for struct in STRUCTS:
-        symbols.update(struct.asm_symbols())
-    return symbols
+    return struct_symbols(STRUCTS)

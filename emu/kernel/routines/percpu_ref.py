@@ -10,29 +10,10 @@ _COUNT = "percpu_ref_data.count"
 
 def percpu_ref_get(config: Config, base: str, ref: str, label: str) -> Fragment:
     """Take a reference. ``ref``: the ref's path in the structure that register ``base`` points to. Clobbers rax."""
-    lock, unlock = rcu_read_lock(config), rcu_read_unlock(config, label)
-    return Fragment(
-        body(
-            lock.text,
-            f"""
-    mov rax, qword ptr [{base} + {ref}.percpu_count_ptr]
-    test al, {PERCPU_REF_ATOMIC_DEAD}
-    jne {label}_killed
-    inc qword ptr gs:[rax]
-{label}_counted:
-""",
-            unlock.text,
-        ),
-        body(
-            f"""
-{label}_killed:
-    mov rax, qword ptr [{base} + {ref}.data]
+    killed = f"""
     lock inc qword ptr [rax + {_COUNT}]
-    jmp {label}_counted
-""",
-            unlock.cold,
-        ),
-    )
+"""
+    return _counted("inc", killed, config, base, ref, label)
 
 
 def percpu_ref_put(config: Config, base: str, ref: str, label: str) -> Fragment:
@@ -40,6 +21,18 @@ def percpu_ref_put(config: Config, base: str, ref: str, label: str) -> Fragment:
 
     Clobbers rax and, in that case, all that a call does.
     """
+    killed = f"""
+    lock dec qword ptr [rax + {_COUNT}]
+    jne {label}_counted
+    mov rax, qword ptr [{base} + {ref}.data]       ; the last one out
+    lea rdi, [{base} + {ref}]
+    call qword ptr [rax + percpu_ref_data.release]
+"""
+    return _counted("dec", killed, config, base, ref, label)
+
+
+def _counted(op: str, killed: str, config: Config, base: str, ref: str, label: str) -> Fragment:
+    """``op`` on this CPU's count; ``killed``, with percpu_ref_data in rax, once the ref counts atomically."""
     lock, unlock = rcu_read_lock(config), rcu_read_unlock(config, label)
     return Fragment(
         body(
@@ -48,7 +41,7 @@ def percpu_ref_put(config: Config, base: str, ref: str, label: str) -> Fragment:
     mov rax, qword ptr [{base} + {ref}.percpu_count_ptr]
     test al, {PERCPU_REF_ATOMIC_DEAD}
     jne {label}_killed
-    dec qword ptr gs:[rax]
+    {op} qword ptr gs:[rax]
 {label}_counted:
 """,
             unlock.text,
@@ -57,11 +50,9 @@ def percpu_ref_put(config: Config, base: str, ref: str, label: str) -> Fragment:
             f"""
 {label}_killed:
     mov rax, qword ptr [{base} + {ref}.data]
-    lock dec qword ptr [rax + {_COUNT}]
-    jne {label}_counted
-    mov rax, qword ptr [{base} + {ref}.data]       ; the last one out
-    lea rdi, [{base} + {ref}]
-    call qword ptr [rax + percpu_ref_data.release]
+""",
+            killed,
+            f"""
     jmp {label}_counted
 """,
             unlock.cold,

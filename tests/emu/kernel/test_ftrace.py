@@ -4,6 +4,7 @@ from emu.kernel.errors import KernelError
 from emu.kernel.ftrace import FtraceOps, ftrace_jmp_set
 from emu.kernel.functions import Function
 from emu.process import PointKind
+from refusals import refused
 
 EINVAL, EBUSY, ENOENT, ENOMEM = 22, 16, 2, 12
 
@@ -27,12 +28,6 @@ def ops_on(kernel, *names):
 
 def call(kernel, name="bpf_fentry_test1"):
     return kernel.call(name, 1).value
-
-
-def refused(code, operation, *args, **options):
-    with pytest.raises(KernelError) as caught:
-        operation(*args, **options)
-    assert caught.value.errno == code
 
 
 def test_register_modify_unregister(kernel, direct):

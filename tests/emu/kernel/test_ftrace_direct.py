@@ -9,23 +9,10 @@ from emu.kernel.ftrace.hashes import hash_bytes, size_bits
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.kernel.rcu import RcuFlavour
 from emu.process import PointKind
+from refusals import errno_of, refused
 
 EAGAIN, EINVAL, EBUSY, ENOENT, ENOMEM = 11, 22, 16, 2, 12
 NAMES = tuple(f"bpf_fentry_test{number}" for number in (1, 2, 7, 10))
-
-
-def refused(code, operation, *args, **options):
-    with pytest.raises(KernelError) as caught:
-        operation(*args, **options)
-    assert caught.value.errno == code, caught.value
-
-
-def errno_of(operation):
-    try:
-        operation()
-    except KernelError as error:
-        return error.errno
-    return 0
 
 
 @pytest.fixture

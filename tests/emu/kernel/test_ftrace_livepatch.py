@@ -4,17 +4,12 @@ from emu.kernel.errors import KernelError
 from emu.kernel.ftrace import FtraceOps, FtraceOpsCmd, FtraceOpsFlag
 from emu.kernel.functions import Function
 from emu.kernel.livepatch import LivePatch
+from refusals import refused
 
 EAGAIN, EBUSY, EINVAL, ENOENT = 11, 16, 22, 2
 NAME = "bpf_fentry_test1"
 SELF = FtraceOpsCmd.ENABLE_SHARE_IPMODIFY_SELF
 PEER, GONE = FtraceOpsCmd.ENABLE_SHARE_IPMODIFY_PEER, FtraceOpsCmd.DISABLE_SHARE_IPMODIFY_PEER
-
-
-def refused(code, operation, *args, **options):
-    with pytest.raises(KernelError) as caught:
-        operation(*args, **options)
-    assert caught.value.errno == code, caught.value
 
 
 @pytest.fixture

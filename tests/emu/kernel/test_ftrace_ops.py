@@ -7,26 +7,13 @@ from emu.kernel.ftrace import DynFtraceFlag, FtraceOps, FtraceOpsFlag, ftrace_jm
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.process import PointKind
 from emu.structs import PERCPU, task_struct
+from refusals import errno_of, refused
 
 EINVAL, EBUSY, ENOENT, ENOMEM = 22, 16, 2, 12
 F = DynFtraceFlag
 SAVE_REGS, IPMODIFY, RECURSION = FtraceOpsFlag.SAVE_REGS, FtraceOpsFlag.IPMODIFY, FtraceOpsFlag.RECURSION
 NONE = FtraceOpsFlag(0)
 NAME = "bpf_fentry_test1"
-
-
-def refused(code, operation, *args, **options):
-    with pytest.raises(KernelError) as caught:
-        operation(*args, **options)
-    assert caught.value.errno == code, caught.value
-
-
-def errno_of(operation):
-    try:
-        operation()
-    except KernelError as error:
-        return error.errno
-    return 0
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from emu.events import GracePeriodOver
 from emu.kernel.errors import KernelError
 from emu.kernel.rcu import RcuFlavour
 from emu.process import PointKind
+from refusals import refused
 from trampoline.attach import Kind
 from trampoline.errors import TrampolineError
 from trampoline.kfunc_md import BACKENDS, KfuncMds, MdEntry, SeedDefects
@@ -20,12 +21,6 @@ PROG = 0xFFFF888000100000
 PROGS = [PROG + 0x100 * i for i in range(4)]
 KINDS = (Kind.FENTRY, Kind.FEXIT, Kind.MODIFY_RETURN)
 BOTH = [SeedDefects(), SeedDefects.as_posted()]
-
-
-def refused(code, operation, *args):
-    with pytest.raises(KernelError) as error:
-        operation(*args)
-    assert error.value.errno == code
 
 
 def state(bed, mds):
