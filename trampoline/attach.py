@@ -84,10 +84,12 @@ def links_of(attached: Iterable[tuple[Kind, ProgCall]]) -> TrampLinks:
     return TrampLinks(tuple(lists[Kind.FENTRY]), tuple(lists[Kind.MODIFY_RETURN]), tuple(lists[Kind.FEXIT]))
 
 
-def flags_of(flavour: Flavour, links: TrampLinks, *, uses_func_ip: bool, kept: TrampFlag | int = 0) -> TrampFlag:
+def flags_of(
+    flavour: Flavour, *, calls_original: bool, uses_func_ip: bool, kept: TrampFlag | int = 0
+) -> TrampFlag:
     """The trampoline flags that ``bpf_trampoline_update`` sets; ``kept`` survives (SHARE_IPMODIFY, TAIL_CALL_CTX)."""
     flags = TrampFlag(kept) & (TrampFlag.SHARE_IPMODIFY | TrampFlag.TAIL_CALL_CTX)
-    if links.fexit or links.fmod_ret:
+    if calls_original:
         flags |= TrampFlag.CALL_ORIG | TrampFlag.SKIP_FRAME
     else:
         flags |= TrampFlag.RESTORE_REGS

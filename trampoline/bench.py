@@ -12,7 +12,7 @@ from asm import Phase
 from trampoline.errors import TrampolineError
 from trampoline.lab import Tracing
 from trampoline.model import MAX_BPF_FUNC_ARGS
-from trampoline.prog import BpfProg
+from trampoline.prog import NOTHING, BpfProg, Uses
 
 DESIGN = "per-function"
 ROWS = {"fentry": "fentry", "fexit": "fexit", "fmodret": "fmod_ret"}
@@ -137,7 +137,7 @@ def _program(lab: Tracing, name: str, program: str, *, last: bool) -> BpfProg:
     text = _FULL if program == "full" else _PLAIN
     if name == "fmodret" and last:
         text = text.replace("xor eax, eax", "mov eax, 1")
-    return lab.prog(ROWS[name], text, uses_func_ip=program == "full")
+    return lab.prog(ROWS[name], text, uses=Uses(func_ip=True) if program == "full" else NOTHING)
 
 
 def bench(

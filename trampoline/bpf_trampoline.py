@@ -3,10 +3,11 @@
 ``bpf_trampoline_link_prog``, ``_unlink_prog`` and ``_update`` with the kernel's order, limits and error codes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import E2BIG, EAGAIN, EBUSY, EINVAL
+from typing import TYPE_CHECKING, Protocol
 
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace import FtraceOps, FtraceOpsCmd, ftrace_jmp_set
@@ -14,26 +15,17 @@ from emu.kernel.kernel import Kernel
 from emu.process import Lock, PointKind
 from trampoline.attach import Kind, enter_exit, flags_of, kind_of, links_of
 from trampoline.flavour import Flavour
-from trampoline.generator import (
-    Boot,
-    ProgCall,
-    TrampFlag,
-    TrampLinks,
-    uses_jmp,
-)
+from trampoline.generator import Boot, ProgCall, TrampFlag, TrampLinks
 from trampoline.model import FuncModel
 from trampoline.poke import BpfTextPokeType, bpf_arch_text_poke
 from trampoline.prog import BpfProg
-from trampoline.sites import DirectSites, OpsEach
-from trampoline.stamp import Stamps
-from trampoline.tramp_image import BpfTrampImage
+from trampoline.sites import DirectSites
+
+if TYPE_CHECKING:
+    from trampoline.multi import MultiEntry
 
 KSYM_PREFIX = "bpf_trampoline_"
 """An image's symbol is this and the key of its trampoline (``bpf_trampoline_ksym_add``)."""
-BPF_INSN_SAFETY = 64
-"""Slack that the generator wants behind an image."""
-FIXED_BYTES, BYTES_PER_SLOT, BYTES_PER_PROGRAM = 384, 48, 192
-"""More than any image takes: for itself, for each argument slot, for each program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +51,73 @@ class TrampLink:
 
     prog: BpfProg
     cookie: int = 0
+    owner: object = None
+    """What the functions of one multi link have in common; None for a plain link."""
+    own_cookie: bool = False
+    """The functions of its link have cookies that differ."""
+    cookie_slot: int | None = None
+    """Where the function's record has the cookie, for callers that find it there."""
     linked: bool = False
+
+
+class SiteImage(Protocol):
+    """What a site reaches: an image of the trampoline's own, or one that several share."""
+
+    @property
+    def image(self) -> int:
+        """Guest address."""
+        ...
+
+    @property
+    def by_jmp(self) -> bool:
+        """Whether sites jump to it."""
+        ...
+
+    def put(self) -> None:
+        """Its trampoline needs it no more, and CPUs may be in it."""
+
+    def discard(self) -> None:
+        """Its trampoline needs it no more, and no site reached it."""
+
+
+class Images(Protocol):
+    """Where trampolines have their images from."""
+
+    def check(self, target: Target, prog: BpfProg) -> None:
+        """Refuse what no image can be made for. KernelError."""
+
+    def hold(self, entries: "Sequence[MultiEntry]") -> None:
+        """Make room for what images need beside themselves, before the first of a link is made. KernelError."""
+
+    def release(self, entries: "Sequence[MultiEntry]") -> None:
+        """Give that back, after the last was put or discarded."""
+
+    def make(self, trampoline: "BpfTrampoline", flags: TrampFlag) -> SiteImage:
+        """An image for the programs of a trampoline as they are now. KernelError, DisplacementError."""
+        ...
+
+    def is_outdated(self, before: TrampFlag, flags: TrampFlag) -> bool:
+        """Whether an image made with the flags ``before`` must be made anew because livepatch came or went
+        (SHARE_IPMODIFY in ``flags``).
+        """
+        ...
 
 
 class BpfTrampoline:
     """The trampoline of one target."""
 
     def __init__(
-        self, kernel: Kernel, flavour: Flavour, boot: Boot, sites: DirectSites, stamps: Stamps, target: Target
+        self, kernel: Kernel, flavour: Flavour, boot: Boot, sites: DirectSites, images: "Images", target: Target
     ) -> None:
-        self._kernel, self._flavour, self._boot = kernel, flavour, boot
-        self._sites, self._stamps = sites, stamps
+        self._kernel, self._flavour, self.boot = kernel, flavour, boot
+        self._sites, self._images = sites, images
         self.target = target
         self.refcnt = 0
         self.mutex = Lock(kernel.process, f"trampoline of {target.name}")
         self.links: list[tuple[Kind, TrampLink]] = []
         """In attach order."""
         self.flags = TrampFlag(0)
-        self.cur_image: BpfTrampImage | None = None
+        self.cur_image: SiteImage | None = None
 
     def link_prog(self, link: TrampLink) -> None:
         """``__bpf_trampoline_link_prog``. On any error the list, the image and the site are as before.
@@ -144,7 +185,7 @@ class BpfTrampoline:
             enter,
             leave,
             is_session=session,
-            session_cookie=session and prog.uses_session_cookie,
+            session_cookie=session and prog.uses.session_cookie,
         )
 
     def share_ipmodify(self, ops: FtraceOps, ip: int, cmd: FtraceOpsCmd) -> None:
@@ -153,11 +194,11 @@ class BpfTrampoline:
         The original is called where livepatch wants it (ORIG_STACK) while they share the site. -EAGAIN where the image
         must be made anew first, or where the trampoline is busy.
         """
-        calls_elsewhere = TrampFlag.CALL_ORIG | TrampFlag.ORIG_STACK
+        shared = self.flags | TrampFlag.SHARE_IPMODIFY
         if cmd is FtraceOpsCmd.ENABLE_SHARE_IPMODIFY_SELF:
             # From within _update(), which holds the mutex and tries again.
-            if self.flags & calls_elsewhere == TrampFlag.CALL_ORIG:
-                self.flags |= TrampFlag.SHARE_IPMODIFY
+            if self._images.is_outdated(self.flags, shared):
+                self.flags = shared
                 raise KernelError(EAGAIN, f"the trampoline of {self.target.name} must be made anew for livepatch")
             return
         # ftrace holds direct_mutex, which comes after the trampoline's.
@@ -168,12 +209,10 @@ class BpfTrampoline:
         try:
             before = self.flags
             if cmd is FtraceOpsCmd.ENABLE_SHARE_IPMODIFY_PEER:
-                self.flags |= TrampFlag.SHARE_IPMODIFY
-                stale = self.flags & calls_elsewhere == TrampFlag.CALL_ORIG
+                self.flags = shared
             else:
                 self.flags &= ~TrampFlag.SHARE_IPMODIFY
-                stale = bool(self.flags & TrampFlag.ORIG_STACK)
-            if stale:
+            if self._images.is_outdated(before, self.flags):
                 try:
                     self._update(lock_direct_mutex=False)
                 except BaseException:
@@ -213,14 +252,13 @@ class BpfTrampoline:
         old = self.cur_image
         if not self.links:
             return Update(old, None, self.flags & TrampFlag.SHARE_IPMODIFY)
-        links = self.tramp_links
         kept = self.flags
         if self.target.tail_call_reachable:
             kept |= TrampFlag.TAIL_CALL_CTX
-        flags = flags_of(
-            self._flavour, links, uses_func_ip=any(link.prog.uses_func_ip for _, link in self.links), kept=kept
-        )
-        image = self._generate(flags, links)
+        calls_original = any(kind is not Kind.FENTRY for kind, _ in self.links)
+        uses_func_ip = any(link.prog.uses.func_ip for _, link in self.links)
+        flags = flags_of(self._flavour, calls_original=calls_original, uses_func_ip=uses_func_ip, kept=kept)
+        image = self._images.make(self, flags)
         # Livepatch asks for them while the site is changed.
         self.flags = flags
         return Update(old, image, flags)
@@ -252,49 +290,20 @@ class BpfTrampoline:
         else:
             self._sites.modify(self, site, self.direct(new), lock_direct_mutex=lock_direct_mutex)
 
-    def _generate(self, flags: TrampFlag, links: TrampLinks) -> BpfTrampImage:
-        """A filled image. Where the kernel makes a dry run for the size, we allocate enough and give back the rest."""
-        kernel, target = self._kernel, self.target
-        programs = len(links.fentry) + len(links.fmod_ret) + len(links.fexit)
-        enough = FIXED_BYTES + BYTES_PER_SLOT * target.model.nr_regs + BYTES_PER_PROGRAM * programs
-        image = BpfTrampImage(kernel, enough, f"{KSYM_PREFIX}{target.key}")
-        try:
-            made = self._stamps.prepare(
-                self._flavour,
-                self._boot,
-                target.model,
-                flags,
-                links,
-                func_addr=target.address,
-                address=image.image,
-                im=image.address,
-                symbols=kernel.symbols,
-                site_offset=target.site_offset,
-            )
-            image.fill(made, len(made.image) + BPF_INSN_SAFETY)
-        except BaseException:
-            image.discard()
-            raise
-        return image
-
-    def _jmp(self, image: BpfTrampImage) -> bool:
-        assert image.trampoline is not None
-        return uses_jmp(self._flavour, image.trampoline.flags)
-
-    def direct(self, image: BpfTrampImage) -> int:
+    def direct(self, image: "SiteImage") -> int:
         """The address by which the site reaches an image, as ftrace takes it."""
-        return ftrace_jmp_set(image.image) if self._jmp(image) else image.image
+        return ftrace_jmp_set(image.image) if image.by_jmp else image.image
 
     @property
     def site(self) -> int:
         """The ftrace location of the target; 0 where it is patched directly (``func.ftrace_managed``)."""
         return self._kernel.ftrace.ftrace_location(self.target.address)
 
-    def _poke(self, old: BpfTrampImage | None, new: BpfTrampImage | None) -> None:
-        def kind(image: BpfTrampImage | None) -> BpfTextPokeType:
+    def _poke(self, old: "SiteImage | None", new: "SiteImage | None") -> None:
+        def kind(image: SiteImage | None) -> BpfTextPokeType:
             if image is None:
                 return BpfTextPokeType.BPF_MOD_NOP
-            return BpfTextPokeType.BPF_MOD_JUMP if self._jmp(image) else BpfTextPokeType.BPF_MOD_CALL
+            return BpfTextPokeType.BPF_MOD_JUMP if image.by_jmp else BpfTextPokeType.BPF_MOD_CALL
 
         was, becomes = (None if image is None else image.image for image in (old, new))
         if was is not None or becomes is not None:
@@ -305,18 +314,19 @@ class BpfTrampoline:
 class Update:
     """A change of a trampoline under way: its image now and then (None: no programs), and its flags then."""
 
-    old: BpfTrampImage | None
-    new: BpfTrampImage | None
+    old: "SiteImage | None"
+    new: "SiteImage | None"
     flags: TrampFlag
 
 
 class Trampolines:
     """All trampolines of a kernel by key (``trampoline_table``)."""
 
-    def __init__(self, kernel: Kernel, flavour: Flavour, boot: Boot, sites: DirectSites | None = None) -> None:
+    def __init__(
+        self, kernel: Kernel, flavour: Flavour, boot: Boot, sites: DirectSites, images: "Images"
+    ) -> None:
         self._kernel, self._flavour = kernel, flavour
-        self.sites = sites or OpsEach(kernel)
-        self._stamps = Stamps()
+        self.sites, self.images = sites, images
         self.boot = boot
         """For trampolines made from now on."""
         self._table: dict[int, BpfTrampoline] = {}
@@ -330,10 +340,18 @@ class Trampolines:
                 # 861de02e5f3f: a module must not go away under its trampoline.
                 self._kernel.modules.get(target.module)
                 found = self._table[target.key] = BpfTrampoline(
-                    self._kernel, self._flavour, self.boot, self.sites, self._stamps, target
+                    self._kernel, self._flavour, self.boot, self.sites, self.images, target
                 )
             found.refcnt += 1
             return found
+
+    def of(self, target: Target) -> BpfTrampoline:
+        """The trampoline of a target that has programs."""
+        return self._table[target.key]
+
+    def find(self, target: Target) -> BpfTrampoline | None:
+        """The same, None where the target has none."""
+        return self._table.get(target.key)
 
     def at(self, address: int) -> BpfTrampoline | None:
         """The trampoline in use whose image, a former one perhaps, covers an address."""

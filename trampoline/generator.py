@@ -83,6 +83,11 @@ class TrampLinks:
         return self.fentry + self.fmod_ret + self.fexit
 
     @property
+    def call_original(self) -> bool:
+        """Whether a program runs when the original has returned, or in its place."""
+        return bool(self.fexit or self.fmod_ret)
+
+    @property
     def has_session(self) -> bool:
         """Whether an fsession program is among them."""
         return any(call.is_session for call in self.fentry)
@@ -144,6 +149,8 @@ class Trampoline:
     ip_after_call: int | None
     ip_epilogue: int | None
     skips: tuple[Skip, ...]
+    by_jmp: bool = False
+    """Whether the site jumps to it."""
 
 
 def uses_jmp(flavour: Flavour, flags: TrampFlag) -> bool:
@@ -195,6 +202,7 @@ def arch_prepare_bpf_trampoline(
         where.get("ip_after_call"),
         where.get("ip_epilogue"),
         skips if flavour.skip_nops else (),
+        uses_jmp(flavour, flags),
     )
 
 

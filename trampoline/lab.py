@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from errno import EINVAL
 from typing import Any
 
-from asm import DisplacementError
 from emu.kernel.config import CONFIGS, Config
 from emu.kernel.functions import AssemblyFunctions, FunctionSource
 from emu.kernel.kernel import Kernel
@@ -22,24 +21,22 @@ from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNC
 from emu.layout import AddressMap
 from emu.vcpu import Call
 from trampoline.attach import AttachType
-from trampoline.bpf_trampoline import Target, TrampLink, Trampolines
+from trampoline.bpf_trampoline import Target, TrampLink
 from trampoline.btf import Btf
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
-from trampoline.errors import ENOTSUPP, KernelError, PrototypeError, TrampolineError
+from trampoline.designs import DESIGNS, Entry
+from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
 from trampoline.generator import Boot
 from trampoline.link import Link, MultiLink, Skipped, no_progress
 from trampoline.model import Arg, FuncModel
-from trampoline.multi import MultiEntry, attach_multi, check_multi
+from trampoline.multi import check_multi
 from trampoline.phases import with_phases
 from trampoline.population import KernelFunction, Population, is_glob, memory_of, populate
-from trampoline.prog import BpfProg, BpfPrograms, ProgFunction
+from trampoline.prog import BpfProg, BpfPrograms, ProgFunction, Uses
 from trampoline.signatures import BtfFunctions, denied_names
-from trampoline.sites import DirectSites, OpsEach, SingleOps
 from trampoline.structs import asm_symbols
 
-DESIGNS: dict[str, Callable[[Kernel], DirectSites]] = {"per-function": OpsEach, "batched": SingleOps}
-"""How sites reach their trampolines, by design."""
 MULTI_TYPES = frozenset({AttachType.FENTRY_MULTI, AttachType.FEXIT_MULTI, AttachType.FSESSION_MULTI})
 MAX_MULTI = 1 << 20
 """Functions of one multi link at most (as many as a kprobe_multi link takes)."""
@@ -51,9 +48,8 @@ class Tracing:
     """A kernel of one flavour and configuration, with programs and trampolines.
 
     ``functions`` are added to the kernel's text. With ``btf`` the kernel has every function of that BTF, with its type
-    id and the prototype there, which comes before any other. ``design``: ``per-function`` attaches one by one,
-    ``batched`` gives all trampolines one ftrace_ops and attaches a multi link in one go. Raises TrampolineError for an
-    unknown flavour, configuration or design.
+    id and the prototype there, which comes before any other. ``design``: one of ``DESIGNS``. Raises TrampolineError for
+    an unknown flavour, configuration or design.
     """
 
     def __init__(
@@ -93,7 +89,8 @@ class Tracing:
         self.population = Population(self.kernel, self.flavour, known)
         self.programs = BpfPrograms(self.kernel)
         self.programs.model_at = self._model_at
-        self.trampolines = Trampolines(self.kernel, self.flavour, boot or Boot(), DESIGNS[design](self.kernel))
+        self.design = DESIGNS[design](self.kernel, self.flavour, boot or Boot())
+        self.trampolines = self.design.trampolines
         self._denied = {kind: denied_names(self.flavour, kind) for kind in AttachType}
         self._models: dict[str, FuncModel] = {}
         self._unnamed = 0
@@ -107,12 +104,12 @@ class Tracing:
         *,
         name: str = "",
         sleepable: bool = False,
-        uses_func_ip: bool | None = None,
-        uses_session_cookie: bool = False,
+        uses: Uses | None = None,
     ) -> BpfProg:
         """Load a program: assembly text, machine code, or a Python function that takes a ProgContext.
 
-        A Python function may use ``ctx.ip`` unless ``uses_func_ip`` is False; code does only where it says so.
+        ``uses``: what it reads beside its arguments; without it, code is taken not to ask for the function's address,
+        and a Python function to ask for everything.
         Raises TrampolineError for an unknown attach type, asm.AsmError, KernelError (-ENOMEM).
         """
         try:
@@ -123,16 +120,12 @@ class Tracing:
             self._unnamed += 1
             name = f"prog{self._unnamed}"
         if callable(code):
-            ip = uses_func_ip is not False
-            return self.programs.load_callable(name, attach, code, sleepable=sleepable, uses_func_ip=ip)
-        ip = bool(uses_func_ip)
-        if isinstance(code, bytes):
-            return self.programs.load_image(
-                name, attach, code, sleepable=sleepable, uses_func_ip=ip, uses_session_cookie=uses_session_cookie
+            return self.programs.load_callable(
+                name, attach, code, sleepable=sleepable, uses=uses or Uses(func_ip=True)
             )
-        return self.programs.load_assembly(
-            name, attach, code, sleepable=sleepable, uses_func_ip=ip, uses_session_cookie=uses_session_cookie
-        )
+        if isinstance(code, bytes):
+            return self.programs.load_image(name, attach, code, sleepable=sleepable, uses=uses or Uses())
+        return self.programs.load_assembly(name, attach, code, sleepable=sleepable, uses=uses or Uses())
 
     def unload(self, prog: BpfProg) -> None:
         """Drop the reference that loading gave; links hold their own."""
@@ -212,19 +205,12 @@ class Tracing:
             raise TrampolineError(f"a cookie is an unsigned 64-bit number, not {cookie:#x}")
         target = self.target(where, prototype)
         self._check_returns(prog, target)
-        trampoline = self.trampolines.get(target)
-        link = TrampLink(prog, cookie)
-        try:
-            trampoline.link_prog(link)
-        except DisplacementError as error:
-            self.trampolines.put(trampoline)
-            raise KernelError(error.errno, str(error)) from error
-        except BaseException:
-            self.trampolines.put(trampoline)
-            raise
+        entry = Entry(target, TrampLink(prog, cookie))
+        self.design.check(target, prog)
+        self.design.attach((entry,), no_progress)
         self.programs.get(prog)
         self.kernel.rcu.settle()
-        return Link(self, trampoline, link)
+        return Link(self, self.design, entry)
 
     def attach_multi(
         self,
@@ -255,21 +241,17 @@ class Tracing:
                 self._check_returns(prog, target)
                 if target.site_offset is None:
                     raise KernelError(EINVAL, f"{target.name} has no patch site")
-                if target.model.nr_regs > self.flavour.max_slots:
-                    raise KernelError(ENOTSUPP, f"{target.name} needs {target.model.nr_regs} argument slots")
+                self.design.check(target, prog)
                 targets.append((target, cookie))
             except (KernelError, PrototypeError) as error:
                 if not skip_invalid:
                     raise
                 skipped.append(Skipped(where.qualified if isinstance(where, KernelFunction) else str(where), error))
-        entries: list[MultiEntry] = []
+        owner, own_cookie = object(), len({cookie for _, cookie in targets}) > 1
+        entries = [Entry(target, TrampLink(prog, cookie, owner, own_cookie)) for target, cookie in targets]
         try:
-            for target, cookie in targets:
-                entries.append(MultiEntry(self.trampolines.get(target), TrampLink(prog, cookie)))
-            attach_multi(self.trampolines.sites, entries, progress or no_progress)
+            self.design.attach(entries, progress or no_progress)
         except BaseException:
-            for entry in entries:
-                self.trampolines.put(entry.trampoline)
             self.kernel.rcu.settle()
             raise
         self.programs.get(prog)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from errno import EINVAL
 from typing import TYPE_CHECKING
 
-from trampoline.bpf_trampoline import BpfTrampoline, TrampLink
+from trampoline.bpf_trampoline import BpfTrampoline
+from trampoline.designs import Design, Entry
 from trampoline.errors import KernelError, PrototypeError, TrampolineError
-from trampoline.multi import MultiEntry, detach_multi
 from trampoline.prog import BpfProg
 
 if TYPE_CHECKING:
@@ -20,29 +20,31 @@ def no_progress() -> None:
 
 
 class Link:
-    """``struct bpf_tracing_link``: a program on one target. It holds the program and the trampoline."""
+    """``struct bpf_tracing_link``: a program on one target. It holds the program and what runs it there."""
 
-    def __init__(self, lab: "Tracing", trampoline: BpfTrampoline, link: TrampLink) -> None:
-        self._lab, self._trampoline, self._link = lab, trampoline, link
+    def __init__(self, lab: "Tracing", design: Design, entry: Entry) -> None:
+        self._lab, self._design, self._entry = lab, design, entry
+        self._trampoline = design.trampolines.find(entry.target)
         self.attached = True
 
     @property
     def prog(self) -> BpfProg:
         """The program."""
-        return self._link.prog
+        return self._entry.link.prog
 
     @property
     def trampoline(self) -> BpfTrampoline:
-        """The trampoline that runs it."""
+        """The trampoline that runs it. TrampolineError where the design has none for a function."""
+        if self._trampoline is None:
+            raise TrampolineError(f"{self._design.name} has no trampoline for {self._entry.target.name}")
         return self._trampoline
 
     def detach(self) -> None:
         """Take the program off (``bpf_tracing_link_release``). Detaching twice is a TrampolineError."""
         if not self.attached:
             raise TrampolineError(f"{self.prog.name} is detached already")
-        self._trampoline.unlink_prog(self._link)
+        self._design.detach((self._entry,), no_progress)
         self.attached = False
-        self._lab.trampolines.put(self._trampoline)
         self._lab.programs.put(self.prog)
         self._lab.kernel.rcu.settle()
 
@@ -71,7 +73,7 @@ class MultiLink:
     """``struct bpf_tracing_multi_link``: one program on many functions. ``skipped`` says what was left out, and why."""
 
     def __init__(
-        self, lab: "Tracing", prog: BpfProg, entries: Sequence[MultiEntry], skipped: Sequence[Skipped]
+        self, lab: "Tracing", prog: BpfProg, entries: Sequence[Entry], skipped: Sequence[Skipped]
     ) -> None:
         self._lab, self.prog, self._entries = lab, prog, tuple(entries)
         self.skipped = tuple(skipped)
@@ -80,16 +82,14 @@ class MultiLink:
     @property
     def functions(self) -> tuple[str, ...]:
         """The functions that it is on, in the order given."""
-        return tuple(entry.trampoline.target.name for entry in self._entries)
+        return tuple(entry.target.name for entry in self._entries)
 
     def detach(self, progress: Callable[[], object] | None = None) -> None:
         """Take the program off all functions. Detaching twice is a TrampolineError."""
         if not self.attached:
             raise TrampolineError(f"{self.prog.name} is detached already")
-        detach_multi(self._lab.trampolines.sites, self._entries, progress or no_progress)
+        self._lab.design.detach(self._entries, progress or no_progress)
         self.attached = False
-        for entry in self._entries:
-            self._lab.trampolines.put(entry.trampoline)
         self._lab.programs.put(self.prog)
         self._lab.kernel.rcu.settle()
 

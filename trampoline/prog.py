@@ -22,18 +22,35 @@ COUNT_MASK = 0xFF
 """The count word's low byte is the count; fsession keeps more above it (7.0)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What a program reads beside its arguments; callers that are made for it leave the rest out.
+
+    A program that reads more than it says sees whatever stands there.
+    """
+
+    func_ip: bool = False
+    """bpf_get_func_ip: the word at ctx[-2]. Kernels know this of every program (``call_get_func_ip``)."""
+    arg_cnt: bool = True
+    """The word at ctx[-1]: bpf_get_func_arg_cnt, bpf_get_func_arg, bpf_get_func_ret."""
+    run_ctx: bool = True
+    """``current->bpf_ctx``: bpf_get_attach_cookie, and helpers that look up their run context."""
+    session_cookie: bool = False
+    """bpf_session_cookie of an fsession program."""
+
+
+NOTHING = Uses(arg_cnt=False, run_ctx=False)
+"""What a program uses that reads its arguments at most."""
+
+
 @dataclass(eq=False, slots=True)
 class BpfProg:
-    """A loaded program. Addresses are guest addresses.
-
-    ``uses_func_ip``: it asks for bpf_get_func_ip, so its trampolines store the function's address.
-    """
+    """A loaded program. Addresses are guest addresses."""
 
     name: str
     attach_type: AttachType
     sleepable: bool
-    uses_func_ip: bool
-    uses_session_cookie: bool
+    uses: Uses
     address: int
     bpf_func: int
     size: int
@@ -96,7 +113,7 @@ class ProgContext:
     @property
     def ip(self) -> int:
         """``bpf_get_func_ip``: the traced function's address; the program must have been loaded with
-        ``uses_func_ip``.
+        ``Uses.func_ip``.
         """
         return self.kernel.machine.read_u64(self.address - 16)
 
@@ -128,8 +145,7 @@ class BpfPrograms:
         text: str,
         *,
         sleepable: bool = False,
-        uses_func_ip: bool = False,
-        uses_session_cookie: bool = False,
+        uses: Uses = Uses(),  # frozen
     ) -> BpfProg:
         """A program as x86 assembly: the context is in rdi, the result in rax; it must keep rbx, rbp, r12 to r15.
 
@@ -141,15 +157,7 @@ class BpfPrograms:
         try:
             image = assemble(text, address, symbols, name=name)
             self._kernel.execmem.fill(image)
-            return self._add(
-                name,
-                attach_type,
-                address,
-                size,
-                sleepable=sleepable,
-                uses_func_ip=uses_func_ip,
-                uses_session_cookie=uses_session_cookie,
-            )
+            return self._add(name, attach_type, address, size, sleepable=sleepable, uses=uses)
         except BaseException:
             self._kernel.execmem.free(address)
             raise
@@ -162,8 +170,7 @@ class BpfPrograms:
         *,
         address: int | None = None,
         sleepable: bool = False,
-        uses_func_ip: bool = False,
-        uses_session_cookie: bool = False,
+        uses: Uses = Uses(),  # frozen
     ) -> BpfProg:
         """A program as finished machine code, such as a recorded JIT image; ``address`` says where it must
         stand.
@@ -171,15 +178,7 @@ class BpfPrograms:
         where = self._kernel.execmem.alloc(len(code), f"bpf_prog {name}", at=address)
         try:
             self._kernel.execmem.write(where, code)
-            return self._add(
-                name,
-                attach_type,
-                where,
-                len(code),
-                sleepable=sleepable,
-                uses_func_ip=uses_func_ip,
-                uses_session_cookie=uses_session_cookie,
-            )
+            return self._add(name, attach_type, where, len(code), sleepable=sleepable, uses=uses)
         except BaseException:
             self._kernel.execmem.free(where)
             raise
@@ -191,7 +190,7 @@ class BpfPrograms:
         function: ProgFunction,
         *,
         sleepable: bool = False,
-        uses_func_ip: bool = True,
+        uses: Uses = Uses(func_ip=True),  # frozen
     ) -> BpfProg:
         """A Python function as a program: it gets a ProgContext; what it returns, or 0, is the program's result."""
         machine = self._kernel.machine
@@ -203,7 +202,7 @@ class BpfPrograms:
 
         address = machine.host_call(f"bpf_prog {name}", run)
         try:
-            prog = self._add(name, attach_type, address, 0, sleepable=sleepable, uses_func_ip=uses_func_ip)
+            prog = self._add(name, attach_type, address, 0, sleepable=sleepable, uses=uses)
         except BaseException:
             machine.remove_host_call(address)
             raise
@@ -244,8 +243,7 @@ class BpfPrograms:
         size: int,
         *,
         sleepable: bool,
-        uses_func_ip: bool,
-        uses_session_cookie: bool = False,
+        uses: Uses,
     ) -> BpfProg:
         kernel = self._kernel
         with ExitStack() as undo:
@@ -260,9 +258,7 @@ class BpfPrograms:
         view = bpf_prog.view(kernel.machine, address)
         view.active, view.stats, view.aux, view.bpf_func, view.jited_len = active, stats, aux, bpf_func, size
         view.jited = 1
-        loaded = BpfProg(
-            name, attach_type, sleepable, uses_func_ip, uses_session_cookie, address, bpf_func, size, active, stats
-        )
+        loaded = BpfProg(name, attach_type, sleepable, uses, address, bpf_func, size, active, stats)
         self.loaded[address] = loaded
         loaded.symbol = kernel.kallsyms.add(f"bpf_prog_{name}", bpf_func, size)
         return loaded

@@ -9,6 +9,8 @@ from emu.structs import PERCPU
 from trampoline.generator import Boot, Frame
 from trampoline.lab import Tracing
 from trampoline.model import FuncModel
+from trampoline.prog import Uses
+from trampoline.tramp_image import BpfTrampImage
 
 PROGRAM = "xor eax, eax\nret"
 
@@ -66,12 +68,11 @@ def show(
                 PROGRAM,
                 name=f"{attach}{number}",
                 sleepable=sleepable,
-                uses_func_ip=func_ip,
-                uses_session_cookie=session_cookie,
+                uses=Uses(func_ip=func_ip, session_cookie=session_cookie),
             )
             link = lab.attach(prog, name, cookie=cookie)
         image = link.trampoline.cur_image
-        assert image is not None
+        assert isinstance(image, BpfTrampImage)
         made = image.trampoline
         assert made is not None
         function = lab.kernel.function(name)

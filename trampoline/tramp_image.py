@@ -10,6 +10,9 @@ from trampoline.generator import TrampFlag, Trampoline
 from trampoline.poke import BpfTextPokeType, bpf_arch_text_poke
 from trampoline.structs import bpf_tramp_image
 
+BPF_INSN_SAFETY = 64
+"""Slack that the generator wants behind an image."""
+
 
 class BpfTrampImage:
     """An image in guest memory. It is released in the steps of ``bpf_tramp_image_put``, each after its grace period."""
@@ -31,6 +34,11 @@ class BpfTrampImage:
             kernel.slab.free(self.address)
             raise
         self._symbol: Symbol | None = None
+
+    @property
+    def by_jmp(self) -> bool:
+        """Whether sites jump to it (``bpf_trampoline_use_jmp``)."""
+        return self.trampoline is not None and self.trampoline.by_jmp
 
     def fill(self, trampoline: Trampoline, size: int) -> None:
         """Write the generated code (``bpf_arch_text_copy``), keep ``size`` bytes, note where it is patched later."""

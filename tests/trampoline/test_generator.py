@@ -48,7 +48,7 @@ def test_frames_of_6_12(args, kind, func_ip, regs, nregs, ip, rbx, run_ctx, size
 @pytest.mark.parametrize("args", range(7, 13))
 @pytest.mark.parametrize("name", ["6.12", "7.2"])
 def test_the_stack_is_aligned_where_the_original_is_called(name, args):
-    flags = flags_of(flavour(name), TrampLinks(fexit=(prog(),)), uses_func_ip=False)
+    flags = flags_of(flavour(name), calls_original=True, uses_func_ip=False)
     frame = Frame.of(flavour(name), FuncModel.of_slots("f", args), flags)
     # Below the frame: rbp, the return address into the function (call sites only), the caller's.
     pushed = 24 if flags & TrampFlag.SKIP_FRAME else 16
@@ -68,14 +68,14 @@ def test_small_and_large_displacements():
 def test_the_site_is_reached_by_jmp_only_where_the_original_is_called(name):
     jmp = name == "7.2"
     for links, calls in ((TrampLinks(fentry=(prog(),)), False), (TrampLinks(fexit=(prog(),)), True)):
-        flags = flags_of(flavour(name), links, uses_func_ip=False)
+        flags = flags_of(flavour(name), calls_original=links.call_original, uses_func_ip=False)
         code = generate(name, FuncModel.of_slots("f", 1), flags, links).image.code
         assert (bytes.fromhex("4883c408") in code) == (calls and not jmp)
 
 
 def test_orig_stack_calls_the_address_in_the_frame():
     links = TrampLinks(fexit=(prog(),))
-    flags = flags_of(flavour("7.2"), links, uses_func_ip=False, kept=TrampFlag.SHARE_IPMODIFY)
+    flags = flags_of(flavour("7.2"), calls_original=True, uses_func_ip=False, kept=TrampFlag.SHARE_IPMODIFY)
     assert flags & TrampFlag.ORIG_STACK
     assert flags & TrampFlag.SKIP_FRAME
     code = generate("7.2", FuncModel.of_slots("f", 1), flags, links).image.code

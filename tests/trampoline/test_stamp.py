@@ -45,7 +45,7 @@ def shapes(draw):
     boot = Boot(
         draw(st.sampled_from([None, TEXT + 0x800000])), draw(st.sampled_from([None, 0x35010, 0xFFFFFFFF83DC2000]))
     )
-    flags = flags_of(flavour, links, uses_func_ip=draw(st.booleans()), kept=kept)
+    flags = flags_of(flavour, calls_original=links.call_original, uses_func_ip=draw(st.booleans()), kept=kept)
     return flavour, boot, model, flags, links, draw(st.sampled_from([None, 0, 4]))
 
 
@@ -68,7 +68,7 @@ def prepare(stamps, **where):
     flavour = FLAVOURS["6.12"]
     links = links_of([(Kind.FEXIT, ProgCall("p", 0xFFFFC90000000000, IMAGES))])
     at = {"func_addr": TEXT, "address": IMAGES, "im": DIRECT_MAP + 64, "symbols": SYMBOLS} | where
-    flags = flags_of(flavour, links, uses_func_ip=True)
+    flags = flags_of(flavour, calls_original=links.call_original, uses_func_ip=True)
     return stamps.prepare(flavour, Boot(), FuncModel.of_slots("f", 1), flags, links, **at)
 
 
@@ -84,7 +84,7 @@ def test_a_function_in_another_half_of_the_address_space_has_other_bytes():
     prepare(stamps)
     far = {"func_addr": 0xFFFFFFFF70000000, "address": 0xFFFFFFFF71000000}
     links = links_of([(Kind.FEXIT, ProgCall("p", 0xFFFFC90000000000, IMAGES))])
-    flags = flags_of(FLAVOURS["6.12"], links, uses_func_ip=True)
+    flags = flags_of(FLAVOURS["6.12"], calls_original=links.call_original, uses_func_ip=True)
     expected = arch_prepare_bpf_trampoline(
         FLAVOURS["6.12"], Boot(), FuncModel.of_slots("f", 1), flags, links, im=DIRECT_MAP + 64, symbols=SYMBOLS, **far
     )

@@ -84,7 +84,12 @@ def regenerate(case: Case, image: RecordedImage) -> Trampoline:
     programs = attached_programs(case, target)
     links = links_of(prog_call(case, target, program) for program in programs)
     kept = TrampFlag.TAIL_CALL_CTX if target.tail_call_reachable else TrampFlag(0)
-    flags = flags_of(case.flavour, links, uses_func_ip=any(p.uses_func_ip for p in programs), kept=kept)
+    flags = flags_of(
+        case.flavour,
+        calls_original=links.call_original,
+        uses_func_ip=any(p.uses_func_ip for p in programs),
+        kept=kept,
+    )
     im = int(image.tramp_image["addr"], 16) if image.tramp_image else 0
     return arch_prepare_bpf_trampoline(
         case.flavour,

@@ -19,7 +19,7 @@ from trampoline.golden.case import Case, RecordedProgram, RecordedTarget, Step
 from trampoline.golden.images import TRAMPOLINE, Difference, attached_programs, target_of
 from trampoline.golden.users import REGS_CALLER, FtraceUsers, moments, stub_addresses
 from trampoline.lab import Tracing
-from trampoline.prog import BpfProg
+from trampoline.prog import BpfProg, Uses
 
 TEXT_GAP, TEXT_ALIGN, LAST_TEXT = 128 << 20, 2 << 20, 0xFFFFFFFFBD000000
 """Distance of our text from the recorded kernel's (larger than a kernel), its alignment, and where it may begin at
@@ -176,8 +176,7 @@ class _Run:
             program.jited,
             address=program.jited_addr,
             sleepable=program.sleepable,
-            uses_func_ip=program.uses_func_ip,
-            uses_session_cookie=program.uses_session_cookie,
+            uses=Uses(func_ip=program.uses_func_ip, session_cookie=program.uses_session_cookie),
         )
         self._progs[program.name] = prog
 

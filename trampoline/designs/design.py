@@ -1,0 +1,82 @@
+"""What a design is: a way for programs to get onto functions and run there."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from asm import DisplacementError
+from emu.kernel.errors import KernelError
+from trampoline.bpf_trampoline import Target, TrampLink, Trampolines
+from trampoline.multi import MultiEntry, attach_multi, detach_multi
+from trampoline.prog import BpfProg
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One function of a link, and the program's place on it."""
+
+    target: Target
+    link: TrampLink
+
+
+class Design(Protocol):
+    """How programs get onto functions. ``attach`` and ``detach`` do all entries or, when they raise, none."""
+
+    name: str
+    trampolines: Trampolines
+    """The per-function trampolines: for targets that are no ftrace sites, and where the design has such."""
+
+    def check(self, target: Target, prog: BpfProg) -> None:
+        """Refuse what the design can't do. KernelError."""
+
+    def attach(self, entries: Sequence[Entry], progress: Callable[[], object]) -> None:
+        """Put a program on functions: of a multi link, or of a plain one on its single target.
+
+        ``progress`` is called once for each function. KernelError: text, tables, counts and memory are as before.
+        """
+
+    def detach(self, entries: Sequence[Entry], progress: Callable[[], object]) -> None:
+        """Take it off again."""
+
+
+class TrampolineDesign:
+    """Functions have a ``bpf_trampoline`` each; designs differ in where its image comes from and in how sites are
+    patched, both of which ``trampolines`` knows.
+    """
+
+    def __init__(self, name: str, trampolines: Trampolines) -> None:
+        self.name, self.trampolines = name, trampolines
+
+    def check(self, target: Target, prog: BpfProg) -> None:
+        """See Design."""
+        self.trampolines.images.check(target, prog)
+
+    def attach(self, entries: Sequence[Entry], progress: Callable[[], object]) -> None:
+        """See Design."""
+        held: list[MultiEntry] = []
+        get = self.trampolines.get
+        try:
+            for entry in entries:
+                held.append(MultiEntry(get(entry.target), entry.link))
+            self.trampolines.images.hold(held)
+            try:
+                attach_multi(self.trampolines.sites, held, progress)
+            except BaseException:
+                self.trampolines.images.release(held)
+                raise
+        except BaseException as error:
+            for one in held:
+                self.trampolines.put(one.trampoline)
+            if isinstance(error, DisplacementError):
+                raise KernelError(error.errno, str(error)) from error
+            raise
+
+    def detach(self, entries: Sequence[Entry], progress: Callable[[], object]) -> None:
+        """See Design."""
+        held = [MultiEntry(self.trampolines.of(entry.target), entry.link) for entry in entries]
+        detach_multi(self.trampolines.sites, held, progress)
+        with suppress(KernelError):
+            self.trampolines.images.release(held)
+        for one in held:
+            self.trampolines.put(one.trampoline)

@@ -1,0 +1,69 @@
+"""An image for each function: what kernels make (``per-function``, ``batched``)."""
+
+from collections.abc import Sequence
+
+from emu.kernel.kernel import Kernel
+from trampoline.bpf_trampoline import KSYM_PREFIX, BpfTrampoline, Target
+from trampoline.errors import ENOTSUPP, KernelError
+from trampoline.flavour import Flavour
+from trampoline.generator import TrampFlag
+from trampoline.multi import MultiEntry
+from trampoline.prog import BpfProg
+from trampoline.stamp import Stamps
+from trampoline.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
+
+FIXED_BYTES, BYTES_PER_SLOT, BYTES_PER_PROGRAM = 384, 48, 192
+"""More than any image takes: for itself, for each argument slot, for each program."""
+
+
+def most_bytes(slots: int, programs: int) -> int:
+    """More than an image takes that is generated into what was allocated before."""
+    return FIXED_BYTES + BYTES_PER_SLOT * slots + BYTES_PER_PROGRAM * programs
+
+
+class FunctionImages:
+    """Makes them, each shape assembled once."""
+
+    def __init__(self, kernel: Kernel, flavour: Flavour) -> None:
+        self._kernel, self._flavour = kernel, flavour
+        self._stamps = Stamps()
+
+    def check(self, target: Target, prog: BpfProg) -> None:
+        """-ENOTSUPP for more argument slots than the release takes."""
+        if target.model.nr_regs > self._flavour.max_slots:
+            raise KernelError(ENOTSUPP, f"{target.name} needs {target.model.nr_regs} argument slots")
+
+    def hold(self, entries: Sequence[MultiEntry]) -> None:
+        """Images hold everything themselves."""
+
+    def release(self, entries: Sequence[MultiEntry]) -> None:
+        """Nothing to give back."""
+
+    def make(self, trampoline: BpfTrampoline, flags: TrampFlag) -> BpfTrampImage:
+        """A filled image. Where the kernel makes a dry run for the size, we allocate enough and give back the rest."""
+        kernel, target, links = self._kernel, trampoline.target, trampoline.tramp_links
+        image = BpfTrampImage(kernel, most_bytes(target.model.nr_regs, len(links.calls)), f"{KSYM_PREFIX}{target.key}")
+        try:
+            made = self._stamps.prepare(
+                self._flavour,
+                trampoline.boot,
+                target.model,
+                flags,
+                links,
+                func_addr=target.address,
+                address=image.image,
+                im=image.address,
+                symbols=kernel.symbols,
+                site_offset=target.site_offset,
+            )
+            image.fill(made, len(made.image) + BPF_INSN_SAFETY)
+        except BaseException:
+            image.discard()
+            raise
+        return image
+
+    def is_outdated(self, before: TrampFlag, flags: TrampFlag) -> bool:
+        """The original must be called where livepatch wants it, through the return address (ORIG_STACK)."""
+        if flags & TrampFlag.SHARE_IPMODIFY:
+            return before & (TrampFlag.CALL_ORIG | TrampFlag.ORIG_STACK) == TrampFlag.CALL_ORIG
+        return bool(before & TrampFlag.ORIG_STACK)
