@@ -17,7 +17,7 @@ from trampoline.prog import NOTHING, BpfProg, Uses
 DESIGN = "per-function"
 ROWS = {"fentry": "fentry", "fexit": "fexit", "fmodret": "fmod_ret"}
 """Rows by the names of the kernel's bench tool, and the attach type of each."""
-DEFAULT_FLAVOUR = {"voluntary": "6.12", "lazy": "7.2"}
+DEFAULT_FLAVOUR = {"voluntary": "6.12", "lazy": "7.2", "none": "7.2"}
 
 _ANCHORS = {
     ("voluntary", "fentry"): (90, 2, 80),

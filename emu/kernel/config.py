@@ -52,5 +52,19 @@ LAZY = Config(
 )
 """PREEMPT_LAZY of 7.3, RCU readers not preemptible."""
 
-CONFIGS = {config.name: config for config in (VOLUNTARY, LAZY)}
+NONE = Config(
+    "none",
+    preempt_count=False,
+    preemption=False,
+    dont_migrate=True,
+    inline_migrate=True,
+    inline_update_prog_stats=True,
+    srcu_tasks_trace=True,
+    stack_protector=True,
+)
+"""PREEMPT_NONE of the 7.x series without a preempt count: a non-preemptible read section is no instruction, and needs
+no migrate_disable().
+"""
+
+CONFIGS = {config.name: config for config in (VOLUNTARY, LAZY, NONE)}
 """Every configuration by its name."""

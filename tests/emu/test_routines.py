@@ -62,6 +62,9 @@ COUNTS = {
     "lazy": {
         "migrate_disable": 13, "migrate_enable": 16, "get_ref": 8, "put_ref": 8, "lock_trace": 11, "unlock_trace": 6,
     },
+    "none": {
+        "migrate_disable": 10, "migrate_enable": 13, "get_ref": 5, "put_ref": 5, "lock_trace": 11, "unlock_trace": 6,
+    },
 }  # fmt: skip
 
 

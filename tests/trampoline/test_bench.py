@@ -76,7 +76,7 @@ def test_phases_sum_up_to_the_instructions(name):
 def test_what_cannot_be_measured():
     with pytest.raises(KernelError):
         measure("fentry", flavour="6.1", config="voluntary", nr_args=7)
-    for options in ({"nr_args": 13}, {"nr_args": -1}, {"programs": 0}, {"flavour": "5.4"}, {"config": "none"}):
+    for options in ({"nr_args": 13}, {"nr_args": -1}, {"programs": 0}, {"flavour": "5.4"}, {"config": "rt"}):
         with pytest.raises(TrampolineError):
             measure("fentry", **({"flavour": "6.12", "config": "voluntary"} | options))
     with pytest.raises(KernelError):

@@ -16,9 +16,9 @@ def add_parser(subparsers: Any) -> None:
         " programs' own; beside the figure of a real kernel.",
     )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--flavour", metavar="F", help="6.1, 6.12, 7.2 or all (default: 6.12; with lazy 7.2)")
+    parser.add_argument("--flavour", metavar="F", help="6.1, 6.12, 7.2 or all (default: 6.12; with lazy and none 7.2)")
     parser.add_argument(
-        "--config", choices=("voluntary", "lazy", "all"), default="voluntary", help="how the kernel is built"
+        "--config", choices=("voluntary", "lazy", "none", "all"), default="voluntary", help="how the kernel is built"
     )
     parser.add_argument("--nr-args", type=int, default=1, metavar="N", help="arguments of the traced function, 0 to 12")
     parser.add_argument("--programs", type=int, default=1, metavar="K", help="programs attached")
