@@ -7,6 +7,10 @@ from emu.registers import GENERAL, RSP, SAVED
 
 INITIAL_RFLAGS = 0x202
 """Interrupts enabled, and the bit that is always set."""
+PT_REGS_ROOM = 0xB0
+"""Bytes at the top of a stack that kernels keep for user space's registers (``task_pt_regs``): nothing is called from
+there, but code that reads beyond the arguments of the first call finds memory.
+"""
 
 
 class TaskState(enum.StrEnum):
@@ -44,7 +48,7 @@ class Task:
         self.name, self.address, self.stack_top = name, address, stack_top
         self.state = TaskState.RUNNABLE
         self.registers = [0] * len(GENERAL) + [0, INITIAL_RFLAGS]
-        self.registers[RSP] = stack_top
+        self.registers[RSP] = self.first_rsp
         self.in_kernel = False
         """Whether it is in the middle of guest code: running, preempted or asleep there."""
         self.voluntary_switches = 0
@@ -54,6 +58,11 @@ class Task:
         self.entry: tuple[int, tuple[int, ...]] | None = None
         """Function and arguments of a task that hasn't started."""
         self.return_rsp = 0
+
+    @property
+    def first_rsp(self) -> int:
+        """Where its calls begin."""
+        return self.stack_top - PT_REGS_ROOM
 
     def wake(self) -> bool:
         """Make a sleeping task runnable; False if it wasn't asleep (``try_to_wake_up``)."""

@@ -114,7 +114,7 @@ class Vcpu(Core):
         task = self.task
         task.in_kernel = True
         try:
-            value = self._call(address, args, stack_args, max_instructions, task.stack_top)
+            value = self._call(address, args, stack_args, max_instructions, task.first_rsp)
         finally:
             task.in_kernel = False
         call = Call(value, _vcpu=self if self.counter is not None else None)
@@ -191,7 +191,7 @@ class Vcpu(Core):
         self.regs.load(task.registers)
         if task.entry is not None:
             address, args = task.entry
-            task.return_rsp = self._enter(address, args, (), task.stack_top)
+            task.return_rsp = self._enter(address, args, (), task.first_rsp)
             self.regs.rip = address
             task.entry, task.in_kernel = None, True
         task.state = TaskState.RUNNING

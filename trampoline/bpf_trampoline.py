@@ -112,6 +112,8 @@ class BpfTrampoline:
         self._kernel, self._flavour, self.boot = kernel, flavour, boot
         self._sites, self._images = sites, images
         self.target = target
+        self.site = kernel.ftrace.ftrace_location(target.address)
+        """The ftrace location of the target; 0 where it is patched directly (``func.ftrace_managed``)."""
         self.refcnt = 0
         self.mutex = Lock(kernel.process, f"trampoline of {target.name}")
         self.links: list[tuple[Kind, TrampLink]] = []
@@ -293,11 +295,6 @@ class BpfTrampoline:
     def direct(self, image: "SiteImage") -> int:
         """The address by which the site reaches an image, as ftrace takes it."""
         return ftrace_jmp_set(image.image) if image.by_jmp else image.image
-
-    @property
-    def site(self) -> int:
-        """The ftrace location of the target; 0 where it is patched directly (``func.ftrace_managed``)."""
-        return self._kernel.ftrace.ftrace_location(self.target.address)
 
     def _poke(self, old: "SiteImage | None", new: "SiteImage | None") -> None:
         def kind(image: SiteImage | None) -> BpfTextPokeType:

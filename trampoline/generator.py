@@ -170,7 +170,7 @@ def arch_prepare_bpf_trampoline(
     flags: TrampFlag,
     links: TrampLinks,
     *,
-    func_addr: int,
+    func_addr: int | None,
     address: int,
     im: int,
     symbols: Mapping[str, int],
@@ -180,6 +180,7 @@ def arch_prepare_bpf_trampoline(
 
     ``im`` is the guest address of its struct bpf_tramp_image, ``symbols`` the callees' addresses, ``site_offset``
     where the function's patch site is, if not where the flavour has it (compilers leave endbr64 out of some statics).
+    ``func_addr`` None: for any function, which the return address at the site tells; ORIG_STACK must be set.
     Raises KernelError with -ENOTSUPP for a model that the flavour can't take, -E2BIG for more than a page,
     asm.DisplacementError (-ERANGE) where a callee is out of reach.
     """
@@ -188,7 +189,7 @@ def arch_prepare_bpf_trampoline(
         raise KernelError(
             ENOTSUPP, f"{model.name} needs {model.nr_regs} argument slots; {flavour.name} has {MAX_REG_SLOTS}"
         )
-    body = origin_body(flavour, func_addr, site_offset)
+    body = origin_body(flavour, func_addr or 0, site_offset)
     template = _Template(flavour, boot, model, flags, links, func_addr, body, im)
     image = assemble("\n".join(template.lines()), address, symbols, name=f"bpf_trampoline of {model.name}")
     if len(image) > PAGE_SIZE:
@@ -216,7 +217,7 @@ class _Template:
         model: FuncModel,
         flags: TrampFlag,
         links: TrampLinks,
-        func_addr: int,
+        func_addr: int | None,
         body: int,
         im: int,
     ) -> None:
@@ -271,8 +272,16 @@ class _Template:
             yield f"mov [rbp - {frame.rbx_off:#x}], rbx"
         yield from self._store_imm(frame.nregs_off, self._model.nr_regs, "ctx[-1]: number of argument slots")
         if self._flags & TrampFlag.IP_ARG:
-            yield from self._store_imm(frame.ip_off, self._func_addr, "ctx[-2]: bpf_get_func_ip()")
+            yield from self._store_ip(frame.ip_off)
         yield from self._save_args(frame.regs_off)
+
+    def _store_ip(self, offset: int) -> Iterator[str]:
+        if self._func_addr is not None:
+            yield from self._store_imm(offset, self._func_addr, "ctx[-2]: bpf_get_func_ip()")
+            return
+        yield "mov rax, [rbp + 0x8]"
+        yield f"sub rax, {self._body:#x} ; ctx[-2]: bpf_get_func_ip()"
+        yield f"mov [rbp - {offset:#x}], rax"
 
     def _save_args(self, offset: int, *, for_origin: bool = False) -> Iterator[str]:
         """Arguments into the frame, from ``offset`` upwards; for the original call only those that it gets on the

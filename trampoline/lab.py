@@ -24,7 +24,7 @@ from trampoline.attach import AttachType
 from trampoline.bpf_trampoline import Target, TrampLink
 from trampoline.btf import Btf
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
-from trampoline.designs import DESIGNS, Entry
+from trampoline.designs import DESIGNS, METADATA, Entry
 from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
 from trampoline.generator import Boot
@@ -48,8 +48,8 @@ class Tracing:
     """A kernel of one flavour and configuration, with programs and trampolines.
 
     ``functions`` are added to the kernel's text. With ``btf`` the kernel has every function of that BTF, with its type
-    id and the prototype there, which comes before any other. ``design``: one of ``DESIGNS``. Raises TrampolineError for
-    an unknown flavour, configuration or design.
+    id and the prototype there, which comes before any other. ``design``: one of ``DESIGNS``, ``metadata``: one
+    of its back ends (``METADATA``). Raises TrampolineError for an unknown flavour, configuration, design or back end.
     """
 
     def __init__(
@@ -64,10 +64,14 @@ class Tracing:
         btf: Btf | None = None,
         counting: str = "auto",
         design: str = "per-function",
+        metadata: str | None = None,
     ) -> None:
         self.flavour = flavour_name if isinstance(flavour_name, Flavour) else flavour(flavour_name)
         if design not in DESIGNS:
             raise TrampolineError(f"no design {design!r}; there are {', '.join(DESIGNS)}")
+        if metadata is not None and metadata not in METADATA.get(design, ()):
+            choices = ", ".join(METADATA.get(design, ())) or "none"
+            raise TrampolineError(f"no metadata {metadata!r} for {design}; there is {choices}")
         if isinstance(config, str):
             if config not in CONFIGS:
                 raise TrampolineError(f"no configuration {config!r}; there are {', '.join(CONFIGS)}")
@@ -89,7 +93,7 @@ class Tracing:
         self.population = Population(self.kernel, self.flavour, known)
         self.programs = BpfPrograms(self.kernel)
         self.programs.model_at = self._model_at
-        self.design = DESIGNS[design](self.kernel, self.flavour, boot or Boot())
+        self.design = DESIGNS[design](self.kernel, self.flavour, boot or Boot(), self.programs, metadata)
         self.trampolines = self.design.trampolines
         self._denied = {kind: denied_names(self.flavour, kind) for kind in AttachType}
         self._models: dict[str, FuncModel] = {}
@@ -167,9 +171,12 @@ class Tracing:
             raise PrototypeError(f"no prototype of {function.qualified} is known; give one")
         return known
 
-    def _model_at(self, address: int) -> FuncModel | None:
-        trampoline = self.trampolines.at(address)
-        return trampoline.target.model if trampoline else None
+    def _model_at(self, caller: int, ip: int) -> FuncModel | None:
+        trampoline = self.trampolines.at(caller)
+        if trampoline is not None:
+            return trampoline.target.model
+        function = self.kernel.function_at(ip) if ip else None
+        return self._known_model(self.population.row(function)) if function else None
 
     def _known_model(self, function: KernelFunction) -> FuncModel | None:
         model = None if function.module else self.population.model(function.btf_id)

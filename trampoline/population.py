@@ -164,7 +164,7 @@ class Population:
     def find(self, where: str | int) -> KernelFunction:
         """One function by name, ``module:name``, address or BTF id, as ``select`` finds it."""
         if isinstance(where, str):
-            return self._row(self._kernel.function(where))
+            return self.row(self._kernel.function(where))
         return self._by_id(where) if where < _BTF_IDS else self._at(where)
 
     def _by_id(self, btf_id: int) -> KernelFunction:
@@ -174,7 +174,7 @@ class Population:
             return rows[position]
         for name, other in self._others.items():
             if other == btf_id:
-                return self._row(self._kernel.function(name))
+                return self.row(self._kernel.function(name))
         if self.functions is not None and 0 < btf_id < len(self.functions.btf):
             raise KernelError(EINVAL, f"type id {btf_id} is not a function's")
         raise KernelError(ENOENT, f"there is no type id {btf_id}")
@@ -183,9 +183,10 @@ class Population:
         function = self._kernel.function_at(address)
         if function is None or function.address != address:
             raise KernelError(ENOENT, f"no function begins at {address:#x}")
-        return self._row(function)
+        return self.row(function)
 
-    def _row(self, function: PlacedFunction) -> KernelFunction:
+    def row(self, function: PlacedFunction) -> KernelFunction:
+        """A function that is known by its place in the text."""
         return KernelFunction(
             function.name, function.address, function.site or 0, self.btf_id(function), function.module
         )
@@ -197,7 +198,7 @@ class Population:
             return [row for row in self._rows if matches(row.name)]
         of_module = re.compile(translate(module)).match
         rows = [
-            self._row(function)
+            self.row(function)
             for function in self._kernel.functions.single.values()
             if function.module and function.prototype and of_module(function.module) and matches(function.name)
         ]
@@ -209,12 +210,12 @@ class Population:
         if self.functions is not None:
             return self._btf_rows
         single = self._kernel.functions.single.values()
-        rows = [self._row(function) for function in single if function.prototype and not function.module]
+        rows = [self.row(function) for function in single if function.prototype and not function.module]
         return sorted(rows, key=lambda row: row.address)
 
     @cached_property
     def _btf_rows(self) -> list[KernelFunction]:
-        rows = [self._row(self._kernel.function(name)) for name in self._standing]
+        rows = [self.row(self._kernel.function(name)) for name in self._standing]
         for text in self._kernel.functions.texts:
             rows += map(KernelFunction, text.names, text.addresses, text.sites, text.btf_ids)
         return sorted(rows, key=lambda row: row.address)

@@ -135,8 +135,10 @@ class BpfPrograms:
         self._kernel = kernel
         self.loaded: dict[int, BpfProg] = {}
         """Programs that exist, by the address of their struct bpf_prog."""
-        self.model_at: Callable[[int], FuncModel | None] = lambda address: None
-        """The prototype of the function whose trampoline covers an address."""
+        self.model_at: Callable[[int, int], FuncModel | None] = lambda caller, ip: None
+        """The prototype of the function whose trampoline covers an address, or, where functions share it, that is at
+        ``ip``.
+        """
 
     def load_assembly(
         self,
@@ -197,7 +199,9 @@ class BpfPrograms:
 
         def run(vcpu: Vcpu) -> int:
             caller = machine.read_u64(vcpu.regs.rsp)
-            result = function(ProgContext(vcpu, vcpu.args(1)[0], self.model_at(caller), self._kernel))
+            context = vcpu.args(1)[0]
+            ip = machine.read_u64(context - 16) if uses.func_ip else 0
+            result = function(ProgContext(vcpu, context, self.model_at(caller, ip), self._kernel))
             return (result or 0) & (1 << 64) - 1
 
         address = machine.host_call(f"bpf_prog {name}", run)

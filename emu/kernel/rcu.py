@@ -25,17 +25,20 @@ from emu.task import Task, TaskState
 
 
 class RcuFlavour(enum.StrEnum):
-    """The three kinds of grace period."""
+    """The kinds of grace period."""
 
     RCU = "rcu"
     RCU_TASKS = "rcu_tasks"
     RCU_TASKS_TRACE = "rcu_tasks_trace"
+    SRCU = "srcu"
+    """Of one per-CPU count, whose readers may sleep (``call_srcu``)."""
 
 
 GRACE_PERIOD_NS = {
     RcuFlavour.RCU: 10_000_000,
     RcuFlavour.RCU_TASKS: 100_000_000,
     RcuFlavour.RCU_TASKS_TRACE: 20_000_000,
+    RcuFlavour.SRCU: 20_000_000,
 }
 """Virtual time that an unhindered grace period takes: an assumption, changeable (``Rcu.durations``)."""
 
@@ -46,6 +49,8 @@ class _GracePeriod:
     number: int
     holdouts: dict[Task, int]
     callbacks: list[Callable[[], None]] = field(default_factory=list)
+    readers: Callable[[], int] | None = None
+    """SRCU: how many there are."""
 
 
 class Rcu:
@@ -75,6 +80,16 @@ class Rcu:
     def call(self, flavour: RcuFlavour, callback: Callable[[], None]) -> None:
         """``call_rcu``, ``call_rcu_tasks``, ``call_rcu_tasks_trace``: run ``callback`` after a grace period."""
         self._begin(flavour).callbacks.append(callback)
+
+    def call_srcu(self, count: int, callback: Callable[[], None]) -> None:
+        """``call_srcu`` for readers that count themselves in and out at a per-CPU address, each on the CPU where it is:
+        run ``callback`` when the counts of all CPUs add up to 0. No new readers may come.
+        """
+        period = self._begin(RcuFlavour.SRCU)
+        bases = [vcpu.gs_base for vcpu in self._machine.vcpus]
+        read = self._machine.read_u64
+        period.readers = lambda: sum(read(base + count) for base in bases) % (1 << 64)
+        period.callbacks.append(callback)
 
     def synchronize(self, flavour: RcuFlavour) -> None:
         """Wait for a grace period. Raises Deadlock where no reader can go on while we wait."""
@@ -108,7 +123,8 @@ class Rcu:
 
     def _begin(self, flavour: RcuFlavour) -> _GracePeriod:
         self._numbers[flavour] += 1
-        tasks = [task for task in self._machine.tasks if self._is_reader(task, flavour)]
+        counted = flavour is RcuFlavour.SRCU
+        tasks = [] if counted else [task for task in self._machine.tasks if self._is_reader(task, flavour)]
         period = _GracePeriod(flavour, self._numbers[flavour], {task: task.voluntary_switches for task in tasks})
         self._pending.append(period)
         self._events.emit(GracePeriodBegun(flavour, period.number, len(tasks)))
@@ -123,6 +139,8 @@ class Rcu:
         return flavour is RcuFlavour.RCU_TASKS or not preempted or self._nesting(task, flavour) > 0
 
     def _is_over(self, period: _GracePeriod) -> bool:
+        if period.readers is not None:
+            return not period.readers()
         for task, switches in list(period.holdouts.items()):
             if task.voluntary_switches > switches or not self._is_reader(task, period.flavour):
                 if period.flavour is RcuFlavour.RCU_TASKS_TRACE and self._is_reader(task, period.flavour):

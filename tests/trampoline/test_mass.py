@@ -27,8 +27,10 @@ def test_costs_are_counted(design):
     assert count == 10
     assert result.skipped == {}
     assert (result.attach.text_writes, result.detach.text_writes) == (3 * count, 3 * count)
-    assert result.attach.ipis == (3 if design == "batched" else 3 * count)
-    assert (result.attach.images, result.detach.images) == (count, -count)
+    assert result.attach.ipis == (3 * count if design == "per-function" else 3)
+    # Shared: one for all functions, or one for each number of arguments.
+    images = {"generic": 1, "tramplab": 6}.get(design, count)
+    assert (result.attach.images, result.detach.images) == (images, -images)
     assert result.attach.memory_bytes == -result.detach.memory_bytes > 0
     assert told == [(what, done, count) for what in ("attach", "detach") for done in range(1, count + 1)]
 

@@ -6,24 +6,55 @@ from emu.kernel.kernel import Kernel
 from trampoline.bpf_trampoline import Trampolines
 from trampoline.designs.design import Design, Entry, TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
+from trampoline.designs.generic import GenericImages
+from trampoline.designs.tramplab import TramplabImages
 from trampoline.flavour import Flavour
 from trampoline.generator import Boot
+from trampoline.kfunc_md import backend_of
+from trampoline.kfunc_md.padding import SIZE as PADDING_SIZE
+from trampoline.prog import BpfPrograms
 from trampoline.sites import OpsEach, SingleOps
 
-__all__ = ["DESIGNS", "Design", "Entry"]
+__all__ = ["DESIGNS", "METADATA", "Design", "Entry"]
 
 
-def _per_function(kernel: Kernel, flavour: Flavour, boot: Boot) -> Design:
+
+Factory = Callable[[Kernel, Flavour, Boot, BpfPrograms, str | None], Design]
+"""Makes a design for a kernel; the last argument is the metadata back end, None for the design's own choice."""
+
+
+def _per_function(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
     """One trampoline a function, attached one by one: a registration and grace periods each."""
     images = FunctionImages(kernel, flavour)
     return TrampolineDesign("per-function", Trampolines(kernel, flavour, boot, OpsEach(kernel), images))
 
 
-def _batched(kernel: Kernel, flavour: Flavour, boot: Boot) -> Design:
+def _batched(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
     """What mainline merged: one trampoline a function, one ftrace_ops and one update for a whole link."""
     images = FunctionImages(kernel, flavour)
     return TrampolineDesign("batched", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
 
 
-DESIGNS: dict[str, Callable[[Kernel, Flavour, Boot], Design]] = {"per-function": _per_function, "batched": _batched}
+def _generic(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+    """One trampoline for the most arguments, for all functions of a link."""
+    images = GenericImages(kernel, flavour)
+    return TrampolineDesign("generic", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
+
+
+def _tramplab(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+    """Callers made for their programs, shared by the functions of a link."""
+    backend = backend_of(kernel, metadata or ("padding" if kernel.entry.padding >= PADDING_SIZE else "hash"))
+    images = TramplabImages(kernel, flavour, programs, backend)
+    return TrampolineDesign("tramplab", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
+
+
+DESIGNS: dict[str, Factory] = {
+    "per-function": _per_function,
+    "batched": _batched,
+    "generic": _generic,
+    "tramplab": _tramplab,
+}
 """Every design by its name."""
+
+METADATA: dict[str, tuple[str, ...]] = {"tramplab": ("padding", "hash", "flat")}
+"""The metadata back ends that a design may have, its own choice first; none for designs that are not here."""

@@ -5,7 +5,7 @@ from trampoline.kfunc_md.defects import SeedDefects
 from trampoline.kfunc_md.flat import FlatTable
 from trampoline.kfunc_md.hash import ChainReport, chain_report, hash_64
 from trampoline.kfunc_md.lookup import Entered, LookupRegisters
-from trampoline.kfunc_md.mds import BACKENDS, KfuncMds, MdEntry
+from trampoline.kfunc_md.mds import BACKENDS, KfuncMds, MdEntry, backend_of
 from trampoline.kfunc_md.padding import Padding
 from trampoline.kfunc_md.table import HashTable
 
@@ -21,6 +21,7 @@ __all__ = [
     "MetadataBackend",
     "Padding",
     "SeedDefects",
+    "backend_of",
     "chain_report",
     "hash_64",
 ]

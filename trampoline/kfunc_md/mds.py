@@ -69,7 +69,7 @@ class KfuncMds:
     ) -> None:
         self._machine = kernel.machine
         self.defects = defects
-        self.backend = _backend(kernel, backend, defects)
+        self.backend = backend_of(kernel, backend, defects)
         self.lock = Lock(kernel.process, "kfunc_md_mutex")
         """Held by every operation, so that nobody else may hold it around one."""
         self._max_links = max_links
@@ -381,7 +381,12 @@ class KfuncMds:
                 self._put((entry.func,))
 
 
-def _backend(kernel: Kernel, name: str, defects: SeedDefects) -> MetadataBackend:
+def backend_of(
+    kernel: Kernel,
+    name: str,
+    defects: SeedDefects = SeedDefects(),  # noqa: B008  # frozen
+) -> MetadataBackend:
+    """A new back end by its name. TrampolineError for one that does not exist."""
     if name == "hash":
         return HashTable(kernel, defects)
     if name == "padding":

@@ -74,7 +74,7 @@ def test_costs(bed, backend, checked, entered, expected, site_offset):
     md = mds.create(func, 2)
     code = bed.lookup(mds.backend, entered, checked=checked)
     if entered.is_return_address:
-        bed.kernel.machine.write_u64(bed.vcpu.idle.stack_top - 16, func + site_offset + 5)
+        bed.kernel.machine.write_u64(bed.vcpu.idle.first_rsp - 16, func + site_offset + 5)
         argument = 0
     else:
         argument = func

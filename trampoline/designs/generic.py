@@ -1,0 +1,83 @@
+"""The design ``generic``: one trampoline for the most arguments serves every function of a link.
+
+Programs find 6 argument slots whatever the function has, and 12 where it has arguments on the stack: what it does not
+have is whatever stood there. So the return value is behind the last slot, and programs get at arguments and return
+value with bpf_get_func_arg and bpf_get_func_ret.
+"""
+
+from collections.abc import Hashable
+from errno import EOPNOTSUPP
+from itertools import count
+
+from emu.kernel.errors import KernelError
+from emu.kernel.kernel import Kernel
+from trampoline.bpf_trampoline import BpfTrampoline, Target
+from trampoline.designs.function_images import most_bytes
+from trampoline.designs.shared_images import SharedImages, identities
+from trampoline.flavour import Flavour
+from trampoline.generator import TrampFlag, arch_prepare_bpf_trampoline
+from trampoline.model import MAX_BPF_FUNC_ARGS, MAX_REG_SLOTS, FuncModel
+from trampoline.prog import BpfProg
+from trampoline.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
+
+KSYM = "generic_trampoline_"
+"""Their symbols are this and a number."""
+
+
+class GenericImages(SharedImages):
+    """Makes them as kernels make a function's own, except that the return address at the site tells the function."""
+
+    def __init__(self, kernel: Kernel, flavour: Flavour) -> None:
+        super().__init__(kernel, flavour)
+        self._numbers = count()
+
+    @staticmethod
+    def slots(model: FuncModel) -> int:
+        """Argument slots that programs see on a function."""
+        return MAX_BPF_FUNC_ARGS if model.nr_stack_slots else MAX_REG_SLOTS
+
+    def check(self, target: Target, prog: BpfProg) -> None:
+        """-EOPNOTSUPP for a function with an argument in a register behind one on the stack: its slots would not be
+        in order.
+        """
+        super().check(target, prog)
+        in_regs = [in_regs for _, in_regs in target.model.placement()]
+        if in_regs != sorted(in_regs, reverse=True):
+            raise KernelError(EOPNOTSUPP, f"{target.name} has an argument in a register behind one on the stack")
+
+    def key(self, trampoline: BpfTrampoline, flags: TrampFlag) -> Hashable:
+        """See SharedImages."""
+        offset = trampoline.site - trampoline.target.address
+        slots = self.slots(trampoline.target.model)
+        return identities(trampoline.links), self._known(trampoline, flags), offset, slots, trampoline.boot
+
+    @staticmethod
+    def _known(trampoline: BpfTrampoline, flags: TrampFlag) -> int | None:
+        return trampoline.target.address if flags & TrampFlag.SHARE_IPMODIFY else None
+
+    def generate(self, trampoline: BpfTrampoline, flags: TrampFlag) -> BpfTrampImage:
+        """See SharedImages."""
+        kernel, links = self._kernel, trampoline.tramp_links
+        if flags & TrampFlag.CALL_ORIG:
+            flags |= TrampFlag.ORIG_STACK | TrampFlag.SKIP_FRAME
+        model = FuncModel.of_slots("any function", self.slots(trampoline.target.model))
+        size = most_bytes(model.nr_regs, len(links.calls))
+        image = BpfTrampImage(kernel, size, f"{KSYM}{next(self._numbers)}")
+        try:
+            made = arch_prepare_bpf_trampoline(
+                self._flavour,
+                trampoline.boot,
+                model,
+                flags,
+                links,
+                func_addr=self._known(trampoline, flags),
+                address=image.image,
+                im=image.address,
+                symbols=kernel.symbols,
+                site_offset=trampoline.site - trampoline.target.address,
+            )
+            image.fill(made, len(made.image) + BPF_INSN_SAFETY)
+        except BaseException:
+            image.discard()
+            raise
+        return image

@@ -1,0 +1,123 @@
+"""Images that functions share: one for all those whose programs, and whatever else it depends on, are the same."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+from emu.kernel.kernel import Kernel
+from trampoline.attach import Kind
+from trampoline.bpf_trampoline import BpfTrampoline, SiteImage, Target, TrampLink
+from trampoline.designs.function_images import FunctionImages
+from trampoline.flavour import Flavour
+from trampoline.generator import TrampFlag
+from trampoline.multi import MultiEntry
+from trampoline.prog import BpfProg
+
+
+class ReleasedImage(Protocol):
+    """What is shared: an address, and two ways for it to go."""
+
+    @property
+    def image(self) -> int:
+        """Guest address."""
+        ...
+
+    def put(self) -> None:
+        """No site reaches it any more: free it when nobody can be in it."""
+
+    def discard(self) -> None:
+        """No site ever reached it: free it."""
+
+
+class SharedImage:
+    """An image and the number of trampolines that have it."""
+
+    def __init__(self, among: dict[Hashable, "SharedImage"], key: Hashable, inner: ReleasedImage) -> None:
+        self._among, self._key, self.inner = among, key, inner
+        self.users = 0
+        self._reached = False
+        among[key] = self
+
+    @property
+    def image(self) -> int:
+        """Guest address."""
+        return self.inner.image
+
+    @property
+    def by_jmp(self) -> bool:
+        """Never: the call at the site says which function was entered."""
+        return False
+
+    def put(self) -> None:
+        """See ``SiteImage``."""
+        self._reached = True
+        self.discard()
+
+    def discard(self) -> None:
+        """See ``SiteImage``; other trampolines' sites may have reached it."""
+        self.users -= 1
+        if not self.users:
+            del self._among[self._key]
+            if self._reached:
+                self.inner.put()
+            else:
+                self.inner.discard()
+
+
+class SharedImages(ABC):
+    """Makes them. Targets that are no ftrace sites (BPF programs) have an image each, as kernels make it."""
+
+    def __init__(self, kernel: Kernel, flavour: Flavour) -> None:
+        self._kernel, self._flavour = kernel, flavour
+        self._single = FunctionImages(kernel, flavour)
+        self._shared: dict[Hashable, SharedImage] = {}
+
+    @abstractmethod
+    def key(self, trampoline: BpfTrampoline, flags: TrampFlag) -> Hashable:
+        """What the image of a trampoline depends on."""
+
+    @abstractmethod
+    def generate(self, trampoline: BpfTrampoline, flags: TrampFlag) -> ReleasedImage:
+        """A new one. KernelError."""
+
+    def check(self, target: Target, prog: BpfProg) -> None:
+        """See ``Images``."""
+        self._single.check(target, prog)
+
+    def hold(self, entries: Sequence[MultiEntry]) -> None:
+        """See ``Images``."""
+        self._single.hold(entries)
+
+    def release(self, entries: Sequence[MultiEntry]) -> None:
+        """See ``Images``."""
+        self._single.release(entries)
+
+    def make(self, trampoline: BpfTrampoline, flags: TrampFlag) -> SiteImage:
+        """See ``Images``."""
+        if not trampoline.site:
+            return self._single.make(trampoline, flags)
+        key = self.key(trampoline, flags)
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = SharedImage(self._shared, key, self.generate(trampoline, flags))
+        shared.users += 1
+        return shared
+
+    def is_outdated(self, before: TrampFlag, flags: TrampFlag) -> bool:
+        """While livepatch shares the site, the return address there does not tell the function."""
+        return bool((before ^ flags) & TrampFlag.SHARE_IPMODIFY)
+
+
+def identities(links: Sequence[tuple[Kind, TrampLink]]) -> tuple[Hashable, ...]:
+    """What the links of functions that share an image have in common: functions of one multi link whose cookies are
+    the same, or are found elsewhere, and a plain link with itself alone.
+
+    Detaching a link then leaves no function with an image that has its program.
+    """
+    return tuple(
+        (kind, link.owner or link, link.cookie_slot, None if _is_found(link) else link.cookie) for kind, link in links
+    )
+
+
+def _is_found(link: TrampLink) -> bool:
+    return link.cookie_slot is not None or not link.prog.uses.run_ctx
