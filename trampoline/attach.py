@@ -6,6 +6,7 @@ kernel/bpf/trampoline.c.
 
 import enum
 from collections.abc import Iterable
+from functools import cache
 
 from trampoline.flavour import Flavour
 from trampoline.generator import ProgCall, TrampFlag, TrampLinks, uses_jmp
@@ -23,6 +24,7 @@ class AttachType(enum.StrEnum):
     FSESSION = "fsession"
     FENTRY_MULTI = "fentry_multi"
     FEXIT_MULTI = "fexit_multi"
+    MODIFY_RETURN_MULTI = "fmod_ret_multi"
     FSESSION_MULTI = "fsession_multi"
 
     @property
@@ -51,6 +53,7 @@ _KINDS = {
     AttachType.FEXIT: Kind.FEXIT,
     AttachType.FEXIT_MULTI: Kind.FEXIT,
     AttachType.MODIFY_RETURN: Kind.MODIFY_RETURN,
+    AttachType.MODIFY_RETURN_MULTI: Kind.MODIFY_RETURN,
     AttachType.FSESSION: Kind.FSESSION,
     AttachType.FSESSION_MULTI: Kind.FSESSION,
 }
@@ -84,6 +87,7 @@ def links_of(attached: Iterable[tuple[Kind, ProgCall]]) -> TrampLinks:
     return TrampLinks(tuple(lists[Kind.FENTRY]), tuple(lists[Kind.MODIFY_RETURN]), tuple(lists[Kind.FEXIT]))
 
 
+@cache
 def flags_of(
     flavour: Flavour, *, calls_original: bool, uses_func_ip: bool, kept: TrampFlag | int = 0
 ) -> TrampFlag:

@@ -4,10 +4,9 @@
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import E2BIG, EAGAIN, EBUSY, EINVAL
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace import FtraceOps, FtraceOpsCmd, ftrace_jmp_set
@@ -16,20 +15,22 @@ from emu.process import Lock, PointKind
 from trampoline.attach import Kind, enter_exit, flags_of, kind_of, links_of
 from trampoline.flavour import Flavour
 from trampoline.generator import Boot, ProgCall, TrampFlag, TrampLinks
+from trampoline.kfunc_md.hash import hash_64
 from trampoline.model import FuncModel
 from trampoline.poke import BpfTextPokeType, bpf_arch_text_poke
 from trampoline.prog import BpfProg
-from trampoline.sites import DirectSites
+from trampoline.sites import DirectSites, SingleOps
 
 if TYPE_CHECKING:
     from trampoline.multi import MultiEntry
 
 KSYM_PREFIX = "bpf_trampoline_"
 """An image's symbol is this and the key of its trampoline (``bpf_trampoline_ksym_add``)."""
+_POOL_BITS = 5
+"""32 mutexes for all trampolines (2026)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """What is traced: a kernel function or a BPF program. ``key`` is its trampoline's
     (``bpf_trampoline_compute_key``).
     """
@@ -107,7 +108,14 @@ class BpfTrampoline:
     """The trampoline of one target."""
 
     def __init__(
-        self, kernel: Kernel, flavour: Flavour, boot: Boot, sites: DirectSites, images: "Images", target: Target
+        self,
+        kernel: Kernel,
+        flavour: Flavour,
+        boot: Boot,
+        sites: DirectSites,
+        images: "Images",
+        target: Target,
+        mutex: Lock,
     ) -> None:
         self._kernel, self._flavour, self.boot = kernel, flavour, boot
         self._sites, self._images = sites, images
@@ -115,7 +123,7 @@ class BpfTrampoline:
         self.site = kernel.ftrace.ftrace_location(target.address)
         """The ftrace location of the target; 0 where it is patched directly (``func.ftrace_managed``)."""
         self.refcnt = 0
-        self.mutex = Lock(kernel.process, f"trampoline of {target.name}")
+        self.mutex = mutex
         self.links: list[tuple[Kind, TrampLink]] = []
         """In attach order."""
         self.flags = TrampFlag(0)
@@ -127,48 +135,61 @@ class BpfTrampoline:
         KernelError: -E2BIG beyond the limit of links, -EBUSY for a link or a program that is there already, and what
         updating raises.
         """
-        with self.mutex, self.adding(link):
-            self._update()
+        with self.mutex:
+            self.add(link)
+            try:
+                self._update()
+            except BaseException:
+                self.take_back(link)
+                raise
 
     def unlink_prog(self, link: TrampLink) -> None:
         """``__bpf_trampoline_unlink_prog``. If updating fails, the link stays."""
-        with self.mutex, self.removing(link):
-            self._update()
+        with self.mutex:
+            position = self.remove(link)
+            try:
+                self._update()
+            except BaseException:
+                self.put_back(link, position)
+                raise
 
-    @contextmanager
-    def adding(self, link: TrampLink) -> Iterator[None]:
-        """Within the block a program is in its list, and stays there unless the block raises; ``mutex`` is held."""
+    def add(self, link: TrampLink) -> int:
+        """Put a program into its list, while ``mutex`` is held; nobody runs it yet. Gives its place. KernelError as
+        ``link_prog``.
+        """
         kind = kind_of(link.prog.attach_type, self.target.model)
         if kind is Kind.FSESSION and not self._flavour.fsession:
             raise KernelError(EINVAL, f"{self._flavour.name} has no fsession programs")
-        total = sum(linked.weight for linked, _ in self.links)
+        total = sum([linked.weight for linked, _ in self.links])
         if total + kind.weight > self._flavour.max_links:
             raise KernelError(
                 E2BIG, f"{self.target.name} has {total} programs; {self._flavour.name} takes {self._flavour.max_links}"
             )
         if link.linked:
             raise KernelError(EBUSY, f"the link of {link.prog.name} is attached already")
-        if any(linked is kind and other.prog is link.prog for linked, other in self.links):
-            raise KernelError(EBUSY, f"{link.prog.name} is attached to {self.target.name} already")
+        for linked, other in self.links:
+            if linked is kind and other.prog is link.prog:
+                raise KernelError(EBUSY, f"{link.prog.name} is attached to {self.target.name} already")
         self.links.append((kind, link))
-        try:
-            yield
-        except BaseException:
-            self.links.pop()
-            raise
         link.linked = True
+        return len(self.links) - 1
 
-    @contextmanager
-    def removing(self, link: TrampLink) -> Iterator[None]:
-        """Within the block a program is no longer in its list; it is back if the block raises; ``mutex`` is held."""
-        position = next(i for i, (_, linked) in enumerate(self.links) if linked is link)
-        entry = self.links.pop(position)
-        try:
-            yield
-        except BaseException:
-            self.links.insert(position, entry)
-            raise
+    def take_back(self, link: TrampLink) -> None:
+        """Undo the last ``add``."""
+        self.links.pop()
         link.linked = False
+
+    def remove(self, link: TrampLink) -> int:
+        """Take a program out of its list, while ``mutex`` is held; gives its place, for ``put_back``."""
+        position = [linked for _, linked in self.links].index(link)
+        del self.links[position]
+        link.linked = False
+        return position
+
+    def put_back(self, link: TrampLink, position: int) -> None:
+        """Undo ``remove``."""
+        self.links.insert(position, (kind_of(link.prog.attach_type, self.target.model), link))
+        link.linked = True
 
     @property
     def tramp_links(self) -> TrampLinks:
@@ -257,8 +278,10 @@ class BpfTrampoline:
         kept = self.flags
         if self.target.tail_call_reachable:
             kept |= TrampFlag.TAIL_CALL_CTX
-        calls_original = any(kind is not Kind.FENTRY for kind, _ in self.links)
-        uses_func_ip = any(link.prog.uses.func_ip for _, link in self.links)
+        calls_original = uses_func_ip = False
+        for kind, link in self.links:
+            calls_original |= kind is not Kind.FENTRY
+            uses_func_ip |= link.prog.uses.func_ip
         flags = flags_of(self._flavour, calls_original=calls_original, uses_func_ip=uses_func_ip, kept=kept)
         image = self._images.make(self, flags)
         # Livepatch asks for them while the site is changed.
@@ -307,8 +330,7 @@ class BpfTrampoline:
             bpf_arch_text_poke(self._kernel, self.target.address, kind(old), kind(new), was, becomes)
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """A change of a trampoline under way: its image now and then (None: no programs), and its flags then."""
 
     old: "SiteImage | None"
@@ -328,19 +350,39 @@ class Trampolines:
         """For trampolines made from now on."""
         self._table: dict[int, BpfTrampoline] = {}
         self._mutex = Lock(kernel.process, "trampoline_mutex")
+        self._pool = [
+            Lock(kernel.process, f"trampoline_pool[{number}]")
+            for number in range(1 << _POOL_BITS if isinstance(sites, SingleOps) else 0)
+        ]
+        """A batch takes them all (``trampoline_lock_all``); without batches each trampoline has its own mutex."""
 
-    def get(self, target: Target) -> BpfTrampoline:
-        """The trampoline of a target, made if there is none (``bpf_trampoline_get``); holds the target's module."""
+    def get(self, *targets: Target) -> list[BpfTrampoline]:
+        """The trampolines of targets, made where there are none (``bpf_trampoline_get``); they hold the targets'
+        modules. KernelError: none is held then.
+        """
+        got: list[BpfTrampoline] = []
+        table = self._table
         with self._mutex:
-            found = self._table.get(target.key)
-            if found is None:
-                # 861de02e5f3f: a module must not go away under its trampoline.
-                self._kernel.modules.get(target.module)
-                found = self._table[target.key] = BpfTrampoline(
-                    self._kernel, self._flavour, self.boot, self.sites, self.images, target
-                )
-            found.refcnt += 1
-            return found
+            try:
+                for target in targets:
+                    found = table.get(target.key)
+                    if found is None:
+                        found = table[target.key] = self._new(target)
+                    found.refcnt += 1
+                    got.append(found)
+            except BaseException:
+                self._put(got)
+                raise
+        return got
+
+    def _new(self, target: Target) -> BpfTrampoline:
+        # 861de02e5f3f: a module must not go away under its trampoline.
+        self._kernel.modules.get(target.module)
+        mutex = self._pool[hash_64(target.key, _POOL_BITS)] if self._pool else self._mutex_of(target)
+        return BpfTrampoline(self._kernel, self._flavour, self.boot, self.sites, self.images, target, mutex)
+
+    def _mutex_of(self, target: Target) -> Lock:
+        return Lock(self._kernel.process, f"trampoline of {target.name}")
 
     def of(self, target: Target) -> BpfTrampoline:
         """The trampoline of a target that has programs."""
@@ -356,11 +398,15 @@ class Trampolines:
         _, is_trampoline, key = (symbol.name if symbol else "").partition(KSYM_PREFIX)
         return self._table.get(int(key)) if is_trampoline else None
 
-    def put(self, trampoline: BpfTrampoline) -> None:
-        """Drop a reference; the object goes with the last one, even while old images still run
+    def put(self, *trampolines: BpfTrampoline) -> None:
+        """Drop references; an object goes with the last one, even while old images still run
         (``bpf_trampoline_put``).
         """
         with self._mutex:
+            self._put(trampolines)
+
+    def _put(self, trampolines: Sequence[BpfTrampoline]) -> None:
+        for trampoline in trampolines:
             trampoline.refcnt -= 1
             if trampoline.refcnt == 0:
                 del self._table[trampoline.target.key]

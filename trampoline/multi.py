@@ -6,16 +6,15 @@ functions are attached one by one, which is what mass attachment was slow by. Ei
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from errno import E2BIG, EAGAIN, EINVAL
+from typing import NamedTuple
 
 from emu.kernel.errors import KernelError
 from trampoline.bpf_trampoline import BpfTrampoline, TrampLink
 from trampoline.sites import SingleOps, SiteBatch
 
 
-@dataclass(frozen=True, slots=True)
-class MultiEntry:
+class MultiEntry(NamedTuple):
     """One function of a multi link: its trampoline, and the program's place in it."""
 
     trampoline: BpfTrampoline
@@ -60,39 +59,45 @@ def _change_batched(
     sites: SingleOps, entries: Sequence[MultiEntry], progress: Callable[[], object], *, adding: bool
 ) -> None:
     """All trampolines are locked (``trampoline_lock_all``), changed in their lists, generated, and patched as one."""
-    with ExitStack() as stack:
-        for entry in entries:
-            stack.enter_context(entry.trampoline.mutex)
-        flags = [entry.trampoline.flags for entry in entries]
+    trampolines = [entry.trampoline for entry in entries]
+    with ExitStack() as locked:
+        for mutex in dict.fromkeys(trampoline.mutex for trampoline in trampolines):
+            locked.enter_context(mutex)
+        flags = [trampoline.flags for trampoline in trampolines]
+        changed: list[int] = []
         try:
-            for entry in entries:
-                change = entry.trampoline.adding if adding else entry.trampoline.removing
-                stack.enter_context(change(entry.link))
-            while not _try_update(sites, [entry.trampoline for entry in entries], progress):
+            for trampoline, link in entries:
+                changed.append(trampoline.add(link) if adding else trampoline.remove(link))
+            while not _try_update(sites, trampolines, progress):
                 pass
         except BaseException:
-            for entry, before in zip(entries, flags, strict=True):
-                entry.trampoline.flags = before
+            for (trampoline, link), before, position in zip(entries, flags, changed, strict=False):
+                trampoline.flags = before
+                if adding:
+                    trampoline.take_back(link)
+                else:
+                    trampoline.put_back(link, position)
             raise
 
 
 def _try_update(sites: SingleOps, trampolines: Sequence[BpfTrampoline], progress: Callable[[], object]) -> bool:
     """One attempt at all of them; False where livepatch shares a site and its image is to be made anew."""
-    with ExitStack() as undo:
-        updates = []
+    updates = []
+    batch = SiteBatch()
+    try:
         for trampoline in trampolines:
             update = trampoline.prepare()
-            undo.callback(trampoline.abandon, update, seen=False)
             updates.append(update)
+            old, new, _ = update
+            if new is not None:
+                (batch.modified if old else batch.added)[trampoline.site] = trampoline.direct(new)
+            elif old is not None:
+                batch.removed[trampoline.site] = trampoline.direct(old)
             progress()
-        batch = SiteBatch()
-        for trampoline, update in zip(trampolines, updates, strict=True):
-            ip = trampoline.site
-            if update.new is None and update.old is not None:
-                batch.removed[ip] = trampoline.direct(update.old)
-            elif update.new is not None:
-                (batch.modified if update.old else batch.added)[ip] = trampoline.direct(update.new)
-        undo.pop_all()
+    except BaseException:
+        for trampoline, update in zip(trampolines, updates, strict=False):
+            trampoline.abandon(update, seen=False)
+        raise
     try:
         sites.apply(batch, {trampoline.site: trampoline for trampoline in trampolines})
     except BaseException as error:

@@ -169,6 +169,10 @@ class AssemblySymbols(Mapping[str, int]):
     def __init__(self, kallsyms: Kallsyms, constants: Mapping[str, int]) -> None:
         self._kallsyms, self._constants = kallsyms, constants
 
+    def __or__(self, more: Mapping[str, int]) -> "AssemblySymbols":
+        """The same with more constants."""
+        return AssemblySymbols(self._kallsyms, {**self._constants, **more})
+
     @overload
     def get(self, name: str, /) -> int | None: ...
     @overload

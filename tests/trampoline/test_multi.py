@@ -124,11 +124,10 @@ def test_two_multi_links_run_newest_first(multi_lab):
 def test_refusals_leave_nothing_attached(multi_lab):
     lab = multi_lab
     prog = lab.prog("fentry_multi", NOTHING)
-    plain, sleepable = lab.prog("fentry", NOTHING), lab.prog("fentry_multi", NOTHING, sleepable=True)
+    plain = lab.prog("fentry", NOTHING)
     before = state(lab)
     refused(EINVAL, lab.attach_multi, prog, [])
     refused(EINVAL, lab.attach_multi, plain, NAMES)
-    refused(EINVAL, lab.attach_multi, sleepable, NAMES)
     refused(EINVAL, lab.attach_multi, prog, [*NAMES, NAMES[0]])
     refused(EINVAL, lab.attach_multi, prog, NAMES, cookies=[1])
     refused(ENOENT, lab.attach_multi, prog, [*NAMES, "no_such_function"])

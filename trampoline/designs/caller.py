@@ -10,6 +10,7 @@ at the patch site it knows which function was entered::
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from emu.kernel.config import Config
 from emu.kernel.routines.preempt import preempt_disable, preempt_enable
@@ -89,16 +90,22 @@ class CallerSpec:
         return any(prog.slot is not None and prog.uses.run_ctx for prog in self.progs)
 
 
-def places_of(model: FuncModel) -> tuple[tuple[tuple[bool, int], ...], bool]:
-    """Where the argument slots of a function come from, and whether a lone one on the stack is narrow."""
-    places = [
-        (in_regs, first + word)
-        for arg, (first, in_regs) in zip(model.args, model.placement(), strict=True)
-        for word in range(arg.slots)
-    ]
-    # The kernel looks at the size of the last argument, whichever one is on the stack (clean_stack_garbage).
-    narrow = sum(not in_regs for in_regs, _ in places) == 1 and model.args[-1].size <= 4
-    return tuple(places), narrow
+class Places(NamedTuple):
+    """Where the argument slots of a function come from; see ``CallerSpec``."""
+
+    places: tuple[tuple[bool, int], ...]
+    narrow: bool
+
+    @classmethod
+    def of(cls, model: FuncModel) -> "Places":
+        """Those of a prototype."""
+        places = [
+            (in_regs, first + word)
+            for arg, (first, in_regs) in zip(model.args, model.placement(), strict=True)
+            for word in range(arg.slots)
+        ]
+        # The kernel looks at the size of the last argument, whichever one is on the stack (clean_stack_garbage).
+        return cls(tuple(places), sum(not in_regs for in_regs, _ in places) == 1 and model.args[-1].size <= 4)
 
 
 @dataclass(slots=True)

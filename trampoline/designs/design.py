@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from asm import DisplacementError
 from emu.kernel.errors import KernelError
@@ -12,8 +11,7 @@ from trampoline.multi import MultiEntry, attach_multi, detach_multi
 from trampoline.prog import BpfProg
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One function of a link, and the program's place on it."""
 
     target: Target
@@ -54,11 +52,9 @@ class TrampolineDesign:
 
     def attach(self, entries: Sequence[Entry], progress: Callable[[], object]) -> None:
         """See Design."""
-        held: list[MultiEntry] = []
-        get = self.trampolines.get
+        trampolines = self.trampolines.get(*[entry.target for entry in entries])
+        held = [MultiEntry(trampoline, entry.link) for trampoline, entry in zip(trampolines, entries, strict=True)]
         try:
-            for entry in entries:
-                held.append(MultiEntry(get(entry.target), entry.link))
             self.trampolines.images.hold(held)
             try:
                 attach_multi(self.trampolines.sites, held, progress)
@@ -66,8 +62,7 @@ class TrampolineDesign:
                 self.trampolines.images.release(held)
                 raise
         except BaseException as error:
-            for one in held:
-                self.trampolines.put(one.trampoline)
+            self.trampolines.put(*trampolines)
             if isinstance(error, DisplacementError):
                 raise KernelError(error.errno, str(error)) from error
             raise
@@ -78,5 +73,4 @@ class TrampolineDesign:
         detach_multi(self.trampolines.sites, held, progress)
         with suppress(KernelError):
             self.trampolines.images.release(held)
-        for one in held:
-            self.trampolines.put(one.trampoline)
+        self.trampolines.put(*[entry.trampoline for entry in held])

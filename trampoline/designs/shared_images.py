@@ -114,10 +114,8 @@ def identities(links: Sequence[tuple[Kind, TrampLink]]) -> tuple[Hashable, ...]:
 
     Detaching a link then leaves no function with an image that has its program.
     """
-    return tuple(
-        (kind, link.owner or link, link.cookie_slot, None if _is_found(link) else link.cookie) for kind, link in links
-    )
-
-
-def _is_found(link: TrampLink) -> bool:
-    return link.cookie_slot is not None or not link.prog.uses.run_ctx
+    found = []
+    for kind, link in links:
+        cookie = None if link.cookie_slot is not None or not link.prog.uses.run_ctx else link.cookie
+        found.append((kind.value, link.owner or link, link.cookie_slot, cookie))
+    return tuple(found)

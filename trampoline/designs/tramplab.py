@@ -10,8 +10,7 @@ from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
 from trampoline.attach import Kind
 from trampoline.bpf_trampoline import BpfTrampoline, TrampLink
-from trampoline.designs.caller import CallerProg, CallerSpec, caller_text, places_of
-from trampoline.designs.function_images import most_bytes
+from trampoline.designs.caller import CallerProg, CallerSpec, Places, caller_text
 from trampoline.designs.records import Records, record
 from trampoline.designs.shared_images import SharedImages, identities
 from trampoline.flavour import Flavour
@@ -23,6 +22,7 @@ from trampoline.prog import BpfPrograms
 
 KSYM = "tramplab_caller_"
 """Callers' symbols are this and a number."""
+LONGEST_INSTRUCTION = 15
 _ALIGNED = 16
 
 
@@ -42,12 +42,12 @@ class CallerImage:
         self._kernel, self._programs, self.spec = kernel, programs, spec
         self._refs = kernel.percpu.alloc(8, f"count of {name}") if spec.counted else 0
         try:
-            self.image = kernel.execmem.alloc(most_bytes(len(spec.places), len(spec.progs)), name)
+            text = caller_text(
+                spec, kernel.config, boot, refs=self._refs, backend=backend, cookies=record.offset("cookies")
+            )
+            symbols = kernel.symbols | backend.symbols if backend else kernel.symbols
+            self.image = kernel.execmem.alloc(LONGEST_INSTRUCTION * text.count("\n"), name)
             try:
-                text = caller_text(
-                    spec, kernel.config, boot, refs=self._refs, backend=backend, cookies=record.offset("cookies")
-                )
-                symbols = {**kernel.symbols, **(backend.symbols if backend else {})}
                 made = assemble(text, self.image, symbols, name=name)
                 kernel.execmem.trim(self.image, len(made))
                 kernel.execmem.fill(made)
@@ -108,7 +108,7 @@ class TramplabImages(SharedImages):
         self.stats = False
         """Whether programs are timed."""
         self._numbers = count()
-        self._places: dict[FuncModel, tuple[tuple[tuple[bool, int], ...], bool]] = {}
+        self._places: dict[tuple[int, ...], Places] = {}
 
     def hold(self, entries: Sequence[MultiEntry]) -> None:
         """Records for entries of links whose cookies differ."""
@@ -139,10 +139,12 @@ class TramplabImages(SharedImages):
         told = self._tells_function(trampoline) and not flags & TrampFlag.SHARE_IPMODIFY
         return None if told else trampoline.target.address
 
-    def _arguments(self, model: FuncModel) -> tuple[tuple[tuple[bool, int], ...], bool]:
-        found = self._places.get(model)
+    def _arguments(self, model: FuncModel) -> Places:
+        # Their sizes decide where arguments travel.
+        sizes = tuple([arg.size for arg in model.args])
+        found = self._places.get(sizes)
         if found is None:
-            found = self._places[model] = places_of(model)
+            found = self._places[sizes] = Places.of(model)
         return found
 
     def generate(self, trampoline: BpfTrampoline, flags: TrampFlag) -> CallerImage:

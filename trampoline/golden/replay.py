@@ -215,7 +215,7 @@ class _Run:
             site_offset=target.patch_offset,
             tail_call_reachable=target.tail_call_reachable,
         )
-        trampoline = self._lab.trampolines.get(where)
+        (trampoline,) = self._lab.trampolines.get(where)
         link = TrampLink(prog, program.cookie_at(target.btf_id) & _MASK)
         self._links[target.name, program.name] = trampoline, link
         trampoline.link_prog(link)
