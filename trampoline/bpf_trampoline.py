@@ -97,6 +97,10 @@ class Images(Protocol):
         """An image for the programs of a trampoline as they are now. KernelError, DisplacementError."""
         ...
 
+    def time_programs(self, enabled: bool) -> bool:
+        """Run-time statistics come or go; whether images must be made anew for that."""
+        ...
+
     def is_outdated(self, before: TrampFlag, flags: TrampFlag) -> bool:
         """Whether an image made with the flags ``before`` must be made anew because livepatch came or went
         (SHARE_IPMODIFY in ``flags``).
@@ -120,7 +124,7 @@ class BpfTrampoline:
         self._kernel, self._flavour, self.boot = kernel, flavour, boot
         self._sites, self._images = sites, images
         self.target = target
-        self.site = kernel.ftrace.ftrace_location(target.address)
+        self.site = _site(kernel, target)
         """The ftrace location of the target; 0 where it is patched directly (``func.ftrace_managed``)."""
         self.refcnt = 0
         self.mutex = mutex
@@ -328,6 +332,11 @@ class BpfTrampoline:
         was, becomes = (None if image is None else image.image for image in (old, new))
         if was is not None or becomes is not None:
             bpf_arch_text_poke(self._kernel, self.target.address, kind(old), kind(new), was, becomes)
+
+
+def _site(kernel: Kernel, target: Target) -> int:
+    known = target.address + (target.site_offset or 0)
+    return known if known in kernel.ftrace.records else kernel.ftrace.ftrace_location(target.address)
 
 
 class Update(NamedTuple):

@@ -291,7 +291,9 @@ class Tracing:
 
     def stats(self, *, enabled: bool) -> None:
         """Run-time statistics of programs (``kernel.bpf_stats_enabled``)."""
+        self.design.time_programs(enabled)
         self.kernel.static_key(BPF_STATS_ENABLED_KEY, enabled=enabled)
+        self.kernel.rcu.settle()
 
     def close(self) -> None:
         """Give the machine back."""

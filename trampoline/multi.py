@@ -80,6 +80,19 @@ def _change_batched(
             raise
 
 
+def remake(sites: object, trampolines: Sequence[BpfTrampoline]) -> None:
+    """Make the images of trampolines anew, all or none, since something changed that they depend on."""
+    mine = [trampoline for trampoline in trampolines if trampoline.site]
+    if not mine:
+        return
+    assert isinstance(sites, SingleOps), "designs whose images depend on more than their programs patch in batches"
+    with ExitStack() as locked:
+        for mutex in dict.fromkeys(trampoline.mutex for trampoline in mine):
+            locked.enter_context(mutex)
+        while not _try_update(sites, mine, lambda: None):
+            pass
+
+
 def _try_update(sites: SingleOps, trampolines: Sequence[BpfTrampoline], progress: Callable[[], object]) -> bool:
     """One attempt at all of them; False where livepatch shares a site and its image is to be made anew."""
     updates = []

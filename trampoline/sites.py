@@ -4,7 +4,7 @@ Two ways that kernels took. One ftrace_ops for each trampoline (6.0 to 6.18): ev
 One for all (``direct_ops``, CONFIG_HAVE_SINGLE_FTRACE_DIRECT_OPS): sites are added, changed and taken off in batches.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -89,10 +89,9 @@ class SingleOps:
         """
         ftrace, ops = self._ftrace, self._ops
         with ExitStack() as undo:
-            for ip in batch.added:
-                self._by_ip[ip] = trampolines[ip]
-                undo.callback(self._by_ip.pop, ip)
             if batch.added:
+                self._by_ip.update({ip: trampolines[ip] for ip in batch.added})
+                undo.callback(self._forget, batch.added)
                 ftrace.update_ftrace_direct_add(ops, batch.added)
                 undo.callback(ftrace.update_ftrace_direct_del, ops, batch.added)
             if batch.removed:
@@ -101,7 +100,10 @@ class SingleOps:
             if batch.modified:
                 ftrace.update_ftrace_direct_mod(ops, batch.modified)
             undo.pop_all()
-        for ip in batch.removed:
+        self._forget(batch.removed)
+
+    def _forget(self, ips: Iterable[int]) -> None:
+        for ip in ips:
             del self._by_ip[ip]
 
     def _share_ipmodify(self, ops: FtraceOps, ip: int, cmd: FtraceOpsCmd) -> None:

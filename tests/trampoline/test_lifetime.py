@@ -10,8 +10,13 @@ from emu.task import TaskState
 NOTHING = "xor eax, eax\nret"
 
 
+@pytest.fixture(params=["per-function", "generic", "tramplab"])
+def any_lab(request, make_lab):
+    return make_lab("6.12", design=request.param)
+
+
 def freed(lab):
-    return [e.name for e in lab.kernel.events if isinstance(e, ImageFreed) and e.name.startswith("bpf_trampoline")]
+    return [e.name for e in lab.kernel.events if isinstance(e, ImageFreed) and not e.name.startswith("bpf_prog")]
 
 
 def periods(lab):
@@ -34,10 +39,11 @@ def test_grace_periods_before_an_image_is_freed(lab, kind, expected):
     assert len(freed(lab)) == 1
 
 
+@pytest.mark.parametrize("design", ["per-function", "generic", "tramplab"])
 @pytest.mark.parametrize("flavour", ["6.1", "6.12", "7.2"])
-def test_an_image_outlives_a_task_that_sleeps_in_the_original(make_lab, flavour):
+def test_an_image_outlives_a_task_that_sleeps_in_the_original(make_lab, flavour, design):
     # e21aa341785c: the image was freed while a task slept in the original function.
-    lab, ran = make_lab(flavour), []
+    lab, ran = make_lab(flavour, design=design), []
     lab.attach(lab.prog("fentry", lambda ctx: ran.append("entry"), name="e"), "tramplab_sleeps")
     link = lab.attach(lab.prog("fexit", lambda ctx: ran.append("exit"), name="x"), "tramplab_sleeps")
     lab.kernel.events.clear()
@@ -55,33 +61,33 @@ def test_an_image_outlives_a_task_that_sleeps_in_the_original(make_lab, flavour)
     assert len(freed(lab)) == 1
 
 
-def test_an_image_outlives_a_task_that_was_preempted_at_its_beginning(lab):
-    link = lab.attach(lab.prog("fexit", NOTHING), "bpf_fentry_test1")
-    lab.kernel.events.clear()
-    task = lab.kernel.task("slow", "bpf_fentry_test1", 1)
-    lab.kernel.machine.vcpus[0].run(task, preempt_after=5)
+def test_an_image_outlives_a_task_that_was_preempted_at_its_beginning(any_lab):
+    link = any_lab.attach(any_lab.prog("fexit", NOTHING), "bpf_fentry_test1")
+    any_lab.kernel.events.clear()
+    task = any_lab.kernel.task("slow", "bpf_fentry_test1", 1)
+    any_lab.kernel.machine.vcpus[0].run(task, preempt_after=5)
     link.detach()
-    assert freed(lab) == []
-    assert lab.kernel.machine.vcpus[0].run(task).value == 2
-    lab.kernel.rcu.settle()
-    assert len(freed(lab)) == 1
+    assert freed(any_lab) == []
+    assert any_lab.kernel.machine.vcpus[0].run(task).value == 2
+    any_lab.kernel.rcu.settle()
+    assert len(freed(any_lab)) == 1
 
 
-def test_a_sleepable_program_holds_a_fentry_image(lab):
+def test_a_sleepable_program_holds_a_fentry_image(any_lab):
     def program(ctx):
         ctx.vcpu.sleep()
 
-    link = lab.attach(lab.prog("fentry", program, sleepable=True), "bpf_fentry_test1")
-    lab.kernel.events.clear()
-    task = lab.kernel.task("sleeper", "bpf_fentry_test1", 1)
-    lab.kernel.machine.vcpus[0].run(task)
+    link = any_lab.attach(any_lab.prog("fentry", program, sleepable=True), "bpf_fentry_test1")
+    any_lab.kernel.events.clear()
+    task = any_lab.kernel.task("sleeper", "bpf_fentry_test1", 1)
+    any_lab.kernel.machine.vcpus[0].run(task)
     assert task.state is TaskState.SLEEPING
     link.detach()
-    assert freed(lab) == []
+    assert freed(any_lab) == []
     task.wake()
-    assert lab.kernel.machine.vcpus[0].run(task).value == 2
-    lab.kernel.rcu.settle()
-    assert len(freed(lab)) == 1
+    assert any_lab.kernel.machine.vcpus[0].run(task).value == 2
+    any_lab.kernel.rcu.settle()
+    assert len(freed(any_lab)) == 1
 
 
 def test_executing_a_freed_image_is_a_fault_that_names_it(lab):
@@ -100,13 +106,13 @@ def test_a_new_image_is_live_before_the_old_one_is_freed(lab):
     assert first.trampoline.cur_image.image != old.image
 
 
-def test_a_program_is_freed_after_its_last_link(lab):
-    prog = lab.prog("fentry", NOTHING)
-    link = lab.attach(prog, "bpf_fentry_test1")
-    lab.unload(prog)
-    assert prog.address in lab.programs.loaded
+def test_a_program_is_freed_after_its_last_link(any_lab):
+    prog = any_lab.prog("fentry", NOTHING)
+    link = any_lab.attach(prog, "bpf_fentry_test1")
+    any_lab.unload(prog)
+    assert prog.address in any_lab.programs.loaded
     link.detach()
-    assert prog.address not in lab.programs.loaded
+    assert prog.address not in any_lab.programs.loaded
 
 
 def test_a_task_goes_on_on_another_cpu_inside_a_trampoline(make_lab):

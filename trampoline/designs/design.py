@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from asm import DisplacementError
 from emu.kernel.errors import KernelError
 from trampoline.bpf_trampoline import Target, TrampLink, Trampolines
-from trampoline.multi import MultiEntry, attach_multi, detach_multi
+from trampoline.multi import MultiEntry, attach_multi, detach_multi, remake
 from trampoline.prog import BpfProg
 
 
@@ -36,6 +36,9 @@ class Design(Protocol):
 
     def detach(self, entries: Sequence[Entry], progress: Callable[[], object]) -> None:
         """Take it off again."""
+
+    def time_programs(self, enabled: bool) -> None:
+        """Keep run-time statistics of programs, or keep them no more. KernelError: as before."""
 
 
 class TrampolineDesign:
@@ -74,3 +77,13 @@ class TrampolineDesign:
         with suppress(KernelError):
             self.trampolines.images.release(held)
         self.trampolines.put(*[entry.trampoline for entry in held])
+
+    def time_programs(self, enabled: bool) -> None:
+        """See Design."""
+        images = self.trampolines.images
+        if images.time_programs(enabled):
+            try:
+                remake(self.trampolines.sites, list(self.trampolines))
+            except BaseException:
+                images.time_programs(not enabled)
+                raise

@@ -62,6 +62,10 @@ class FunctionImages:
             raise
         return image
 
+    def time_programs(self, enabled: bool) -> bool:
+        """The functions around programs have a static key for that."""
+        return False
+
     def is_outdated(self, before: TrampFlag, flags: TrampFlag) -> bool:
         """The original must be called where livepatch wants it, through the return address (ORIG_STACK)."""
         if flags & TrampFlag.SHARE_IPMODIFY:

@@ -103,6 +103,10 @@ class SharedImages(ABC):
         shared.users += 1
         return shared
 
+    def time_programs(self, enabled: bool) -> bool:
+        """See ``Images``."""
+        return self._single.time_programs(enabled)
+
     def is_outdated(self, before: TrampFlag, flags: TrampFlag) -> bool:
         """While livepatch shares the site, the return address there does not tell the function."""
         return bool((before ^ flags) & TrampFlag.SHARE_IPMODIFY)

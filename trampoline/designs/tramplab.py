@@ -105,8 +105,7 @@ class TramplabImages(SharedImages):
         super().__init__(kernel, flavour)
         self._programs = programs
         self.records = Records(kernel, backend)
-        self.stats = False
-        """Whether programs are timed."""
+        self._timed = False
         self._numbers = count()
         self._places: dict[tuple[int, ...], Places] = {}
 
@@ -120,6 +119,11 @@ class TramplabImages(SharedImages):
         """Give the records back."""
         self.records.release(entries)
 
+    def time_programs(self, enabled: bool) -> bool:
+        """Callers that time their programs are others: while nobody asks for times, there is no instruction for it."""
+        changes, self._timed = enabled != self._timed, enabled
+        return changes
+
     def _tells_function(self, trampoline: BpfTrampoline) -> bool:
         """Whether the return address at the site, rounded down, is the function."""
         address = trampoline.target.address
@@ -132,7 +136,7 @@ class TramplabImages(SharedImages):
             identities(trampoline.links),
             self._known_ip(trampoline, flags),
             trampoline.boot,
-            self.stats,
+            self._timed,
         )
 
     def _known_ip(self, trampoline: BpfTrampoline, flags: TrampFlag) -> int | None:
@@ -164,7 +168,7 @@ class TramplabImages(SharedImages):
             tuple(lists[Kind.MODIFY_RETURN]),
             tuple(lists[Kind.FEXIT]),
             ip,
-            self.stats,
+            self._timed,
         )
         backend = self.records.backend if spec.looks_up else None
         name = f"{KSYM}{next(self._numbers)}"
