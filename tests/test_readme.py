@@ -17,7 +17,7 @@ def test_the_bench_prints_what_the_readme_shows(capsys):
 
 def test_the_commands_that_the_readme_shows_run(capsys, monkeypatch):
     monkeypatch.chdir(Path(__file__).parent.parent)
-    for line in re.findall(r"^    tramp ((?:bench|show) .*)$", README, re.M):
+    for line in re.findall(r"^    tramp ((?:bench|compare|show)\b.*)$", README, re.M):
         assert main(shlex.split(line)) == 0
         assert capsys.readouterr().out
 

@@ -32,6 +32,11 @@ class AttachType(enum.StrEnum):
         """Whether programs of this type are BPF_PROG_TYPE_LSM."""
         return self in (AttachType.LSM_MAC, AttachType.LSM_CGROUP)
 
+    @property
+    def is_multi(self) -> bool:
+        """Whether programs of this type are attached by multi links."""
+        return self in _MULTI
+
 
 class Kind(enum.Enum):
     """``enum bpf_tramp_prog_type``: the list of a trampoline that a program is in."""
@@ -47,6 +52,14 @@ class Kind(enum.Enum):
         return 2 if self is Kind.FSESSION else 1
 
 
+_MULTI = frozenset(
+    {
+        AttachType.FENTRY_MULTI,
+        AttachType.FEXIT_MULTI,
+        AttachType.MODIFY_RETURN_MULTI,
+        AttachType.FSESSION_MULTI,
+    }
+)
 _KINDS = {
     AttachType.FENTRY: Kind.FENTRY,
     AttachType.FENTRY_MULTI: Kind.FENTRY,

@@ -1,36 +1,46 @@
 """What an attached program costs: instructions from the patch site until control is back.
 
 T counts the site's call or jmp, the trampoline and all it calls; not endbr64, the traced function's body or the
-programs' bodies (with the helpers they call). It is exact, so it is the same on every machine.
+programs' bodies (with the helpers that they call). It is exact, so it is the same on every machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from asm import Phase
-from trampoline.errors import TrampolineError
+from trampoline.anchors import anchor
+from trampoline.btf import Btf
+from trampoline.designs import METADATA
+from trampoline.errors import KernelError, TrampolineError, errno_name
 from trampoline.lab import Tracing
 from trampoline.model import MAX_BPF_FUNC_ARGS
+from trampoline.population import KernelFunction
 from trampoline.prog import NOTHING, BpfProg, Uses
 
 DESIGN = "per-function"
-ROWS = {"fentry": "fentry", "fexit": "fexit", "fmodret": "fmod_ret"}
-"""Rows by the names of the kernel's bench tool, and the attach type of each."""
-DEFAULT_FLAVOUR = {"voluntary": "6.12", "lazy": "7.2", "none": "7.2"}
-
-_ANCHORS = {
-    ("voluntary", "fentry"): (90, 2, 80),
-    ("voluntary", "fexit"): (109, 2, 80),
-    ("voluntary", "fmodret"): (111, 1, 83),
-    ("lazy", "fentry"): (51, 2, 41),
-    ("lazy", "fexit"): (74, 2, None),
-    ("lazy", "fmodret"): (77, 1, None),
+ROWS = {
+    "fentry": "fentry",
+    "fexit": "fexit",
+    "fmodret": "fmod_ret",
+    "fentry-multi": "fentry_multi",
+    "fentry-multi-all": "fentry_multi",
+    "fexit-multi": "fexit_multi",
+    "fmodret-multi": "fmod_ret_multi",
 }
-"""Measured on real kernel objects: T for one program without arguments, more for each argument, more for each
-program.
+"""Rows by the names of the kernel's bench tool, and the attach type of each. A multi row's link is on two functions, or
+on all that the kernel has.
 """
+DEFAULT_FLAVOUR = {"voluntary": "6.12", "lazy": "7.2", "none": "7.2"}
+PROGRAMS = ("plain", "full")
+ALL = "all"
+ALWAYS_LOOKS_UP = {"seed-v2": "hash", "seed-v2-repaired": "hash", "seed-v1": "padding"}
+"""Designs whose callers find metadata at each call, and how. Those with a choice do where they must (``METADATA``)."""
 
+_OTHER = "bpf_fentry_test1"
+"""The second function of a link."""
+_RESULT = 0xFFFFFFEA
+"""-EINVAL, as the kernel's bench has it."""
 _PLAIN = "xor eax, eax\nret"
 _FULL = """
 push rbx
@@ -42,16 +52,28 @@ xor eax, eax
 pop rbx
 ret
 """
+_MODIFY_RETURN = """
+xor eax, eax
+mov rcx, {left:#x}
+mov edx, {result:#x}
+dec dword ptr [rcx]       ; whichever runs last skips the original: designs differ in their order
+cmovz eax, edx
+"""
 _HELPERS = ("bpf_get_attach_cookie_tracing", "bpf_get_attach_cookie")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the bench. ``anchor`` is the figure of a real kernel, ``ratio`` ours to it; None where none was
-    measured.
+    """One line of the bench.
+
+    ``kind``: the attach type. ``functions``: how many the program is on. ``metadata``: how the function's was found,
+    None where nothing was looked up. ``further``: instructions more for one more program, None where that is refused.
+    ``anchor`` and ``further_anchor`` are the figures of real kernel code, ``ratio`` ours to the first; None where none
+    were measured. What the design refuses has an ``error`` (``"ENOTSUPP"``) and no instructions.
     """
 
     name: str
+    kind: str
     design: str
     flavour: str
     config: str
@@ -59,94 +81,213 @@ class Row:
     programs: int
     program: str
     metadata: str | None
-    instructions: int
-    unbalanced_returns: int
+    functions: int
+    instructions: int | None
+    unbalanced_returns: int | None
     phases: dict[str, int]
+    further: int | None
     anchor: int | None
+    further_anchor: int | None
     ratio: float | None
+    error: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The row as plain values."""
         return asdict(self)
 
 
-def anchor(config: str, name: str, nr_args: int, programs: int) -> int | None:
-    """The instructions that a real kernel of this configuration took; None where nobody measured."""
-    base, per_arg, further = _ANCHORS.get((config, name), (None, None, None))
-    if base is None or per_arg is None or (further is None and programs > 1):
-        return None
-    return base + per_arg * nr_args + (further or 0) * (programs - 1)
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What one call took."""
+
+    instructions: int
+    unbalanced_returns: int
+    phases: dict[str, int]
 
 
 def measure(
-    name: str, *, flavour: str, config: str, nr_args: int = 1, programs: int = 1, program: str = "plain"
+    name: str,
+    *,
+    flavour: str,
+    config: str,
+    design: str = DESIGN,
+    metadata: str | None = None,
+    nr_args: int = 1,
+    programs: int = 1,
+    program: str = "plain",
+    btf: Btf | None = None,
 ) -> Row:
-    """Measure one row. Raises TrampolineError for what does not exist, KernelError where the flavour can't take it."""
+    """Measure one row.
+
+    The functions of a multi link have different cookies, so that they must be looked up, except where the design has a
+    choice of metadata and none is given. ``btf``: the kernel has every function of it. Raises TrampolineError for what
+    does not exist, KernelError where the flavour or the design can't take it.
+    """
+    if name not in ROWS or program not in PROGRAMS:
+        raise TrampolineError(f"no row {name!r} with {program!r} programs")
     if not 0 <= nr_args <= MAX_BPF_FUNC_ARGS:
         raise TrampolineError(f"{nr_args} arguments; 0 to {MAX_BPF_FUNC_ARGS} can be traced")
     if programs < 1:
         raise TrampolineError("at least one program is needed")
-    with Tracing(flavour, config) as lab:
-        traced = f"tramplab_args{nr_args}"
-        for number in range(programs):
-            # Programs run newest first; the one attached first runs last, and its result skips the original.
-            lab.attach(_program(lab, name, program, last=number == 0), traced, cookie=number)
-        stack = max(nr_args - 6, 0)
-        call = lab.call(traced, *range(nr_args - stack), stack_args=range(stack))
-        counts = call.counts
-        if counts is None:
-            raise TrampolineError("this machine does not count")
-        phases = _phases(lab, counts.by_address, traced)
-        instructions = sum(phases.values())
-    known = anchor(config, name, nr_args, programs)
+    is_multi = ROWS[name].endswith("_multi")
+    with Tracing(flavour, config, design=design, metadata=metadata, btf=btf) as lab:
+        bench = _Bench(lab, name, nr_args, program, same_cookie=design in METADATA and metadata is None)
+        for _ in range(programs):
+            bench.attach()
+        run = bench.run()
+        try:
+            bench.attach()
+            further = bench.run().instructions - run.instructions
+        except KernelError:
+            further = None  # there are as many as it takes
+    found_by = metadata or ALWAYS_LOOKS_UP.get(design) if is_multi else None
+    known = anchor(name, design=design, config=config, nr_args=nr_args, program=program, metadata=found_by)
+    expected = known.instructions(nr_args, programs) if known else None
     return Row(
-        name,
-        DESIGN,
-        flavour,
-        config,
-        nr_args,
-        programs,
-        program,
-        None,
-        instructions,
-        counts.unbalanced_returns,
-        phases,
-        known,
-        round(instructions / known, 4) if known else None,
+        name=name,
+        kind=ROWS[name],
+        design=design,
+        flavour=flavour,
+        config=config,
+        nr_args=nr_args,
+        programs=programs,
+        program=program,
+        metadata=found_by,
+        functions=bench.functions,
+        instructions=run.instructions,
+        unbalanced_returns=run.unbalanced_returns,
+        phases=run.phases,
+        further=further,
+        anchor=expected,
+        further_anchor=known.further if known else None,
+        ratio=round(run.instructions / expected, 4) if expected else None,
     )
 
 
-def _phases(lab: Tracing, by_address: Mapping[int, int], traced: str) -> dict[str, int]:
-    """T by phase: what was executed, without the traced function behind its site and without programs."""
-    kernel = lab.kernel
-    site = kernel.function(traced).site
-    phases: dict[str, int] = {}
-    for address, executed in sorted(by_address.items()):
-        name = kernel.kallsyms.function_name(address) or ""
-        if address == site:
-            phase = Phase.ENTRY.value
-        elif name == traced or name.startswith("bpf_prog_") or name in _HELPERS:
-            continue
+class _Bench:
+    """Programs on one function, attached one after the other, and calls of it."""
+
+    def __init__(self, lab: Tracing, name: str, nr_args: int, program: str, *, same_cookie: bool) -> None:
+        self._lab, self._name, self._program, self._same_cookie = lab, name, program, same_cookie
+        self._traced, self._nr_args = f"tramplab_args{nr_args}", nr_args
+        self._progs: list[BpfProg] = []
+        self._left = lab.kernel.module_data(8, 8)
+        """Guest address of how many fmod_ret programs are still to run."""
+        self.functions = 1
+
+    def attach(self) -> None:
+        """Load one more program and attach it. KernelError."""
+        lab, name = self._lab, self._name
+        text = _FULL if self._program == "full" else _PLAIN
+        if name.startswith("fmodret"):
+            text = text.replace("xor eax, eax", _MODIFY_RETURN.format(left=self._left, result=_RESULT))
+        prog = lab.prog(ROWS[name], text, uses=Uses(func_ip=True) if self._program == "full" else NOTHING)
+        cookie = len(self._progs) + 1
+        if "-" not in name:
+            lab.attach(prog, self._traced, cookie=cookie)
         else:
-            phase = kernel.machine.images.phase(address) or "other"
-        phases[phase] = phases.get(phase, 0) + executed
-    return phases
+            functions = self._functions()
+            cookies = [cookie if self._same_cookie else cookie + (i << 32) for i in range(len(functions))]
+            link = lab.attach_multi(prog, functions, cookies=cookies, skip_invalid=name.endswith(ALL))
+            for skipped in link.skipped:
+                if skipped.name == self._traced:
+                    raise skipped.error
+            self.functions = len(link.functions)
+        self._progs.append(prog)
 
+    def _functions(self) -> list[KernelFunction]:
+        population = self._lab.population
+        traced = population.find(self._traced)
+        if not self._name.endswith(ALL):
+            return [population.find(_OTHER), traced]
+        return [*(function for function in population.select(["*"]) if function.address != traced.address), traced]
 
-def _program(lab: Tracing, name: str, program: str, *, last: bool) -> BpfProg:
-    text = _FULL if program == "full" else _PLAIN
-    if name == "fmodret" and last:
-        text = text.replace("xor eax, eax", "mov eax, 1")
-    return lab.prog(ROWS[name], text, uses=Uses(func_ip=True) if program == "full" else NOTHING)
+    def run(self) -> _Run:
+        """Call the function. TrampolineError where a program did not run once."""
+        lab, stack = self._lab, max(self._nr_args - 6, 0)
+        lab.kernel.machine.write_u64(self._left, len(self._progs))
+        call = lab.call(self._traced, *range(self._nr_args - stack), stack_args=range(stack))
+        counts = call.counts
+        if counts is None:
+            raise TrampolineError("this machine does not count")
+        if any(counts.by_address.get(prog.bpf_func) != 1 for prog in self._progs):
+            raise TrampolineError(f"{self._name}: not every program ran once")
+        phases = self._phases(counts.by_address)
+        return _Run(sum(phases.values()), counts.unbalanced_returns, phases)
+
+    def _phases(self, by_address: Mapping[int, int]) -> dict[str, int]:
+        """T by phase: what was executed, without the traced function behind its site and without programs."""
+        kernel = self._lab.kernel
+        site = kernel.function(self._traced).site
+        phases: dict[str, int] = {}
+        for address, executed in sorted(by_address.items()):
+            name = kernel.kallsyms.function_name(address) or ""
+            if address == site:
+                phase = Phase.ENTRY.value
+            elif name == self._traced or name.startswith("bpf_prog_") or name in _HELPERS:
+                continue
+            else:
+                phase = kernel.machine.images.phase(address) or "other"
+            phases[phase] = phases.get(phase, 0) + executed
+        return phases
 
 
 def bench(
-    flavours: list[str], configs: list[str], *, nr_args: int = 1, programs: int = 1, program: str = "plain"
+    flavours: Iterable[str],
+    configs: Iterable[str],
+    *,
+    designs: Sequence[str] = (DESIGN,),
+    metadata: str = ALL,
+    nr_args: int = 1,
+    programs: int = 1,
+    program: str = "plain",
+    btf: Btf | None = None,
 ) -> list[Row]:
-    """All rows for some flavours and configurations."""
-    return [
-        measure(name, flavour=flavour, config=config, nr_args=nr_args, programs=programs, program=program)
-        for config in configs
-        for flavour in flavours
-        for name in ROWS
-    ]
+    """All rows for some flavours, configurations and designs; ``metadata``: for designs that have a choice, or all.
+
+    What a design refuses is a row as well; KernelError where everything is refused. TrampolineError for what does not
+    exist.
+    """
+    chosen = {design: [one for one in METADATA.get(design, ()) if metadata in (ALL, one)] for design in designs}
+    if metadata != ALL and not any(chosen[design] or ALWAYS_LOOKS_UP.get(design) == metadata for design in designs):
+        raise TrampolineError(f"{', '.join(designs)}: no metadata {metadata!r}")
+    rows: list[Row] = []
+    refusals: list[KernelError] = []
+
+    def row(name: str, flavour: str, config: str, design: str, choice: str | None) -> Row:
+        try:
+            return measure(
+                name,
+                flavour=flavour,
+                config=config,
+                design=design,
+                metadata=choice,
+                nr_args=nr_args,
+                programs=programs,
+                program=program,
+                btf=btf if name.endswith(ALL) else None,
+            )
+        except KernelError as error:
+            refusals.append(error)
+            return Row(
+                name, ROWS[name], design, flavour, config, nr_args, programs, program, choice, 0,
+                None, None, {}, None, None, None, None, errno_name(error.errno),
+            )  # fmt: skip
+
+    for config in configs:
+        for flavour in flavours:
+            for design in designs:
+                for name, kind in ROWS.items():
+                    without = row(name, flavour, config, design, None)
+                    if kind.endswith("_multi"):
+                        # Whoever takes as many with one cookie everywhere has looked nothing up.
+                        looked_up = (row(name, flavour, config, design, choice) for choice in chosen[design])
+                        rows += [one for one in looked_up if _costs(one) != _costs(without)]
+                    rows.append(without)
+    if all(row.error for row in rows):
+        raise refusals[0]
+    return rows
+
+
+def _costs(row: Row) -> tuple[int | None, int | None, str | None]:
+    return row.instructions, row.further, row.error

@@ -37,7 +37,6 @@ from trampoline.prog import BpfProg, BpfPrograms, ProgFunction, Uses
 from trampoline.signatures import BtfFunctions, denied_names
 from trampoline.structs import asm_symbols
 
-MULTI_TYPES = frozenset(kind for kind in AttachType if kind.endswith("_multi"))
 MAX_MULTI = 1 << 20
 """Functions of one multi link at most (as many as a kprobe_multi link takes)."""
 PROG_MODEL = FuncModel("bpf_prog", (Arg("ctx", "void *", 8),))
@@ -233,9 +232,9 @@ class Tracing:
         ``functions``: names, addresses, BTF ids, and, where there are no cookies, globs. With ``skip_invalid`` what
         can't be traced is left out and reported. Each function may have a cookie of its own. ``progress`` is called
         once for each function. KernelError: -EINVAL for no function, one given twice, cookies that don't match, a
-        program that is no ``_multi`` one or is sleepable; -E2BIG for too many; what ``attach`` raises for one.
+        program that is no ``_multi`` one; -E2BIG for too many; what ``attach`` raises for one.
         """
-        if prog.attach_type not in MULTI_TYPES:
+        if not prog.attach_type.is_multi:
             raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) can't be on many functions")
         if cookies is None:
             functions = self._expanded(functions)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from trampoline.bench import ROWS
 from trampoline.cli import main
+from trampoline.designs import DESIGNS
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden"
 
@@ -21,10 +23,23 @@ def test_bench_prints_a_table(capsys):
     status, out, _ = tramp(capsys, "bench")
     assert status == 0
     lines = [line.split() for line in out.splitlines() if line.startswith(("fentry", "fexit", "fmodret"))]
-    assert [(line[0], line[5], line[6]) for line in lines] == [
-        ("fentry", "92", "92"), ("fexit", "111", "111"), ("fmodret", "112", "112"),
-    ]  # fmt: skip
+    figures = {"fentry": ["92", "92"], "fexit": ["111", "111"], "fmodret": ["112", "112"]}
+    assert {line[0]: line[3:5] for line in lines} == figures | {
+        f"{name}-multi": known for name, known in figures.items()
+    } | {"fentry-multi-all": ["92", "92"]}
+    assert out.startswith("kernel 6.12, voluntary; 1 argument, 1 plain program\n")
+    assert "Other designs: --design all" in out
     assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_bench_of_all_designs(capsys):
+    status, out, _ = tramp(capsys, "bench", "--design", "all", "--json", "--program", "full")
+    assert status == 0
+    assert {row["design"] for row in json.loads(out)["rows"]} == set(DESIGNS)
+    assert "Other designs" not in out
+    _, out, _ = tramp(capsys, "bench", "--design", "batched", "--programs", "2", "--nr-args", "0")
+    assert out.startswith("kernel 6.12, voluntary; 0 arguments, 2 plain programs\n")
+    assert out.splitlines()[-1] == "Other designs: --design all, or --design NAME."
 
 
 def test_bench_as_json(capsys):
@@ -32,8 +47,9 @@ def test_bench_as_json(capsys):
     rows = json.loads(out)["rows"]
     assert status == 0
     assert [(row["name"], row["design"], row["flavour"], row["config"]) for row in rows] == [
-        (name, "per-function", "7.2", "lazy") for name in ("fentry", "fexit", "fmodret")
+        (name, "per-function", "7.2", "lazy") for name in ROWS
     ]
+    assert (rows[0]["further"], rows[0]["further_anchor"], rows[0]["kind"]) == (41, 41, "fentry")
     assert {row["nr_args"] for row in rows} == {2}
     assert rows[0]["instructions"] == 51 + 4 + 41
     assert (rows[0]["metadata"], rows[0]["program"], rows[0]["programs"]) == (None, "plain", 2)
@@ -42,7 +58,7 @@ def test_bench_as_json(capsys):
 
 def test_bench_on_all_kernels(capsys):
     _, out, _ = tramp(capsys, "bench", "--json", "--flavour", "all", "--config", "all")
-    assert len(json.loads(out)["rows"]) == 18
+    assert len(json.loads(out)["rows"]) == 3 * 3 * len(ROWS)
 
 
 def test_show_prints_the_listing_with_comments_and_phases(capsys):
@@ -110,6 +126,9 @@ def test_golden_shows_a_difference_side_by_side(capsys, tmp_path):
         (["bench", "--flavour", "6.1", "--nr-args", "7"], "7 argument slots"),
         (["bench", "--programs", "39"], "takes 38"),
         (["bench", "--programs", "0"], "at least one"),
+        (["bench", "--design", "fast"], "no design 'fast'"),
+        (["bench", "--metadata", "hash"], "per-function: no metadata 'hash'"),
+        (["bench", "--functions", "no-such-file"], "No such file"),
         (["show", "no_such_function"], "no_such_function"),
         (["show", "int f("], "cannot read the prototype"),
         (["show", "int f(foo x)"], "cannot read"),
