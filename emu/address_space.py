@@ -1,8 +1,11 @@
 """Guest memory by virtual address: mappings, reads and writes, text and the ways in which it may change."""
 
+import operator
 import struct
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from emu.errors import MachineError, NotMapped, OutOfMemory, TextWriteError
@@ -10,7 +13,7 @@ from emu.images import Images
 from emu.layout import ADDRESS_MASK, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE, is_canonical
 from emu.paging import NX, RW, PageTables, Prot, frame_of, leaf, page_range
 from emu.ram import Ram
-from emu.text import TextWrite
+from emu.text import TextWrites
 
 if TYPE_CHECKING:
     from emu.vcpu import Vcpu
@@ -209,6 +212,15 @@ class AddressSpace:
             return self.ram.bytes[start : start + size]
         return b"".join(self.ram.bytes[start : start + length] for start, length in self._pieces(address, size))
 
+    def read_each(self, addresses: Sequence[int], size: int) -> list[bytes]:
+        """As ``read``, of the same size at each address."""
+        memory = self.ram.bytes
+        starts = self._starts(addresses, repeat(size), {})
+        return [
+            memory[start : start + size] if start else self.read(address, size)
+            for address, start in zip(addresses, starts, strict=True)
+        ]
+
     def write(self, address: int, data: bytes) -> None:
         """Write to memory that is not text. NotMapped, TextWriteError; nothing is written then."""
         offset = address & PAGE_MASK
@@ -225,6 +237,21 @@ class AddressSpace:
             if frame_of(self._entry(number << PAGE_SHIFT)) in self.text_users:
                 raise TextWriteError(max(address, number << PAGE_SHIFT))
         self._store(address, data)
+
+    def write_each(self, addresses: Sequence[int], contents: Sequence[bytes]) -> None:
+        """As ``write``, at several addresses. NotMapped, TextWriteError; nothing is written then."""
+        frames: dict[int, int] = {}
+        memory = self.ram.bytes
+        starts = self._starts(addresses, map(len, contents), frames)
+        for page, frame in frames.items():
+            if frame in self.text_users:
+                raise TextWriteError(page << PAGE_SHIFT)
+        for address, content, start in zip(addresses, contents, starts, strict=True):
+            if start:
+                memory[start : start + len(content)] = content
+            else:
+                self._store(address, content)
+        self.ram.dirty.update(frames.values())
 
     def read_u8(self, address: int) -> int:
         """One byte."""
@@ -283,6 +310,26 @@ class AddressSpace:
             self.ram.dirty.add(start >> PAGE_SHIFT)
             done += length
 
+    def _starts(self, addresses: Iterable[int], sizes: Iterable[int], frames: dict[int, int]) -> list[int]:
+        """Where in RAM each range begins, 0 for one that goes on in another page. ``frames`` is given the frames of
+        all, by page number. NotMapped.
+        """
+        found = []
+        page = base = -1
+        for address, size in zip(addresses, sizes, strict=False):
+            offset = address & PAGE_MASK
+            if offset + size > PAGE_SIZE:
+                pieces = (start >> PAGE_SHIFT for start, _ in self._pieces(address, size))
+                frames.update(enumerate(pieces, start=address >> PAGE_SHIFT))
+                found.append(0)
+                continue
+            if address - offset != page:
+                page = address - offset
+                frame = frames[page >> PAGE_SHIFT] = frame_of(self._entry(address))
+                base = frame << PAGE_SHIFT
+            found.append(base + offset)
+        return found
+
     # Text -----------------------------------------------------------------------------------------------------------
 
     def load(self, address: int, data: bytes) -> None:
@@ -300,19 +347,40 @@ class AddressSpace:
     def write_text(self, address: int, data: bytes) -> None:
         """Patch text, as through the poking alias; each vCPU adopts it when it serialises.
 
-        MachineError where the memory is not executable.
+        NotMapped; MachineError where the memory is not executable.
         """
-        old = self.read(address, len(data))
-        for number in range(address >> PAGE_SHIFT, (address + len(data) - 1 >> PAGE_SHIFT) + 1):
-            if self.tables.entry(number) & NX:
-                raise MachineError(f"{address:#x} is not text")
-        if not data or old == data:
-            return
-        self._serial += 1
-        write = TextWrite(address, old, bytes(data), self._serial)
-        self._store(address, data)
-        for vcpu in self.vcpus:
-            vcpu.view.add(write)
+        self.write_texts([address], [bytes(data)])
+
+    def write_texts(self, addresses: Sequence[int], texts: Sequence[bytes]) -> list[bytes]:
+        """Patch text at several addresses, one after the other, as ``write_text`` does; the bytes that stood there.
+
+        NotMapped and MachineError before anything is written. What is given and what is returned must not change: it is
+        kept until every vCPU has adopted the writes.
+        """
+        frames: dict[int, int] = {}
+        memory, old = self.ram.bytes, []
+        starts = self._starts(addresses, map(len, texts), frames)
+        for page in frames:
+            if self.tables.entry(page) & NX:
+                raise MachineError(f"the page at {page << PAGE_SHIFT:#x} is not text")
+        for address, text, start in zip(addresses, texts, starts, strict=True):
+            if start:
+                end = start + len(text)
+                old.append(memory[start:end])
+                memory[start:end] = text
+            else:
+                old.append(self.read(address, len(text)))
+                self._store(address, text)
+        differs = list(map(operator.ne, old, texts))
+        if any(differs):
+            self.ram.dirty.update(frames.values())
+            pending = TextWrites(addresses, old, texts, self._serial + 1)
+            if not all(differs):
+                pending = pending.only(differs)
+            self._serial += len(pending)
+            for vcpu in self.vcpus:
+                vcpu.view.add(pending)
+        return old
 
     def poison(self, address: int, size: int, name: str) -> None:
         """Fill freed executable memory with int3, and remember whose it was: executing it is a fault that names it."""

@@ -130,20 +130,15 @@ class Core:
     def serialize(self) -> None:
         """Adopt every pending write to text, as a serialising instruction does."""
         view = self.view
-        if not view.pending:
+        ranges = view.pending_ranges
+        if not ranges:
             return
-        if self.counter is not None:
-            writes = view.pending
-            if len(writes) > _MANY_STALE:
-                self.counter.invalidate(min(w.address for w in writes), max(w.end for w in writes))
-            else:
-                for write in writes:
-                    self.counter.invalidate(write.address, write.end)
-        if len(view.pending) > _MANY_STALE:
-            self._all_stale = True
-        else:
-            for write in view.pending:
-                self.text_changed(write.address, write.end)
+        if len(ranges) > _MANY_STALE:
+            ranges = [(min(start for start, _ in ranges), max(end for _, end in ranges))]
+        for start, end in ranges:
+            if self.counter is not None:
+                self.counter.invalidate(start, end)
+            self.text_changed(start, end)
         view.adopt()
 
     def read_code(self, address: int, size: int) -> bytes:

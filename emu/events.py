@@ -4,8 +4,10 @@ Addresses are guest addresses, sizes bytes, times virtual nanoseconds.
 """
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,22 @@ class TextPatched(Event):
     address: int
     old: bytes
     new: bytes
+
+
+@dataclass(eq=False, slots=True)
+class TextPatches:
+    """As many TextPatched of one phase, made when somebody reads them."""
+
+    phase: PokePhase
+    addresses: Sequence[int]
+    old: Sequence[bytes]
+    new: Sequence[bytes]
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def __iter__(self) -> Iterator[TextPatched]:
+        return map(TextPatched, repeat(self.phase), self.addresses, self.old, self.new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +100,42 @@ class ImageFreed(Event):
     name: str
 
 
+class Events(Protocol):
+    """Events that happened together, in order. Each reading may make them anew."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Event]: ...
+
+
 class EventStream:
     """Events in order. ``subscribe`` is called with every later one."""
 
     def __init__(self) -> None:
-        self._events: list[Event] = []
+        self._events: list[Event | Events] = []
+        self._count = 0
         self._readers: list[Callable[[Event], None]] = []
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether somebody is told of every event, and may look at the kernel as it is then."""
+        return bool(self._readers)
 
     def emit(self, event: Event) -> None:
         """Record an event and tell the readers."""
         self._events.append(event)
+        self._count += 1
         for reader in self._readers:
             reader(event)
+
+    def emit_all(self, events: Events) -> None:
+        """Record events and tell the readers. Where there are none, several events are made when they are read."""
+        if self._readers or len(events) == 1:
+            for event in events:
+                self.emit(event)
+        else:
+            self._events.append(events)
+            self._count += len(events)
 
     def subscribe(self, reader: Callable[[Event], None]) -> Callable[[], None]:
         """Call ``reader`` with every event from now on; what is returned ends that."""
@@ -103,9 +145,14 @@ class EventStream:
     def clear(self) -> None:
         """Forget what happened so far."""
         self._events.clear()
+        self._count = 0
 
     def __iter__(self) -> Iterator[Event]:
-        return iter(self._events)
+        for entry in self._events:
+            if isinstance(entry, Event):
+                yield entry
+            else:
+                yield from entry
 
     def __len__(self) -> int:
-        return len(self._events)
+        return self._count

@@ -165,6 +165,21 @@ class ProcessContext:
             task.at = here
             task._greenlet.parent.switch()
 
+    def stretches(
+        self, kind: PointKind, count: int, what: Callable[[int], str], *, singly: bool = False
+    ) -> Iterator[slice]:
+        """``count`` steps, each after its point, in stretches that nothing can come between, to be done at once.
+
+        That is all steps where points of this kind would do nothing, and else one. ``what`` makes the text of a step's
+        point from its number. ``singly``: one by one anyhow.
+        """
+        if not (singly or self.watchers or kind in self._countdown or self.is_driven):
+            yield slice(count)
+            return
+        for number in range(count):
+            self.point(kind, what(number))
+            yield slice(number, number + 1)
+
     def start(self, operation: Callable[[], Any], name: str = "") -> ControlTask:
         """An operation that a driver steps from point to point; it has not begun yet."""
         return ControlTask(self, operation, name or getattr(operation, "__name__", "operation"))

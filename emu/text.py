@@ -5,7 +5,9 @@ here that is an explicit choice for each write. While a vCPU runs with writes pe
 they touch are private copies, reached through private page tables; no result depends on what a translation cache holds.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress, count
 
 from emu.errors import MachineError, OutOfMemory
 from emu.layout import PAGE_SHIFT
@@ -23,9 +25,48 @@ class TextWrite:
     serial: int
 
     @property
+    def start(self) -> int:
+        """The address of the first byte."""
+        return self.address
+
+    @property
     def end(self) -> int:
         """The address after the last byte."""
         return self.address + len(self.new)
+
+
+@dataclass(eq=False, slots=True)
+class TextWrites:
+    """Writes that were made together, each a TextWrite when somebody asks for it. The sequences must not change.
+
+    ``serial`` is the first one's, the next one's is one more.
+    """
+
+    addresses: Sequence[int]
+    old: Sequence[bytes]
+    new: Sequence[bytes]
+    serial: int
+
+    @property
+    def start(self) -> int:
+        """The lowest address."""
+        return min(self.addresses)
+
+    @property
+    def end(self) -> int:
+        """The address after the last byte."""
+        return max(address + len(new) for address, new in zip(self.addresses, self.new, strict=True))
+
+    def only(self, chosen: Sequence[bool]) -> "TextWrites":
+        """Those for which ``chosen`` is true, numbered without a gap."""
+        addresses, old, new = compress(self.addresses, chosen), compress(self.old, chosen), compress(self.new, chosen)
+        return TextWrites(tuple(addresses), tuple(old), tuple(new), self.serial)
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def __iter__(self) -> Iterator[TextWrite]:
+        return map(TextWrite, self.addresses, self.old, self.new, count(self.serial))
 
 
 class ViewFrames:
@@ -60,7 +101,8 @@ class TextView:
     def __init__(self, ram: Ram, tables: PageTables, frames: ViewFrames) -> None:
         self._ram, self._tables, self._frames = ram, tables, frames
         self.root = frames.take()
-        self.pending: list[TextWrite] = []
+        self._pending: list[TextWrite] = []
+        self._unread: list[TextWrites] = []
         self.seen: set[int] = set()
         self._by_page: dict[int, list[TextWrite]] = {}
         self._indexed = 0
@@ -68,9 +110,23 @@ class TextView:
         self._generation = -1
         self._changed = True
 
-    def add(self, write: TextWrite) -> None:
-        """A write that this vCPU does not see yet."""
-        self.pending.append(write)
+    @property
+    def pending(self) -> list[TextWrite]:
+        """The writes that this vCPU has not adopted, in order."""
+        for writes in self._unread:
+            self._pending.extend(writes)
+        self._unread.clear()
+        return self._pending
+
+    @property
+    def pending_ranges(self) -> list[tuple[int, int]]:
+        """First and last addresses (exclusive) of ranges in which all of them lie; writes made together share one."""
+        parts: list[TextWrite | TextWrites] = [*self._pending, *self._unread]
+        return [(part.start, part.end) for part in parts]
+
+    def add(self, writes: TextWrites) -> None:
+        """Writes that this vCPU does not see yet."""
+        self._unread.append(writes)
         self._changed = True
 
     def see(self, address: int) -> list[TextWrite]:
@@ -82,27 +138,26 @@ class TextView:
         self._changed = True
         return found
 
-    def adopt(self) -> list[TextWrite]:
-        """See everything; gives the writes that were pending."""
-        adopted, self.pending = self.pending, []
+    def adopt(self) -> None:
+        """See everything: nothing is pending any more."""
+        self._pending, self._unread = [], []
         self.seen.clear()
         self._reindex()
-        return adopted
 
     def restore(self, pending: list[TextWrite], seen: set[int]) -> None:
         """The state that a snapshot kept."""
-        self.pending, self.seen = list(pending), set(seen)
+        self._pending, self._unread, self.seen = list(pending), [], set(seen)
         self._reindex()
 
     def discard(self, start: int, end: int) -> None:
         """Forget pending writes to a range whose memory goes away."""
         if any(write.address < end and start < write.end for write in self.pending):
-            self.pending = [write for write in self.pending if write.address >= end or write.end <= start]
+            self._pending = [write for write in self.pending if write.address >= end or write.end <= start]
             self._reindex()
 
     def apply(self, address: int, content: bytes) -> bytes:
         """``content``, which is what shared memory holds at ``address``, as this vCPU sees it."""
-        if not self.pending:
+        if not (self._pending or self._unread):
             return content
         self._index()
         first, last = address >> PAGE_SHIFT, (address + len(content) - 1) >> PAGE_SHIFT
@@ -162,10 +217,11 @@ class TextView:
         self._changed = True
 
     def _index(self) -> None:
-        for write in self.pending[self._indexed :]:
+        pending = self.pending
+        for write in pending[self._indexed :]:
             for page in range(write.address >> PAGE_SHIFT, (write.end - 1 >> PAGE_SHIFT) + 1):
                 self._by_page.setdefault(page, []).append(write)
-        self._indexed = len(self.pending)
+        self._indexed = len(pending)
 
     def _install(self, page: int) -> None:
         """Private tables down to a private copy of a page, in this vCPU's root."""

@@ -6,10 +6,10 @@ execute old or new bytes (``Vcpu.see_new``); a CPU that hits the int3 has the *n
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from asm.encodings import INT3, NOPS
-from emu.events import CpuSerialized, EventStream, PokePhase, TextPatched, TrapTaken
+from emu.events import CpuSerialized, EventStream, PokePhase, TextPatches, TrapTaken
 from emu.machine import Machine
 from emu.process import Lock, PointKind, ProcessContext
 from emu.vcpu import Vcpu
@@ -19,17 +19,20 @@ VECTOR_SIZE = 256
 
 CALL, JMP, JMP8, RET = 0xE8, 0xE9, 0xEB, 0xC3
 
+_DISPLACED = {CALL: 5, JMP: 5, JMP8: 2}
+"""Bytes that each needs at least."""
+
+_EMULATED_NOPS = (NOPS[2], NOPS[5])
+
 _MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class TextPokeLoc:
+class TextPokeLoc(NamedTuple):
     """One site of a batch (``struct smp_text_poke_loc``). ``emulate`` is what a CPU that traps executes."""
 
     address: int
     text: bytes
     emulate: bytes
-    old: bytes
 
 
 class TextPoke:
@@ -56,41 +59,48 @@ class TextPoke:
 
         Lookup by the int3 entry is a binary search, so a batch must be sorted (2aebf5ee43bf).
         """
-        if self._queue and (len(self._queue) == VECTOR_SIZE or address < self._queue[-1].address):
+        queue = self._queue
+        if queue and (len(queue) == VECTOR_SIZE or address < queue[-1].address):
             self.batch_finish()
         emulated = emulate or text
-        _check_emulation(address, text, emulated)
-        self._queue.append(TextPokeLoc(address, text, emulated, self._machine.read(address, len(text))))
+        if not text or len(text) != len(emulated) or not _can_emulate(emulated):
+            # The kernel BUGs on what its int3 entry can't emulate; we refuse it before anything is written.
+            code = text.hex() or "nothing"
+            raise ValueError(f"text_poke at {address:#x}: {emulated.hex()} can't be emulated for {code}")
+        self._queue.append(TextPokeLoc(address, text, emulated))
 
     def batch_finish(self) -> None:
-        """Write everything that is queued, in three phases with a serialising interrupt after each."""
-        if not self._queue:
-            return
-        self._live, self._queue = self._queue, []
+        """Write everything that is queued, in three phases with a serialising interrupt after each.
+
+        NotMapped, MachineError where something is no text; nothing is written then.
+        """
+        batch = self._live = self._queue
+        self._queue = []
         try:
-            batch = self._live
-            for loc in batch:
-                self._write(PokePhase.INT3, loc.address, INT3)
-            self._sync_core()
+            self._phase(PokePhase.INT3, [loc.address for loc in batch], [INT3] * len(batch))
             longer = [loc for loc in batch if len(loc.text) > 1]
-            for loc in longer:
-                self._write(PokePhase.TAIL, loc.address + 1, loc.text[1:])
-            if longer:
-                self._sync_core()
+            self._phase(PokePhase.TAIL, [loc.address + 1 for loc in longer], [loc.text[1:] for loc in longer])
             firsts = [loc for loc in batch if loc.text[:1] != INT3]
-            for loc in firsts:
-                self._write(PokePhase.FIRST_BYTE, loc.address, loc.text[:1])
-            if firsts:
-                self._sync_core()
+            self._phase(PokePhase.FIRST_BYTE, [loc.address for loc in firsts], [loc.text[:1] for loc in firsts])
         finally:
             self._live = []
 
-    def _write(self, phase: PokePhase, address: int, data: bytes) -> None:
-        self._process.point(PointKind.TEXT_WRITE, f"{phase.name.lower()} at {address:#x}")
-        old = self._machine.read(address, len(data))
-        self._machine.write_text(address, data)
-        self.writes += 1
-        self._events.emit(TextPatched(phase, address, old, data))
+    def _phase(self, phase: PokePhase, addresses: list[int], texts: list[bytes]) -> None:
+        """Write, then let every CPU serialise; neither where there is nothing to write."""
+        if not addresses:
+            return
+
+        def what(number: int) -> str:
+            return f"{phase.name.lower()} at {addresses[number]:#x}"
+
+        # Who reads the events may look at the text after each write.
+        singly = self._events.has_readers
+        for some in self._process.stretches(PointKind.TEXT_WRITE, len(addresses), what, singly=singly):
+            at, new = addresses[some], texts[some]
+            old = self._machine.write_texts(at, new)
+            self.writes += len(at)
+            self._events.emit_all(TextPatches(phase, at, old, new))
+        self._sync_core()
 
     def _sync_core(self) -> None:
         self.ipis += 1
@@ -113,21 +123,15 @@ class TextPoke:
         return True
 
 
-def _check_emulation(address: int, text: bytes, emulated: bytes) -> None:
-    """The kernel BUGs on instructions that its int3 entry can't emulate; we refuse them before anything is written."""
-    opcode = emulated[0] if emulated else 0
-    jcc32 = opcode == 0x0F and len(emulated) == 6 and emulated[1] & 0xF0 == 0x80
-    fits = {CALL: 5, JMP: 5, JMP8: 2}.get(opcode)
-    padding = emulated[1:].strip(INT3)
-    known = (
-        (fits is not None and len(emulated) >= fits)
-        or (opcode & 0xF0 == 0x70 and len(emulated) == 2)
-        or jcc32
-        or emulated in (NOPS[2], NOPS[5])
-        or (opcode in (RET, INT3[0]) and not padding)
-    )
-    if not text or len(text) != len(emulated) or not known:
-        raise ValueError(f"text_poke at {address:#x}: {emulated.hex()} can't be emulated for {text.hex() or 'nothing'}")
+def _can_emulate(code: bytes) -> bool:
+    opcode, size = code[0], len(code)
+    if opcode in _DISPLACED:
+        return size >= _DISPLACED[opcode]
+    if opcode in (RET, INT3[0]):
+        return not code[1:].strip(INT3)
+    jcc8 = opcode & 0xF0 == 0x70 and size == 2
+    jcc32 = opcode == 0x0F and size == 6 and code[1] & 0xF0 == 0x80
+    return code in _EMULATED_NOPS or jcc8 or jcc32
 
 
 def _emulate(vcpu: Vcpu, machine: Machine, loc: TextPokeLoc) -> None:

@@ -152,9 +152,9 @@ class GuestOps:
     def change_direct(self, entries: Mapping[int, int]) -> None:
         """Change the addresses of entries where they stand; look-ups give the old or the new one."""
         if self._live:
-            offset, write = ftrace_func_entry.offset("direct"), self._machine.write_u64
-            for ip, address in entries.items():
-                write(self._direct_entries[ip] + offset, address)
+            offset = ftrace_func_entry.offset("direct")
+            places = [self._direct_entries[ip] + offset for ip in entries]
+            self._machine.write_each(places, [address.to_bytes(8, "little") for address in entries.values()])
 
     # ----------------------------------------------------------------------------------------------------------------
 

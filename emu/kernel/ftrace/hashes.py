@@ -1,6 +1,7 @@
 """``struct ftrace_hash`` in guest memory: sites, each with a direct address or 0, for guest code to look up."""
 
 import struct
+from array import array
 from collections.abc import Mapping
 
 from emu.kernel.routines.ftrace import GOLDEN_RATIO_64
@@ -11,7 +12,8 @@ from emu.structs import ftrace_func_entry, ftrace_hash
 FTRACE_HASH_MAX_BITS = 12
 
 _MASK = (1 << 64) - 1
-_ENTRY = struct.Struct("<QQQQ")
+_WORDS = ftrace_func_entry.size // 8
+_IP, _DIRECT = ftrace_func_entry.offset("ip") // 8, ftrace_func_entry.offset("direct") // 8
 
 
 def size_bits(count: int) -> int:
@@ -31,21 +33,24 @@ def write_hash(machine: Machine, slab: Slab, entries: Mapping[int, int], name: s
     buckets = [0] * (1 << bits)
     at = address + ftrace_hash.size + 8 * len(buckets)
     shift = 64 - bits
-    chunks = []
-    pack = _ENTRY.pack
-    for ip, direct in entries.items():
-        # hash_long(); without bits there is one bucket.
-        key = (ip * GOLDEN_RATIO_64 & _MASK) >> shift if bits else 0
-        chunks.append(pack(buckets[key], 0, ip, direct))
+    following = []
+    for ip in entries:
+        # hash_long(); without bits it is 0.
+        key = (ip * GOLDEN_RATIO_64 & _MASK) >> shift
+        following.append(buckets[key])
         buckets[key] = at
-        at += _ENTRY.size
+        at += ftrace_func_entry.size
+    words = array("Q", bytes(ftrace_func_entry.size * len(entries)))
+    words[::_WORDS], words[_IP::_WORDS] = array("Q", following), array("Q", entries)
+    words[_DIRECT::_WORDS] = array("Q", entries.values())
     head = bytearray(ftrace_hash.size)
     struct.pack_into("<QQQ", head, ftrace_hash.offset("size_bits"), bits, address + ftrace_hash.size, len(entries))
-    machine.write(address, bytes(head) + struct.pack(f"<{len(buckets)}Q", *buckets) + b"".join(chunks))
+    machine.write(address, bytes(head) + array("Q", buckets).tobytes() + words.tobytes())
     return address
 
 
 def entries_of(address: int, entries: Mapping[int, int]) -> dict[int, int]:
     """Guest address of the entry of each site in the hash that ``write_hash`` made of ``entries``."""
+    size = ftrace_func_entry.size
     first = address + ftrace_hash.size + (8 << size_bits(len(entries)))
-    return dict(zip(entries, range(first, first + _ENTRY.size * len(entries), _ENTRY.size), strict=True))
+    return dict(zip(entries, range(first, first + size * len(entries), size), strict=True))

@@ -1,7 +1,8 @@
 """Patch sites (``struct dyn_ftrace``): who wants to be called at each, what it calls then, and its patching."""
 
 import enum
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from errno import EINVAL
 
@@ -10,11 +11,14 @@ from emu.kernel.entry import NOP5, SITE_SIZE
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace.ops import FtraceOps, FtraceOpsFlag
 from emu.kernel.kallsyms import Kallsyms
-from emu.kernel.text_poke import TextPoke
+from emu.kernel.text_poke import CALL, JMP, TextPoke
 from emu.machine import Machine
 from emu.process import PointKind, ProcessContext
 
 JMP_FLAG = 1
+
+_REL32 = struct.Struct("<Bi")
+"""A call or jmp: opcode and displacement."""
 
 
 def ftrace_jmp_set(address: int) -> int:
@@ -125,16 +129,16 @@ class FtraceRecords:
         within = (ip for ip in range(address, address + SITE_SIZE) if ip in self.records)
         return next(within, 0)
 
-    def target(self, users: tuple[FtraceOps, ...], ip: int, direct: Mapping[int, int]) -> int:
-        """What a site with these users calls (``ftrace_get_addr_new``): the only user's direct address, its
-        trampoline, or the stub that calls the list function. ``direct`` has the direct addresses by site.
+    def target(self, users: tuple[FtraceOps, ...]) -> int | None:
+        """What a site with these users calls (``ftrace_get_addr_new``): the only user's trampoline, or the stub that
+        calls the list function; None for the direct address, where the only user is a direct caller.
         """
         if not users:
             return 0
         if len(users) == 1:
             only = users[0]
             if only.is_direct:
-                return direct[ip]
+                return None
             if only.trampoline:
                 return only.trampoline
         if any(ops.flags & FtraceOpsFlag.SAVE_REGS for ops in users):
@@ -149,27 +153,34 @@ class FtraceRecords:
         enter: FtraceOps | None = None,
         leave: FtraceOps | None = None,
     ) -> "SiteChange":
-        """Let an ops enter or leave sites. The text is as before, until ``write``."""
-        touched, todo = [], []
-        records, target = self.records, self.target
+        """Let an ops enter or leave sites. The text is as before, until ``write``.
+
+        ``direct`` has the direct addresses by site.
+        """
+        touched: dict[DynFtrace, tuple[FtraceOps, ...]] = {}
+        todo: dict[DynFtrace, int] = {}
+        records = self.records
+        entering = () if enter is None else (enter,)
+        # Sites that had the same users have the same ones afterwards: one tuple for all of them.
+        after: dict[tuple[FtraceOps, ...], tuple[tuple[FtraceOps, ...], int | None]] = {}
         for ip in sorted(ips):
             record = records[ip]
-            users = before = record.users
-            if enter is not None:
-                users = (*before, enter)
-            elif leave is not None:
-                users = tuple(ops for ops in before if ops is not leave) if len(before) > 1 else ()
-            record.users = users
-            touched.append((record, before))
-            address = target(users, ip, direct)
+            before = record.users
+            if before not in after:
+                users = (*(ops for ops in before if ops is not leave), *entering)
+                after[before] = users, self.target(users)
+            record.users, address = after[before]
+            touched[record] = before
+            if address is None:
+                address = direct[ip]
             if address != record.address:
-                todo.append((record, address))
+                todo[record] = address
         return SiteChange(touched, todo)
 
     def reaches_list(self, change: "SiteChange") -> bool:
         """Whether a site that changes will reach the list function."""
         stubs = (self.ftrace_caller, self.ftrace_regs_caller)
-        return any(address in stubs for _, address in change.todo)
+        return any(address in stubs for address in change.todo.values())
 
     def write(self, change: "SiteChange") -> None:
         """Patch sites: check the bytes of all before any is written, then one batch (``ftrace_replace_code``).
@@ -177,30 +188,33 @@ class FtraceRecords:
         -EINVAL where a site holds other bytes than it should, DisplacementError where one can't reach its target;
         nothing was patched then.
         """
-        new = []
-        read, point = self._machine.read, self._process.point
-        for record, address in change.todo:
+        new: list[bytes] = []
+        sites = list(change.todo)
+        for some in self._process.stretches(PointKind.PATCH, len(sites), lambda n: f"site at {sites[n].ip:#x}"):
+            new.extend(self._new_code(sites[some], change.todo))
+        stubs = (self.ftrace_caller, self.ftrace_regs_caller)
+        if new:
+            with self._poke.text_mutex:
+                self.updates += 1
+                for (record, address), text in zip(change.todo.items(), new, strict=True):
+                    self._poke.batch_add(record.ip, text)
+                    self.listed += (address in stubs) - (record.address in stubs)
+                    record.address = address
+                self._poke.batch_finish()
+        for record in change.touched:
+            record.patched = record.users
+
+    def _new_code(self, sites: list[DynFtrace], addresses: Mapping[DynFtrace, int]) -> Iterator[bytes]:
+        held = self._machine.read_each([record.ip for record in sites], SITE_SIZE)
+        for record, found in zip(sites, held, strict=True):
             ip = record.ip
-            point(PointKind.PATCH, f"site at {ip:#x}")
             expected = site_code(ip, record.address)
-            found = read(ip, SITE_SIZE)
             if found != expected:
                 name = self._kallsyms.name(ip) or hex(ip)
                 raise KernelError(
                     EINVAL, f"ftrace: {name} holds {found.hex()}, not {expected.hex()}; nothing was patched"
                 )
-            new.append(site_code(ip, address))
-        stubs = (self.ftrace_caller, self.ftrace_regs_caller)
-        if new:
-            with self._poke.text_mutex:
-                self.updates += 1
-                for (record, address), text in zip(change.todo, new, strict=True):
-                    self._poke.batch_add(record.ip, text)
-                    self.listed += (address in stubs) - (record.address in stubs)
-                    record.address = address
-                self._poke.batch_finish()
-        for record, _ in change.touched:
-            record.patched = record.users
+            yield site_code(ip, addresses[record])
 
 
 @dataclass(slots=True)
@@ -209,12 +223,12 @@ class SiteChange:
     what they will reach.
     """
 
-    touched: list[tuple[DynFtrace, tuple[FtraceOps, ...]]]
-    todo: list[tuple[DynFtrace, int]]
+    touched: dict[DynFtrace, tuple[FtraceOps, ...]]
+    todo: dict[DynFtrace, int]
 
     def undo(self) -> None:
         """The users as they were, where nothing was written."""
-        for record, users in self.touched:
+        for record, users in self.touched.items():
             record.users = users
 
 
@@ -222,5 +236,9 @@ def site_code(ip: int, address: int) -> bytes:
     """The bytes of a site that reaches an address: a nop5 for 0."""
     if not address:
         return NOP5
-    target = address & ~JMP_FLAG
-    return jmp_rel32(ip, target) if ftrace_is_jmp(address) else call_rel32(ip, target)
+    target, is_jmp = address & ~JMP_FLAG, address & JMP_FLAG
+    try:
+        return _REL32.pack(JMP if is_jmp else CALL, target - ip - SITE_SIZE)
+    except struct.error:
+        # Out of reach, or only around the end of the address space: these know.
+        return jmp_rel32(ip, target) if is_jmp else call_rel32(ip, target)

@@ -347,3 +347,50 @@ def test_a_site_of_a_direct_caller_does_not_run_into_freed_memory(kernel, ftrace
     assert values(kernel)[0] == 101
     with pytest.raises(GuestFault):
         kernel.call("call_direct_funcs_by_ip", sites[0])
+
+
+# At once, or point by point -----------------------------------------------------------------------------------------
+
+
+def run_through(kernel, operation):
+    operation()
+
+
+def step_through(kernel, operation):
+    kernel.process.start(operation).finish()
+
+
+def test_a_batch_that_nobody_watches_is_as_one_that_stops_at_every_point(boot):
+    outcomes = []
+    for run in (run_through, step_through):
+        kernel = boot(vcpus=2)
+        sites = [kernel.function(name).site for name in NAMES]
+        target = kernel.add_functions(Function("direct", "mov edi, 100\nret", traceable=False))[0].address
+        pairs, poke, ops = dict.fromkeys(sites, target), kernel.text_poke, FtraceOps("single")
+        counts = []
+        for update, entries in (
+            (kernel.ftrace.update_ftrace_direct_add, pairs),
+            (kernel.ftrace.update_ftrace_direct_mod, dict.fromkeys(sites, ftrace_jmp_set(target))),
+            (kernel.ftrace.update_ftrace_direct_del, dict.fromkeys(sites, ftrace_jmp_set(target))),
+        ):
+            before = poke.writes, poke.ipis, kernel.ftrace.updates
+            run(kernel, lambda update=update, ops=ops, entries=entries: update(ops, entries))
+            after = poke.writes, poke.ipis, kernel.ftrace.updates
+            counts.append(tuple(b - a for a, b in zip(before, after, strict=True)))
+            kernel.rcu.settle()
+        # Changing addresses is a batch to the stub that calls the list function, and one back.
+        assert counts == [(3 * len(sites), 3, 1), (6 * len(sites), 6, 2), (3 * len(sites), 3, 1)]
+        outcomes.append((state(kernel), list(kernel.events), counts))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_sites_with_the_same_users_share_them(kernel, ftrace, direct, sites, listed):
+    other = listed()
+    ops = FtraceOps("single")
+    ftrace.update_ftrace_direct_add(ops, dict(zip(sites, direct, strict=True)))
+    users = [ftrace.records[site].users for site in sites]
+    assert users == [(other, ops)] * len(sites)
+    assert len({id(each) for each in users}) == 1
+    ftrace.unregister_ftrace_function(other)
+    assert [ftrace.records[site].users for site in sites] == [(ops,)] * len(sites)
+    assert values(kernel) == [101, 200, 300, 400]

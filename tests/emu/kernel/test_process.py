@@ -105,3 +105,40 @@ def test_a_failing_operation_gives_its_lock_back(process):
     with process.fail_at(PointKind.ALLOC, 1, MemoryError), pytest.raises(MemoryError):
         run()
     assert not lock.held
+
+
+def steps_of(process, **options):
+    return list(process.stretches(PointKind.PATCH, 3, lambda number: f"step {number}", **options))
+
+
+def test_steps_that_nothing_can_come_between_are_one_stretch(process):
+    def text(number):
+        raise AssertionError("nobody reads it")
+
+    assert list(process.stretches(PointKind.IPI, 3, text)) == [slice(3)]
+    # Only points of the kind that fails matter.
+    with process.fail_at(PointKind.PATCH, 1, MemoryError):
+        assert list(process.stretches(PointKind.IPI, 3, text)) == [slice(3)]
+
+
+SINGLY = [slice(0, 1), slice(1, 2), slice(2, 3)]
+
+
+def test_steps_at_whose_points_something_happens_are_taken_singly(process):
+    seen = []
+    assert steps_of(process, singly=True) == SINGLY
+    process.watchers.append(lambda point: seen.append((point.kind, point.what)))
+    assert steps_of(process) == SINGLY
+    assert seen == [(PointKind.PATCH, f"step {number}") for number in range(3)]
+    process.watchers.clear()
+
+    task = process.start(lambda: steps_of(process))
+    stops = [task.step().what for _ in range(3)]
+    assert (stops, task.finish()) == ([f"step {number}" for number in range(3)], SINGLY)
+
+
+def test_the_nth_step_fails_after_those_before_it(process):
+    done = []
+    with process.fail_at(PointKind.PATCH, 3, MemoryError), pytest.raises(MemoryError, match="step 2"):
+        done.extend(process.stretches(PointKind.PATCH, 3, lambda number: f"step {number}"))
+    assert done == SINGLY[:2]

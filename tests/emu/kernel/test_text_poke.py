@@ -3,10 +3,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asm.encodings import INT3, NOPS, call_rel32, jmp_rel32
-from emu.errors import GuestFault
+from emu.errors import GuestFault, MachineError, NotMapped
 from emu.events import CpuSerialized, PokePhase, TextPatched, TrapTaken
 from emu.kernel.functions import Function
 from emu.kernel.text_poke import VECTOR_SIZE, _taken
+from emu.process import PointKind
 
 
 def site_of(kernel, name="bpf_fentry_test1"):
@@ -150,3 +151,113 @@ def test_what_the_trap_cannot_emulate_is_refused_before_anything_is_written(kern
 @given(st.integers(0, 15), st.integers(0, 0xFFF))
 def test_conditions_and_their_opposites(condition, rflags):
     assert _taken(condition, rflags) != _taken(condition ^ 1, rflags)
+
+
+# Many sites ---------------------------------------------------------------------------------------------------------
+
+VECTORS = 4
+MANY = (VECTORS - 1) * VECTOR_SIZE + 100
+"""More than a page of nop5s."""
+
+
+def straight(kernel, operation):
+    operation()
+
+
+def driven(kernel, operation):
+    task = kernel.process.start(operation)
+    stops = 0
+    while task.step():
+        stops += 1
+    assert stops > 3 * MANY
+
+
+def watched(kernel, operation):
+    seen = []
+    kernel.process.watchers.append(seen.append)
+    operation()
+    kernel.process.watchers.clear()
+    assert [point.kind for point in seen].count(PointKind.TEXT_WRITE) == 3 * MANY
+
+
+def read(kernel, operation):
+    """Every event is read when it happens: by then memory is as it says, and no CPU has adopted it."""
+    told = []
+
+    def look(event):
+        told.append(event)
+        if isinstance(event, TextPatched):
+            assert kernel.machine.read(event.address, len(event.new)) == event.new
+            assert all(vcpu.pending()[-1].address == event.address for vcpu in kernel.machine.vcpus)
+
+    before = len(kernel.events)
+    end = kernel.events.subscribe(look)
+    operation()
+    end()
+    assert told == list(kernel.events)[before:]
+
+
+def outcome(boot, run):
+    """Everything that patching many sites, and patching them back, leaves behind."""
+    kernel = boot(vcpus=2)
+    target, area = stub(kernel, "target", "ret"), stub(kernel, "area", "nop5\n" * MANY)
+    poke, machine = kernel.text_poke, kernel.machine
+    sites = range(area, area + 5 * MANY, 5)
+    outcomes = []
+    for texts in ([call_rel32(site, target) for site in sites], [NOPS[5]] * MANY):
+        machine.snapshot()
+
+        def patch(texts=texts):
+            with poke.text_mutex:
+                for site, text in zip(sites, texts, strict=True):
+                    poke.batch_add(site, text)
+                poke.batch_finish()
+
+        writes, ipis = poke.writes, poke.ipis
+        run(kernel, patch)
+        assert (poke.writes - writes, poke.ipis - ipis) == (3 * MANY, 3 * VECTORS)
+        assert machine.read(area, 5 * MANY) == b"".join(texts)
+        assert not any(vcpu.pending() for vcpu in machine.vcpus)
+        machine.snapshot()
+        outcomes.append((list(kernel.events), len(kernel.events), machine.pages_copied))
+    return outcomes
+
+
+@pytest.mark.parametrize("run", [driven, watched, read])
+def test_a_whole_phase_at_once_is_as_point_by_point(boot, run):
+    at_once = outcome(boot, straight)
+    assert outcome(boot, run) == at_once
+    events, count, _ = at_once[-1]
+    assert len(events) == count
+    assert sum(isinstance(event, TextPatched) for event in events) == 2 * 3 * MANY
+    assert sum(isinstance(event, CpuSerialized) for event in events) == 2 * 3 * VECTORS * 2
+
+
+def test_code_that_ran_before_is_translated_anew_after_a_large_batch(boot):
+    kernel = boot(vcpus=2)
+    target = stub(kernel, "target", "add rdi, 1\nret")
+    area = stub(kernel, "area", "nop5\n" * MANY + "mov rax, rdi\nret")
+    sites = range(area, area + 5 * MANY, 5)
+
+    def values():
+        return [vcpu.call(area, 0).value for vcpu in kernel.machine.vcpus]
+
+    assert values() == [0, 0]
+    for text_of, value in ((lambda site: call_rel32(site, target), MANY), (lambda site: NOPS[5], 0)):
+        for site in sites:
+            kernel.text_poke.batch_add(site, text_of(site))
+        kernel.text_poke.batch_finish()
+        assert values() == [value, value]
+
+
+def test_what_is_no_text_is_refused_before_anything_is_written(kernel):
+    site, data = site_of(kernel), kernel.slab.alloc(16, "data")
+    before = kernel.machine.read(site, 5)
+    for bad, error in ((data, MachineError), (0x1000, NotMapped)):
+        for address in sorted((site, bad)):
+            kernel.text_poke.batch_add(address, NOPS[5])
+        with pytest.raises(error):
+            kernel.text_poke.batch_finish()
+        assert kernel.machine.read(site, 5) == before
+    assert not [e for e in kernel.events if isinstance(e, TextPatched)]
+    assert (kernel.text_poke.writes, kernel.text_poke.ipis) == (0, 0)

@@ -254,3 +254,20 @@ def test_property_mappings_agree_with_a_model(steps):
             assert {page for page in range(20) if machine.is_mapped(HERE + page * 4096)} == mapped
             tables = 1 if mapped else 0  # the upper ones are the stacks' as well
             assert free - machine.free_frames == len(mapped) + tables
+
+
+def test_many_places_are_read_and_written_at_once(bench):
+    machine = bench.machine
+    addresses = [bench.data + offset for offset in (0, 4090, 8, 3 * 4096)]
+    contents = [bytes([number] * 8) for number in range(1, 5)]
+    machine.snapshot()
+    machine.write_each(addresses, contents)
+    assert machine.read_each(addresses, 8) == [machine.read(address, 8) for address in addresses] == contents
+    machine.snapshot()
+    assert machine.pages_copied == 3
+    for bad, error in ((bench.text, TextWriteError), (HERE, NotMapped)):
+        with pytest.raises(error):
+            machine.write_each([bench.data, bad], [b"x", b"y"])
+    with pytest.raises(NotMapped):
+        machine.read_each([bench.data, HERE], 1)
+    assert machine.read_each(addresses, 8) == contents

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asm import NOP5, call_rel32
-from emu.errors import GuestFault, MachineError
+from emu.errors import GuestFault, MachineError, NotMapped
+from emu.machine import Prot
 
 PAGE = 4096
 
@@ -292,3 +293,57 @@ def test_property_views_agree_with_a_model(two_cpus, steps):
     for cpu in machine.vcpus:
         cpu.serialize()
         assert cpu.call(start - 3).value == sum(shared.values()) & 0xFF
+
+
+WRITES = {
+    8: b"\x90" * 4,
+    PAGE - 3: b"\x01\x02\x03\x04\x05",
+    PAGE + 100: b"\xcc",
+    # As it is already, and two that overlap.
+    PAGE + 200: b"\x00",
+    2 * PAGE + 7: b"\x0f\x0b",
+    2 * PAGE + 8: b"\x0e",
+}
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_several_writes_at_once_are_as_one_after_the_other(make, contiguous):
+    seen = []
+    for at_once in (True, False):
+        bench = make(vcpus=2)
+        machine = bench.machine
+        if not contiguous:
+            # The second page in a frame that is not beside the first one's.
+            machine.unmap(bench.text, 2 * PAGE)
+            for page in (1, 0):
+                machine.map(bench.text + page * PAGE, PAGE, Prot.READ | Prot.EXEC)
+        machine.snapshot()
+        addresses = [bench.text + offset for offset in WRITES]
+        old = [machine.read(address, len(text)) for address, text in zip(addresses, WRITES.values(), strict=True)]
+        old[-1] = b"\x0b"
+        if at_once:
+            assert machine.write_texts(addresses, list(WRITES.values())) == old
+        else:
+            for address, text in zip(addresses, WRITES.values(), strict=True):
+                machine.write_text(address, text)
+        views = [vcpu.read_code(bench.text, 3 * PAGE) for vcpu in machine.vcpus]
+        machine.vcpus[1].see_new(addresses[1])
+        machine.vcpus[1].see_new(addresses[-1])
+        views.append(machine.vcpus[1].read_code(bench.text, 3 * PAGE))
+        pending = [vcpu.pending() for vcpu in machine.vcpus]
+        assert [write.address for write in pending[0]] == [address for address in addresses if address != addresses[3]]
+        machine.snapshot()
+        seen.append((machine.read(bench.text, 3 * PAGE), views, pending, machine.pages_copied))
+    assert seen[0] == seen[1]
+
+
+def test_one_write_that_is_refused_keeps_all_from_being_made(bench):
+    machine = bench.machine
+    for bad, error in ((bench.data, MachineError), (bench.text - 3, NotMapped)):
+        with pytest.raises(error):
+            machine.write_texts([bench.text, bad], [b"\x90", b"\x90" * 5])
+        assert machine.read(bench.text, 1) == b"\x00"
+        assert bench.cpu.pending() == []
+    machine.write_texts([], [])
+    with pytest.raises(ValueError, match="shorter"):
+        machine.write_texts([bench.text], [])
