@@ -41,8 +41,8 @@ _OTHER = "bpf_fentry_test1"
 """The second function of a link."""
 _RESULT = 0xFFFFFFEA
 """-EINVAL, as the kernel's bench has it."""
-_PLAIN = "xor eax, eax\nret"
-_FULL = """
+PLAIN = "xor eax, eax\nret"
+FULL = """
 push rbx
 mov rbx, rdi
 mov rax, [rbx - 8]        ; bpf_get_func_arg_cnt()
@@ -178,7 +178,7 @@ class _Bench:
     def attach(self) -> None:
         """Load one more program and attach it. KernelError."""
         lab, name = self._lab, self._name
-        text = _FULL if self._program == "full" else _PLAIN
+        text = FULL if self._program == "full" else PLAIN
         if name.startswith("fmodret"):
             text = text.replace("xor eax, eax", _MODIFY_RETURN.format(left=self._left, result=_RESULT))
         prog = lab.prog(ROWS[name], text, uses=Uses(func_ip=True) if self._program == "full" else NOTHING)
@@ -212,24 +212,25 @@ class _Bench:
             raise TrampolineError("this machine does not count")
         if any(counts.by_address.get(prog.bpf_func) != 1 for prog in self._progs):
             raise TrampolineError(f"{self._name}: not every program ran once")
-        phases = self._phases(counts.by_address)
+        phases = phases_of(lab, counts.by_address, self._traced)
         return _Run(sum(phases.values()), counts.unbalanced_returns, phases)
 
-    def _phases(self, by_address: Mapping[int, int]) -> dict[str, int]:
-        """T by phase: what was executed, without the traced function behind its site and without programs."""
-        kernel = self._lab.kernel
-        site = kernel.function(self._traced).site
-        phases: dict[str, int] = {}
-        for address, executed in sorted(by_address.items()):
-            name = kernel.kallsyms.function_name(address) or ""
-            if address == site:
-                phase = Phase.ENTRY.value
-            elif name == self._traced or name.startswith("bpf_prog_") or name in _HELPERS:
-                continue
-            else:
-                phase = kernel.machine.images.phase(address) or "other"
-            phases[phase] = phases.get(phase, 0) + executed
-        return phases
+
+def phases_of(lab: Tracing, by_address: Mapping[int, int], traced: str) -> dict[str, int]:
+    """T by phase: what was executed, without the traced function behind its site and without programs."""
+    kernel = lab.kernel
+    site = kernel.function(traced).site
+    phases: dict[str, int] = {}
+    for address, executed in sorted(by_address.items()):
+        name = kernel.kallsyms.function_name(address) or ""
+        if address == site:
+            phase = Phase.ENTRY.value
+        elif name == traced or name.startswith("bpf_prog_") or name in _HELPERS:
+            continue
+        else:
+            phase = kernel.machine.images.phase(address) or "other"
+        phases[phase] = phases.get(phase, 0) + executed
+    return phases
 
 
 def bench(

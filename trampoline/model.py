@@ -7,6 +7,7 @@ needs, so ``nr_regs`` may exceed the number of C arguments (kernel: ``arch_bpf_t
 from collections.abc import Mapping
 from dataclasses import dataclass
 from errno import EINVAL
+from functools import cached_property
 
 from trampoline.errors import ENOTSUPP, KernelError
 
@@ -33,7 +34,7 @@ class Arg:
         return (self.size + 7) // 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FuncModel:
     """A prototype as the trampoline generator sees it (``struct btf_func_model``)."""
 
@@ -42,10 +43,21 @@ class FuncModel:
     ret_size: int = 4
     ret_signed: bool = True
 
-    @property
+    @cached_property
     def nr_regs(self) -> int:
         """Context words of all arguments: what ``bpf_get_func_arg_cnt`` gives."""
         return sum(arg.slots for arg in self.args)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each argument, which decide where it travels."""
+        return tuple(arg.size for arg in self.args)
+
+    def named(self, name: str) -> "FuncModel":
+        """The same prototype of another function; what was found out about it goes along."""
+        other = object.__new__(FuncModel)
+        other.__dict__.update(self.__dict__, name=name)
+        return other
 
     @property
     def returns_void(self) -> bool:

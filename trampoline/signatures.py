@@ -95,6 +95,7 @@ class BtfFunctions:
         self.shapes: Sequence[Shape] = list(shapes)
         """The shapes that there are."""
         self._shape_of = array("H", [number_of[proto] for proto in self._protos])
+        self._models: dict[tuple[int, str], FuncModel] = {}
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -131,6 +132,14 @@ class BtfFunctions:
         """The model of a function. KernelError: -EINVAL, -ENOTSUPP as ``model_of``, and for more slots than the
         flavour takes.
         """
+        position = self.positions[type_id]
+        key = self._protos[position], flavour.name
+        known = self._models.get(key)
+        if known is None:
+            known = self._models[key] = self._model(type_id, flavour)
+        return known.named(self.names[position])
+
+    def _model(self, type_id: int, flavour: Flavour) -> FuncModel:
         model = model_of(self.btf.function(type_id), union_args=flavour.union_args)
         if model.nr_regs > MAX_REG_SLOTS and not flavour.stack_args:
             raise KernelError(

@@ -144,11 +144,9 @@ class TramplabImages(SharedImages):
         return None if told else trampoline.target.address
 
     def _arguments(self, model: FuncModel) -> Places:
-        # Their sizes decide where arguments travel.
-        sizes = tuple([arg.size for arg in model.args])
-        found = self._places.get(sizes)
+        found = self._places.get(model.sizes)
         if found is None:
-            found = self._places[sizes] = Places.of(model)
+            found = self._places[model.sizes] = Places.of(model)
         return found
 
     def generate(self, trampoline: BpfTrampoline, flags: TrampFlag) -> CallerImage:

@@ -1,0 +1,297 @@
+"""The design tramplab: what its callers cost, how functions share them, where cookies are, how long everything lives."""
+
+import itertools
+from errno import ENOMEM
+
+import pytest
+
+from asm import assemble
+from emu.kernel.functions import PlacedFunction
+from emu.process import PointKind
+from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
+from emu.task import TaskState
+from trampoline.bench import FULL, PLAIN, phases_of
+from trampoline.designs import METADATA
+from trampoline.designs.records import SLOTS
+from trampoline.errors import KernelError
+from trampoline.generator import Boot
+from trampoline.lab import Tracing
+from trampoline.prog import NOTHING, Uses
+
+NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
+BACKENDS = METADATA["tramplab"]
+
+# (fentry, fexit, fmod_ret that returns non-zero) of a full program, without the part of each argument: 2 for fentry,
+# 1 for the others. "" is one cookie for all functions of the link.
+COUNTS = {
+    ("none", ""): (17, 23, 23),
+    ("none", "padding"): (21, 28, 27),
+    ("none", "hash"): (28, 35, 34),
+    ("none", "flat"): (23, 30, 29),
+    ("lazy", ""): (20, 26, 26),
+    ("lazy", "padding"): (24, 31, 30),
+    ("lazy", "hash"): (31, 38, 37),
+    ("voluntary", ""): (29, 35, 35),
+    ("voluntary", "padding"): (33, 40, 39),
+    ("voluntary", "hash"): (40, 47, 46),
+}
+LIMITS = {
+    # The issue's: fentry, fexit, fmod_ret, with padding and without an argument.
+    "none": (29, 35, 31),
+    "lazy": (32, 38, 34),
+    "voluntary": (41, 47, 43),
+}
+KINDS = ("fentry", "fexit", "fmod_ret")
+FLAVOUR = {"voluntary": "6.12"}
+
+
+def measured(config, backend, kind, slots, programs=1, full=True):
+    """T of a program on two functions; their cookies differ where there is a back end."""
+    with Tracing(FLAVOUR.get(config, "7.2"), config, design="tramplab", metadata=backend or None) as lab:
+        for number in range(programs):
+            text = FULL if full else PLAIN
+            if kind == "fmod_ret" and not number:
+                text = text.replace("xor eax, eax", "mov eax, 1")
+            prog = lab.prog(f"{kind}_multi", text, uses=Uses(func_ip=True) if full else NOTHING)
+            names = [f"tramplab_args{slots}", "bpf_fentry_test1"]
+            lab.attach_multi(prog, names, cookies=[10 * number, 10 * number + bool(backend)])
+        call = lab.call(f"tramplab_args{slots}", *range(slots))
+        assert call.counts.unbalanced_returns == (kind != "fentry")
+        return sum(phases_of(lab, call.counts.by_address, f"tramplab_args{slots}").values())
+
+
+@pytest.mark.parametrize(("config", "backend"), COUNTS, ids=str)
+def test_instructions_of_a_full_program(config, backend):
+    for kind, base, limit in zip(KINDS, COUNTS[config, backend], LIMITS[config], strict=True):
+        for slots in range(7):
+            per_arg = 2 if kind == "fentry" else 1
+            # With the hash, rcx is loaded again before the original is called.
+            more = backend == "hash" and kind == "fexit" and slots >= 4
+            count = measured(config, backend, kind, slots)
+            assert count == base + per_arg * slots + more, (kind, slots)
+            if backend != "hash":
+                assert count <= limit + per_arg * slots
+            else:
+                assert count <= limit + 9 + per_arg * slots
+
+
+def test_instructions_of_a_plain_program():
+    for slots in range(7):
+        assert measured("none", "", "fentry", slots, full=False) == 7 + 2 * slots
+        assert measured("none", "", "fexit", slots, full=False) == 13 + slots
+
+
+@pytest.mark.parametrize("backend", ["", "padding", "hash"])
+@pytest.mark.parametrize(("kind", "further"), [("fentry", 6), ("fexit", 6), ("fmod_ret", 9)])
+def test_instructions_of_each_further_program(backend, kind, further):
+    # A cookie from the record is pushed first and brought into place later.
+    found = 2 if backend else 0
+    costs = [measured("none", backend, kind, 1, programs) for programs in range(1, 4)]
+    assert [after - before for before, after in itertools.pairwise(costs)] == [further + found] * 2
+    assert further + found <= 18
+
+
+# Sharing -----------------------------------------------------------------------------------------------------------
+
+
+def images(lab):
+    lab.kernel.rcu.settle()
+    return sorted(name for name in lab.kernel.execmem.images.values() if name.startswith("tramplab_caller"))
+
+
+@pytest.fixture
+def tramplab(make_lab):
+    return make_lab("6.12", design="tramplab")
+
+
+def test_functions_with_the_same_places_of_arguments_share_a_caller(tramplab):
+    lab = tramplab
+    link = lab.attach_multi(lab.prog("fentry_multi", PLAIN), ["tramplab_args1", "bpf_fentry_test1", "bpf_fentry_test2"])
+    assert len(images(lab)) == 2
+    other = lab.attach_multi(lab.prog("fexit_multi", PLAIN), ["bpf_fentry_test1"])
+    assert len(images(lab)) == 3, "tramplab_args1 goes on with the first one"
+    other.detach()
+    assert len(images(lab)) == 2
+    link.detach()
+    assert images(lab) == []
+
+
+class Odd:
+    """A function that begins 8 bytes behind a multiple of 16, as without CONFIG_FUNCTION_ALIGNMENT."""
+
+    def place(self, start, entry, symbols):
+        address = (start + 31) // 16 * 16 + 8
+        image = assemble("endbr64\nnop5\nlea eax, [rdi + 5]\nret", address, symbols, name="odd")
+        return [PlacedFunction("odd", address, len(image), address + 4, "int odd(int a)", image)]
+
+
+def test_a_function_whose_return_address_does_not_tell_it_has_a_caller_of_its_own(make_lab):
+    lab, seen = make_lab("6.12", design="tramplab", functions=(Odd(),)), []
+    prog = lab.prog("fexit_multi", lambda ctx: seen.append((ctx.ip, ctx.args, ctx.ret, ctx.cookie)))
+    link = lab.attach_multi(prog, ["odd", "bpf_fentry_test1"], cookies=[7, 8])
+    assert lab.call("odd", 1).value == 6
+    assert lab.call("bpf_fentry_test1", 1).value == 2
+    cases = ("odd", 6, 7), ("bpf_fentry_test1", 2, 8)
+    assert seen == [(lab.kernel.function(name).address, (1,), value, cookie) for name, value, cookie in cases]
+    link.detach()
+    assert images(lab) == []
+
+
+# Cookies -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_more_cookies_than_a_record_holds(make_lab, backend):
+    lab, seen = make_lab("6.12", design="tramplab", metadata=backend), []
+    links = []
+    for number in range(SLOTS + 2):
+        prog = lab.prog("fentry_multi", lambda ctx: seen.append((ctx.ip, ctx.cookie)))
+        links.append(lab.attach_multi(prog, NAMES[:2], cookies=[number << 40, number << 40 | 1]))
+    for which in (0, 1):
+        seen.clear()
+        lab.call(NAMES[which], 1, 2)
+        assert [cookie for _, cookie in seen] == [number << 40 | which for number in reversed(range(SLOTS + 2))]
+    # A slot is used again once nobody can be reading it.
+    links.pop(1).detach()
+    prog = lab.prog("fentry_multi", lambda ctx: seen.append(ctx.cookie))
+    links.append(lab.attach_multi(prog, NAMES[:2], cookies=[5, 6]))
+    seen.clear()
+    lab.call(NAMES[1], 1, 2)
+    assert seen[0] == 6
+    for link in links:
+        link.detach()
+    assert images(lab) == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_call_that_is_overtaken_by_the_last_detach_does_without_programs(make_lab, backend):
+    """By-inspection defect 1 of the series: there what the look-up gives is used although it found nothing."""
+    lab, outcomes = make_lab("6.12", design="tramplab", metadata=backend), set()
+    vcpu = lab.kernel.machine.vcpus[0]
+    for kind in ("fentry_multi", "fexit_multi"):
+        for steps in range(1, 60):
+            ran = []
+            prog = lab.prog(kind, lambda ctx, ran=ran: ran.append((ctx.ip, ctx.cookie)))
+            link = lab.attach_multi(prog, NAMES[3:], cookies=[4, 5, 6])
+            task = lab.kernel.task(f"{kind} {steps}", NAMES[3], 7, 8, 9, 10)
+            vcpu.run(task, preempt_after=steps)
+            if task.state is TaskState.DONE:
+                link.detach()
+                break
+            link.detach()
+            assert vcpu.run(task).value == 34
+            # It may run while its detach is under way, but then with its own address and cookie.
+            assert ran in ([], [(lab.kernel.function(NAMES[3]).address, 4)])
+            outcomes.add((kind, len(ran)))
+            assert images(lab) == []
+    assert outcomes == {(kind, runs) for kind in ("fentry_multi", "fexit_multi") for runs in (0, 1)}
+
+
+def test_a_function_without_padding_takes_its_cookie_as_a_constant(make_lab):
+    lab, seen = make_lab("6.12", design="tramplab", metadata="padding"), []
+    function = lab.kernel.function(NAMES[0])
+    lab.kernel.machine.load(function.address - 16, b"\xcc" * 5)
+    prog = lab.prog("fentry_multi", lambda ctx: seen.append(ctx.cookie))
+    link = lab.attach_multi(prog, NAMES, cookies=range(6))
+    for number, name in enumerate(NAMES):
+        lab.call(name, *range(number + 1))
+    assert seen == list(range(6))
+    link.detach()
+    assert images(lab) == []
+
+
+# What a caller keeps -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", ["voluntary", "lazy", "none"])
+@pytest.mark.parametrize("sleepable", [False, True])
+@pytest.mark.parametrize("kind", ["fentry", "fexit", "fmod_ret"])
+def test_inside_a_program_everything_is_held_and_afterwards_as_before(make_lab, config, sleepable, kind):
+    lab, inside = make_lab("7.2", config, design="tramplab"), []
+    current = task_struct.view(lab.kernel.machine, lab.kernel.current(lab.kernel.machine.vcpus[0]))
+    area = PERCPU.view(lab.kernel.machine, lab.kernel.percpu_areas[0])
+
+    def held():
+        return (
+            current.migration_disabled, area.runqueues.nr_pinned, area.preempt_count - PREEMPT_ENABLED,
+            current.trc_reader_nesting, current.bpf_ctx,
+        )  # fmt: skip
+
+    current.bpf_ctx, before = 0x1234, None
+    before = held()
+    prog = lab.prog(kind, lambda ctx: inside.append(held()[:4]), sleepable=sleepable)
+    lab.attach(prog, "tramplab_args3", cookie=1)
+    lab.call("tramplab_args3", 1, 2, 3)
+    pinned = int(sleepable or not lab.kernel.config.dont_migrate)
+    assert inside == [(pinned, pinned, int(lab.kernel.config.preempt_count and not sleepable), int(sleepable))]
+    assert held() == before
+
+
+def test_a_program_does_not_run_inside_itself(tramplab):
+    lab, ran = tramplab, []
+
+    def program(ctx):
+        ran.append(ctx.args[0])
+        if len(ran) < 5:
+            lab.call("bpf_fentry_test1", ctx.args[0] + 1)
+
+    prog = lab.prog("fentry", program)
+    lab.attach(prog, "bpf_fentry_test1")
+    lab.call("bpf_fentry_test1", 1)
+    assert (ran, lab.programs.misses(prog)) == ([1], 1)
+    lab.call("bpf_fentry_test1", 9)
+    assert ran[1] == 9
+
+
+@pytest.mark.parametrize("kind", ["fentry", "fexit", "fmod_ret"])
+def test_statistics_are_another_caller(tramplab, kind):
+    lab = tramplab
+    prog = lab.prog(kind, PLAIN)
+    link = lab.attach(prog, "bpf_fentry_test1")
+    plain = lab.call("bpf_fentry_test1", 1).counts.instructions
+    lab.kernel.advance_clock(100)
+    lab.stats(enabled=True)
+    assert lab.call("bpf_fentry_test1", 1).counts.instructions > plain
+    assert lab.programs.runs(prog) == 1
+    lab.stats(enabled=False)
+    assert lab.call("bpf_fentry_test1", 1).counts.instructions == plain
+    assert lab.programs.runs(prog) == 1
+    link.detach()
+    assert images(lab) == []
+
+
+@pytest.mark.parametrize("kind", [PointKind.ALLOC, PointKind.PATCH])
+def test_turning_statistics_on_may_fail_at_every_step(tramplab, kind):
+    lab, nth = tramplab, 1
+    prog = lab.prog("fexit_multi", PLAIN)
+    lab.attach_multi(prog, NAMES)
+    before = [lab.kernel.machine.read(lab.kernel.function(name).site, 5) for name in NAMES]
+    while True:
+        try:
+            with lab.kernel.process.fail_at(kind, nth, lambda what: KernelError(ENOMEM, what)):
+                lab.stats(enabled=True)
+            break
+        except KernelError:
+            assert [lab.kernel.machine.read(lab.kernel.function(name).site, 5) for name in NAMES] == before
+            lab.call(NAMES[0], 1)
+            assert lab.programs.runs(prog) == 0
+            nth += 1
+    assert nth > 3
+    lab.call(NAMES[0], 1)
+    assert lab.programs.runs(prog) == 1
+
+
+def test_mitigations_of_the_boot(make_lab):
+    """Returns through a thunk, and call-depth accounting before each call and at the entry."""
+    probe = make_lab("6.12")
+    thunk = probe.kernel.kallsyms.address("its_return_thunk")
+    for kind in ("fentry", "fexit", "fmod_ret"):
+        lab, ran = make_lab("6.12", design="tramplab", boot=Boot(thunk, PERCPU.offset("call_depth"))), []
+        lab.attach(lab.prog(kind, lambda ctx, ran=ran: ran.append(ctx.args)), "bpf_fentry_test3", cookie=1)
+        assert lab.call("bpf_fentry_test3", 4, 5, 6).value == 15
+        assert ran == [(4, 5, 6)]
+        caller = next(iter(lab.trampolines)).cur_image.inner.image
+        listing = lab.kernel.machine.images.at(caller).listing()
+        returns = [line for line in listing.splitlines() if line.split(None, 3)[-1].startswith("ret")]
+        assert returns == []
+        assert listing.count("call depth of") >= 2
