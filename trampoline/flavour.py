@@ -10,7 +10,7 @@ from trampoline.deny import BTF_ID_DENY, MIGRATE_INLINE_DENY, NORETURN_DENY
 from trampoline.errors import TrampolineError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Flavour:
     """One release's trampolines. A new release is a new value here and a golden file."""
 

@@ -54,9 +54,9 @@ class FuncModel:
         return tuple(arg.size for arg in self.args)
 
     def named(self, name: str) -> "FuncModel":
-        """The same prototype of another function; what was found out about it goes along."""
+        """The same prototype of another function, which need not find out again what depends on that alone."""
         other = object.__new__(FuncModel)
-        other.__dict__.update(self.__dict__, name=name)
+        other.__dict__.update(self.__dict__, name=name, nr_regs=self.nr_regs, sizes=self.sizes)
         return other
 
     @property

@@ -1,4 +1,4 @@
-"""The design tramplab: what its callers cost, how functions share them, where cookies are, how long everything lives."""
+"""The design tramplab: what its callers cost, how functions share them, where cookies are, how long all of it lives."""
 
 import itertools
 from errno import ENOMEM
