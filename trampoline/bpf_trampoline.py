@@ -111,6 +111,21 @@ class Images(Protocol):
 class BpfTrampoline:
     """The trampoline of one target."""
 
+    __slots__ = (
+        "_flavour",
+        "_images",
+        "_kernel",
+        "_sites",
+        "boot",
+        "cur_image",
+        "flags",
+        "links",
+        "mutex",
+        "refcnt",
+        "site",
+        "target",
+    )
+
     def __init__(
         self,
         kernel: Kernel,
