@@ -23,12 +23,18 @@ class AttachType(enum.StrEnum):
     FSESSION = "fsession"
     FENTRY_MULTI = "fentry_multi"
     FEXIT_MULTI = "fexit_multi"
+    MODIFY_RETURN_MULTI = "fmod_ret_multi"
     FSESSION_MULTI = "fsession_multi"
 
     @property
     def is_lsm(self) -> bool:
         """Whether programs of this type are BPF_PROG_TYPE_LSM."""
         return self in (AttachType.LSM_MAC, AttachType.LSM_CGROUP)
+
+    @property
+    def is_multi(self) -> bool:
+        """Whether programs of this type are attached by multi links."""
+        return self in _MULTI
 
 
 class Kind(enum.Enum):
@@ -45,12 +51,21 @@ class Kind(enum.Enum):
         return 2 if self is Kind.FSESSION else 1
 
 
+_MULTI = frozenset(
+    {
+        AttachType.FENTRY_MULTI,
+        AttachType.FEXIT_MULTI,
+        AttachType.MODIFY_RETURN_MULTI,
+        AttachType.FSESSION_MULTI,
+    }
+)
 _KINDS = {
     AttachType.FENTRY: Kind.FENTRY,
     AttachType.FENTRY_MULTI: Kind.FENTRY,
     AttachType.FEXIT: Kind.FEXIT,
     AttachType.FEXIT_MULTI: Kind.FEXIT,
     AttachType.MODIFY_RETURN: Kind.MODIFY_RETURN,
+    AttachType.MODIFY_RETURN_MULTI: Kind.MODIFY_RETURN,
     AttachType.FSESSION: Kind.FSESSION,
     AttachType.FSESSION_MULTI: Kind.FSESSION,
 }

@@ -37,7 +37,6 @@ from trampoline.prog import BpfProg, BpfPrograms, ProgFunction, Uses
 from trampoline.signatures import BtfFunctions, denied_names
 from trampoline.structs import asm_symbols
 
-MULTI_TYPES = frozenset({AttachType.FENTRY_MULTI, AttachType.FEXIT_MULTI, AttachType.FSESSION_MULTI})
 MAX_MULTI = 1 << 20
 """Functions of one multi link at most (as many as a kprobe_multi link takes)."""
 PROG_MODEL = FuncModel("bpf_prog", (Arg("ctx", "void *", 8),))
@@ -228,7 +227,7 @@ class Tracing:
         once for each function. KernelError: -EINVAL for no function, one given twice, cookies that don't match, a
         program that is no ``_multi`` one or is sleepable; -E2BIG for too many; what ``attach`` raises for one.
         """
-        if prog.attach_type not in MULTI_TYPES or prog.sleepable:
+        if not prog.attach_type.is_multi or prog.sleepable:
             raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) can't be on many functions")
         if cookies is None:
             functions = self._expanded(functions)

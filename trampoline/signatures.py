@@ -75,7 +75,6 @@ _LOW_HALVES = dict(zip(ARG_REGISTERS, ("edi", "esi", "edx", "ecx", "r8d", "r9d")
 _NOT_PASSED = frozenset({Kind.VOID, Kind.FLOAT})
 _RETURNED = frozenset({Kind.INT, Kind.PTR, Kind.ENUM, Kind.ENUM64})
 _TAKEN = _RETURNED | {Kind.STRUCT}
-_MULTI = frozenset(kind for kind in AttachType if kind.endswith("_multi"))
 _RUNS_BEFORE = frozenset({AttachType.FENTRY, AttachType.FENTRY_MULTI})
 
 
@@ -148,7 +147,7 @@ class BtfFunctions:
         protos = {proto: self._refusal(proto, flavour) for proto in set(self._protos)}
         errnos = array("H", map(protos.__getitem__, self._protos))
         by_name = denied_names(flavour, attach_type)
-        no_site = EINVAL if attach_type in _MULTI else EBUSY
+        no_site = EINVAL if attach_type.is_multi else EBUSY
         denied = dict.fromkeys(_without_site(), no_site) | dict.fromkeys(by_name, EINVAL)
         found: set[str] = set()
         for position, name in enumerate(self.names):

@@ -41,6 +41,13 @@ def test_attached_and_left_out_are_all_functions_of_a_btf(path):
         assert result.functions + sum(result.skipped.values()) == len(lab.population.select(["*"]))
 
 
+@pytest.mark.parametrize("kind", ["fentry", "fexit", "fmod_ret", "fsession"])
+def test_every_kind_from_the_command(capsys, kind):
+    status, out, err = tramp(capsys, "attach", "bpf_fentry_test*", "--kind", kind, "--flavour", "7.2")
+    assert (status, err) == (0, "")
+    assert out.startswith("10 functions, ")
+
+
 def test_the_command_prints_a_table(capsys):
     status, out, err = tramp(capsys, "attach", "bpf_fentry_test*")
     assert (status, err) == (0, "")

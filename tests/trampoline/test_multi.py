@@ -6,6 +6,7 @@ from emu.events import TextPatched
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.process import PointKind
 from refusals import refused
+from trampoline.attach import AttachType
 from trampoline.errors import KernelError, TrampolineError
 from trampoline.lab import DESIGNS
 
@@ -44,7 +45,14 @@ def call_all(lab):
     return {name: lab.call(name, *ARGS[name]).value for name in NAMES}
 
 
-@pytest.mark.parametrize("kind", ["fentry_multi", "fexit_multi", "fsession_multi"])
+KINDS = [kind for kind in AttachType if kind.is_multi]
+
+
+def test_the_kinds_of_multi_links():
+    assert KINDS == ["fentry_multi", "fexit_multi", "fmod_ret_multi", "fsession_multi"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_function_runs_the_program_with_its_own_cookie(multi_lab, kind):
     lab, seen = multi_lab, []
     prog = lab.prog(kind, lambda ctx: seen.append((ctx.ip, ctx.args, ctx.cookie)))
@@ -66,6 +74,28 @@ def test_every_function_runs_the_program_with_its_own_cookie(multi_lab, kind):
     assert call_all(lab) == VALUES
     with pytest.raises(TrampolineError, match="detached already"):
         link.detach()
+
+
+def test_fmod_ret_results_replace_those_of_each_function(multi_lab):
+    lab, seen = multi_lab, []
+
+    def replace(ctx):
+        # Nothing has run yet: the result is 0.
+        seen.append(ctx.ret)
+        return ctx.cookie
+
+    modify = lab.prog("fmod_ret_multi", replace)
+    leave = lab.prog("fexit_multi", lambda ctx: seen.append(ctx.ret))
+    before = state(lab)
+    # A program that gives 0 lets the function run.
+    links = [lab.attach_multi(modify, NAMES, cookies=[0, 1002, 1003, 0, 1005, 1006]), lab.attach_multi(leave, NAMES)]
+    results = VALUES | {name: 1000 + int(name[-1]) for name in NAMES if name[-1] in "2356"}
+    assert call_all(lab) == results
+    assert seen == [value for name in NAMES for value in (0, results[name])]
+    for link in links:
+        link.detach()
+    assert call_all(lab) == VALUES
+    assert state(lab) == before
 
 
 def test_arguments_have_the_types_of_each_function(multi_lab):

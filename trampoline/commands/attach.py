@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from trampoline.mass import MassAttach
 
 
+KINDS = ("fentry", "fexit", "fmod_ret", "fsession")
+"""Kinds of programs that a multi link takes."""
+
+
 def add_parser(subparsers: Any) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
@@ -22,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--design", default="batched", help="batched (default) or per-function")
     parser.add_argument("--flavour", default="6.12", metavar="F", help="6.1, 6.12 or 7.2 (default: 6.12)")
-    parser.add_argument("--kind", choices=("fentry", "fexit", "fsession"), default="fentry", help="default: fentry")
+    parser.add_argument("--kind", choices=KINDS, default="fentry", help="default: fentry")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
