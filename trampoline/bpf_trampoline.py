@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import E2BIG, EAGAIN, EBUSY, EINVAL
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -154,28 +155,40 @@ class BpfTrampoline:
         KernelError: -E2BIG beyond the limit of links, -EBUSY for a link or a program that is there already, and what
         updating raises.
         """
-        with self.mutex:
-            self.add(link)
-            try:
-                self._update()
-            except BaseException:
-                self.take_back(link)
-                raise
+        with self.mutex, self.changed(link, adding=True):
+            self._update()
 
     def unlink_prog(self, link: TrampLink) -> None:
         """``__bpf_trampoline_unlink_prog``. If updating fails, the link stays."""
-        with self.mutex:
-            position = self.remove(link)
-            try:
-                self._update()
-            except BaseException:
-                self.put_back(link, position)
-                raise
+        with self.mutex, self.changed(link, adding=False):
+            self._update()
 
-    def add(self, link: TrampLink) -> int:
-        """Put a program into its list, while ``mutex`` is held; nobody runs it yet. Gives its place. KernelError as
-        ``link_prog``.
+    @contextmanager
+    def changed(self, link: TrampLink, *, adding: bool) -> Iterator[None]:
+        """Within the block a program is in its list, or no longer; as before if the block raises; ``mutex`` is held."""
+        position = self.change(link, adding=adding)
+        try:
+            yield
+        except BaseException:
+            self.change_back(link, position, adding=adding)
+            raise
+
+    def change(self, link: TrampLink, *, adding: bool) -> int:
+        """Put a program into its list, or take it out, while ``mutex`` is held; its place there, for ``change_back``.
+
+        KernelError as ``link_prog``.
         """
+        return self._add(link) if adding else self._remove(link)
+
+    def change_back(self, link: TrampLink, position: int, *, adding: bool) -> None:
+        """Undo ``change``."""
+        if adding:
+            del self.links[position]
+        else:
+            self.links.insert(position, (kind_of(link.prog.attach_type, self.target.model), link))
+        link.linked = not adding
+
+    def _add(self, link: TrampLink) -> int:
         kind = kind_of(link.prog.attach_type, self.target.model)
         if kind is Kind.FSESSION and not self._flavour.fsession:
             raise KernelError(EINVAL, f"{self._flavour.name} has no fsession programs")
@@ -193,22 +206,11 @@ class BpfTrampoline:
         link.linked = True
         return len(self.links) - 1
 
-    def take_back(self, link: TrampLink) -> None:
-        """Undo the last ``add``."""
-        self.links.pop()
-        link.linked = False
-
-    def remove(self, link: TrampLink) -> int:
-        """Take a program out of its list, while ``mutex`` is held; gives its place, for ``put_back``."""
+    def _remove(self, link: TrampLink) -> int:
         position = [linked for _, linked in self.links].index(link)
         del self.links[position]
         link.linked = False
         return position
-
-    def put_back(self, link: TrampLink, position: int) -> None:
-        """Undo ``remove``."""
-        self.links.insert(position, (kind_of(link.prog.attach_type, self.target.model), link))
-        link.linked = True
 
     @property
     def tramp_links(self) -> TrampLinks:
@@ -267,16 +269,21 @@ class BpfTrampoline:
         """``bpf_trampoline_update``: a new image for the programs as they are now, or none; on error everything is
         as it was. ``lock_direct_mutex``: False where it is held.
         """
+        self.finish(self.switch(lock_direct_mutex=lock_direct_mutex))
+
+    def switch(self, *, lock_direct_mutex: bool = True) -> "Update":
+        """Let the site reach a new image for the programs as they are now; ``finish`` or ``switch_back`` is due."""
         before = self.flags
         try:
-            while not self._try_update(lock_direct_mutex):
+            while (update := self._try_switch(lock_direct_mutex)) is None:
                 pass
         except BaseException:
             self.flags = before
             raise
+        return update
 
-    def _try_update(self, lock_direct_mutex: bool) -> bool:
-        """One attempt; False where livepatch shares the site and a new one is due (00963a2e75a8)."""
+    def _try_switch(self, lock_direct_mutex: bool) -> "Update | None":
+        """One attempt; None where livepatch shares the site and a new one is due (00963a2e75a8)."""
         update = self.prepare()
         try:
             self._apply(update, lock_direct_mutex)
@@ -284,10 +291,15 @@ class BpfTrampoline:
             again = isinstance(error, KernelError) and error.errno == EAGAIN
             self.abandon(update, seen=not again)
             if again:
-                return False
+                return None
             raise
-        self.finish(update)
-        return True
+        return update
+
+    def switch_back(self, update: "Update", flags: TrampFlag) -> None:
+        """Let the site reach what it reached before ``switch``; ``flags`` are those of then."""
+        self._apply(Update(update.new, update.old, flags), lock_direct_mutex=True)
+        self.flags = flags
+        self.abandon(update, seen=True)
 
     def prepare(self) -> "Update":
         """What the programs as they are now need: a new image, or none; its site is not touched yet."""

@@ -8,7 +8,8 @@
 42
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from errno import EINVAL
 from typing import Any
 
@@ -27,10 +28,12 @@ from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
 from trampoline.designs import DESIGNS, METADATA, Entry
 from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
+from trampoline.func_protos import FuncProtos
 from trampoline.generator import Boot
-from trampoline.link import Link, MultiLink, Skipped, no_progress
+from trampoline.link import Link, MultiLink, Skipped, modules_of, no_progress
 from trampoline.model import Arg, FuncModel
-from trampoline.multi import check_multi
+from trampoline.multi import check_distinct, check_multi, check_wanted
+from trampoline.part_match import AttachFunc, btf_check_func_part_match
 from trampoline.phases import with_phases
 from trampoline.population import KernelFunction, Population, is_glob, memory_of, populate
 from trampoline.prog import BpfProg, BpfPrograms, ProgFunction, Uses
@@ -90,6 +93,7 @@ class Tracing:
             **memory_of(known),
         )
         self.population = Population(self.kernel, self.flavour, known)
+        self.protos = FuncProtos(self.kernel, known)
         self.programs = BpfPrograms(self.kernel)
         self.programs.model_at = self._model_at
         self.design = DESIGNS[design](self.kernel, self.flavour, boot or Boot(), self.programs, metadata)
@@ -108,27 +112,51 @@ class Tracing:
         name: str = "",
         sleepable: bool = False,
         uses: Uses | None = None,
+        attach_func: str | int | KernelFunction | None = None,
+        accessed_args: Collection[int] = (),
+        accesses_ret: bool = False,
     ) -> BpfProg:
         """Load a program: assembly text, machine code, or a Python function that takes a ProgContext.
 
         ``uses``: what it reads beside its arguments; without it, code is taken not to ask for the function's address,
-        and a Python function to ask for everything.
-        Raises TrampolineError for an unknown attach type, asm.AsmError, KernelError (-ENOMEM).
+        and a Python function to ask for everything. A multi program may say what function it is made for, and which of
+        its arguments, from 0, and whether its return value it reads: only those are compared on other functions.
+        Raises TrampolineError for an unknown attach type, asm.AsmError, KernelError: -ENOMEM; for ``attach_func`` what
+        ``target`` raises, -EINVAL where it has no such argument or is not to be traced by such a program.
         """
         try:
             attach = AttachType(attach_type)
         except ValueError:
             raise TrampolineError(f"no attach type {attach_type!r}; there are {', '.join(AttachType)}") from None
+        loaded_for = self._attach_func(attach, attach_func, accessed_args, accesses_ret)
         if not name:
             self._unnamed += 1
             name = f"prog{self._unnamed}"
         if callable(code):
-            return self.programs.load_callable(
+            prog = self.programs.load_callable(
                 name, attach, code, sleepable=sleepable, uses=uses or Uses(func_ip=True)
             )
-        if isinstance(code, bytes):
-            return self.programs.load_image(name, attach, code, sleepable=sleepable, uses=uses or Uses())
-        return self.programs.load_assembly(name, attach, code, sleepable=sleepable, uses=uses or Uses())
+        elif isinstance(code, bytes):
+            prog = self.programs.load_image(name, attach, code, sleepable=sleepable, uses=uses or Uses())
+        else:
+            prog = self.programs.load_assembly(name, attach, code, sleepable=sleepable, uses=uses or Uses())
+        prog.attach_func = loaded_for
+        return prog
+
+    def _attach_func(
+        self, attach: AttachType, where: str | int | KernelFunction | None, args: Collection[int], ret: bool
+    ) -> AttachFunc | None:
+        if where is None:
+            if args or ret:
+                raise TrampolineError("what a program reads is compared with a function: which one?")
+            return None
+        if not attach.is_multi:
+            raise TrampolineError(f"{attach} programs are on the function that they are attached to, and no other")
+        if ret and attach is AttachType.FENTRY_MULTI:
+            raise KernelError(EINVAL, "a function has not returned yet when fentry programs run")
+        target = self.target(where)
+        self._check_returns(attach, target)
+        return AttachFunc.of(target.name, self.protos.of(target), args, ret=ret)
 
     def unload(self, prog: BpfProg) -> None:
         """Drop the reference that loading gave; links hold their own."""
@@ -189,9 +217,9 @@ class Tracing:
             self._models[name] = FuncModel.parse(placed.prototype)
         return self._models[name]
 
-    def _check_returns(self, prog: BpfProg, target: Target) -> None:
-        if target.name in self._denied[prog.attach_type]:
-            raise KernelError(EINVAL, f"{target.name} does not return: {prog.attach_type} must not be on it")
+    def _check_returns(self, attach: AttachType, target: Target) -> None:
+        if target.name in self._denied[attach]:
+            raise KernelError(EINVAL, f"{target.name} does not return: {attach} must not be on it")
 
     def attach(
         self,
@@ -204,13 +232,15 @@ class Tracing:
         """Attach a program (``bpf_tracing_prog_attach``). On any error nothing is attached and no text is patched.
 
         KernelError: -EBUSY where it is attached already, -E2BIG beyond the limit, -ENOTSUPP for too many argument
-        slots, -EINVAL and -ENOENT as ``target`` says, -ERANGE where the image can't be reached. TrampolineError for a
-        cookie that is no unsigned 64-bit number.
+        slots, -EINVAL for a multi program, -EINVAL and -ENOENT as ``target`` says, -ERANGE where the image can't be
+        reached. TrampolineError for a cookie that is no unsigned 64-bit number.
         """
+        if prog.attach_type.is_multi:
+            raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) is attached by a multi link")
         if not 0 <= cookie < 1 << 64:
             raise TrampolineError(f"a cookie is an unsigned 64-bit number, not {cookie:#x}")
         target = self.target(where, prototype)
-        self._check_returns(prog, target)
+        self._check_returns(prog.attach_type, target)
         entry = Entry(target, TrampLink(prog, cookie))
         self.design.check(target, prog)
         self.design.attach((entry,), no_progress)
@@ -232,31 +262,41 @@ class Tracing:
         ``functions``: names, addresses, BTF ids, and, where there are no cookies, globs. With ``skip_invalid`` what
         can't be traced is left out and reported. Each function may have a cookie of its own. ``progress`` is called
         once for each function. KernelError: -EINVAL for no function, one given twice, cookies that don't match, a
-        program that is no ``_multi`` one; -E2BIG for too many; what ``attach`` raises for one.
+        program that is no ``_multi`` one, a function on which it would read something else than where it was loaded
+        for; -E2BIG for too many; what ``check_wanted`` and, for one function, ``attach`` raise.
         """
+        check_wanted(functions, cookies)
         if not prog.attach_type.is_multi:
             raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) can't be on many functions")
         if cookies is None:
             functions = self._expanded(functions)
-        check_multi(len(functions), len(set(functions)), None if cookies is None else len(cookies), most=MAX_MULTI)
+        check_multi(len(functions), None if cookies is None else len(cookies), most=MAX_MULTI)
         targets: list[tuple[Target, int]] = []
         skipped: list[Skipped] = []
         for where, cookie in zip(functions, cookies or [0] * len(functions), strict=True):
             try:
                 target = self.target(where)
-                self._check_returns(prog, target)
+                self._check_returns(prog.attach_type, target)
                 if target.site_offset is None:
                     raise KernelError(EINVAL, f"{target.name} has no patch site")
+                if prog.attach_func:
+                    btf_check_func_part_match(prog.attach_func, target.name, self.protos.of(target))
                 self.design.check(target, prog)
                 targets.append((target, cookie))
             except (KernelError, PrototypeError) as error:
                 if not skip_invalid:
                     raise
                 skipped.append(Skipped(where.qualified if isinstance(where, KernelFunction) else str(where), error))
+        check_distinct([target for target, _ in targets])
         owner, own_cookie = object(), len({cookie for _, cookie in targets}) > 1
         entries = [Entry(target, TrampLink(prog, cookie, owner, own_cookie)) for target, cookie in targets]
         try:
-            self.design.attach(entries, progress or no_progress)
+            with ExitStack() as undo:
+                for module in modules_of(entries):
+                    self.kernel.modules.get(module)
+                    undo.callback(self.kernel.modules.put, module)
+                self.design.attach(entries, progress or no_progress)
+                undo.pop_all()
         except BaseException:
             self.kernel.rcu.settle()
             raise
@@ -265,16 +305,22 @@ class Tracing:
         return MultiLink(self, prog, entries, skipped)
 
     def _expanded(self, functions: Sequence[str | int | KernelFunction]) -> list[str | int | KernelFunction]:
-        """Globs replaced by the functions that they match, each once."""
-        found: dict[str | int | KernelFunction, None] = {}
+        """Globs replaced by the functions that they match and that are not there already."""
+        if not any(isinstance(where, str) and is_glob(where) for where in functions):
+            return list(functions)
+        found: list[str | int | KernelFunction] = []
+        there: set[int] = set()
         for where in functions:
             if isinstance(where, str) and is_glob(where):
-                found.update(dict.fromkeys(self.population.select([where])))
-            elif where in found:
-                raise KernelError(EINVAL, f"{where} is given twice")
-            else:
-                found[where] = None
-        return list(found)
+                rows = [row for row in self.population.select([where]) if row.address not in there]
+                there.update(row.address for row in rows)
+                found += rows
+                continue
+            found.append(where)
+            # What is not found is refused, or skipped, where its turn comes.
+            with suppress(KernelError):
+                there.add((where if isinstance(where, KernelFunction) else self.population.find(where)).address)
+        return found
 
     # Running --------------------------------------------------------------------------------------------------------
 

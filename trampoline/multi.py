@@ -4,13 +4,16 @@ Trampolines stay one per function. With one ftrace_ops for all (``SingleOps``) a
 functions are attached one by one, which is what mass attachment was slow by. Either way all or nothing.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from errno import E2BIG, EAGAIN, EINVAL
+from errno import E2BIG, EAGAIN, EFAULT, EINVAL, EOPNOTSUPP
 from typing import NamedTuple
 
-from emu.kernel.errors import KernelError
-from trampoline.bpf_trampoline import BpfTrampoline, TrampLink
+from trampoline.bpf_trampoline import BpfTrampoline, Target, TrampLink
+from trampoline.errors import KernelError, TrampolineError
+from trampoline.population import KernelFunction, is_glob
+from trampoline.prog import BpfProg
 from trampoline.sites import SingleOps, SiteBatch
 
 
@@ -43,16 +46,24 @@ def _change(sites: object, entries: Sequence[MultiEntry], progress: Callable[[],
 
 
 def _change_one_by_one(entries: Sequence[MultiEntry], progress: Callable[[], object], *, adding: bool) -> None:
-    with ExitStack() as undo:
-        for entry in entries:
-            trampoline = entry.trampoline
-            change, back = trampoline.link_prog, trampoline.unlink_prog
-            if not adding:
-                change, back = back, change
-            change(entry.link)
-            undo.callback(back, entry.link)
-            progress()
-        undo.pop_all()
+    """Site after site; what they reached before is kept until the last is patched, so that going back makes nothing
+    new.
+    """
+    with ExitStack() as stack:
+        updates = []
+        with ExitStack() as undo:
+            for entry in entries:
+                trampoline = entry.trampoline
+                stack.enter_context(trampoline.mutex)
+                stack.enter_context(trampoline.changed(entry.link, adding=adding))
+                before = trampoline.flags
+                update = trampoline.switch()
+                undo.callback(trampoline.switch_back, update, before)
+                updates.append((trampoline, update))
+                progress()
+            undo.pop_all()
+        for trampoline, update in updates:
+            trampoline.finish(update)
 
 
 def _change_batched(
@@ -67,16 +78,13 @@ def _change_batched(
         changed: list[int] = []
         try:
             for trampoline, link in entries:
-                changed.append(trampoline.add(link) if adding else trampoline.remove(link))
+                changed.append(trampoline.change(link, adding=adding))
             while not _try_update(sites, trampolines, progress):
                 pass
         except BaseException:
             for (trampoline, link), before, position in zip(entries, flags, changed, strict=False):
                 trampoline.flags = before
-                if adding:
-                    trampoline.take_back(link)
-                else:
-                    trampoline.put_back(link, position)
+                trampoline.change_back(link, position, adding=adding)
             raise
 
 
@@ -124,15 +132,40 @@ def _try_update(sites: SingleOps, trampolines: Sequence[BpfTrampoline], progress
     return True
 
 
-def check_multi(count: int, distinct: int, cookies: int | None, *, most: int) -> None:
-    """Counts of a multi link: -EINVAL for none, for a function twice and for cookies that don't match, -E2BIG beyond
-    ``most``.
+def check_wanted(functions: Sequence[object], cookies: Sequence[int] | None) -> None:
+    """What a multi link is asked for, before anything is looked up.
+
+    KernelError: -EOPNOTSUPP for a BPF program among the functions, -EFAULT for what can't be read as one, -EINVAL for a
+    glob where there are cookies. TrampolineError for one text instead of several, and for a cookie that is no unsigned
+    64-bit number.
     """
+    if isinstance(functions, str):
+        raise TrampolineError(f"several functions are wanted: [{functions!r}]")
+    for function in functions:
+        if isinstance(function, BpfProg):
+            raise KernelError(EOPNOTSUPP, f"{function.name} is a program: multi links are on kernel functions")
+        if not isinstance(function, str | int | KernelFunction):
+            raise KernelError(EFAULT, f"{function!r} is no function's name, address or type id")
+        if cookies is not None and isinstance(function, str) and is_glob(function):
+            raise KernelError(EINVAL, f"{function} may be any number of functions: their cookies can't be told apart")
+    for cookie in cookies or ():
+        if not 0 <= cookie < 1 << 64:
+            raise TrampolineError(f"a cookie is an unsigned 64-bit number, not {cookie:#x}")
+
+
+def check_distinct(targets: Sequence[Target]) -> None:
+    """-EINVAL for a function that is there twice, however it was named."""
+    names = {target.key: target.name for target in targets}
+    if len(names) != len(targets):
+        twice = next(names[key] for key, count in Counter(target.key for target in targets).items() if count > 1)
+        raise KernelError(EINVAL, f"{twice} is given twice")
+
+
+def check_multi(count: int, cookies: int | None, *, most: int) -> None:
+    """Counts of a multi link: -EINVAL for none, and for cookies that don't match; -E2BIG beyond ``most``."""
     if not count:
         raise KernelError(EINVAL, "a multi link needs a function")
     if count > most:
         raise KernelError(E2BIG, f"{count} functions; a multi link takes {most}")
-    if distinct != count:
-        raise KernelError(EINVAL, f"{count - distinct} functions are given twice")
     if cookies is not None and cookies != count:
         raise KernelError(EINVAL, f"{cookies} cookies for {count} functions")

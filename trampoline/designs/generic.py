@@ -7,29 +7,22 @@ value with bpf_get_func_arg and bpf_get_func_ret.
 
 from collections.abc import Hashable
 from errno import EOPNOTSUPP
-from itertools import count
 
 from emu.kernel.errors import KernelError
-from emu.kernel.kernel import Kernel
 from trampoline.bpf_trampoline import BpfTrampoline, Target
 from trampoline.designs.function_images import most_bytes
-from trampoline.designs.shared_images import SharedImages, identities
-from trampoline.flavour import Flavour
+from trampoline.designs.shared_images import SharedImages, identities, ksym
 from trampoline.generator import TrampFlag, arch_prepare_bpf_trampoline
 from trampoline.model import MAX_BPF_FUNC_ARGS, MAX_REG_SLOTS, FuncModel
 from trampoline.prog import BpfProg
 from trampoline.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
 
-KSYM = "generic_trampoline_"
-"""Their symbols are this and a number."""
+KSYM = "generic_trampoline"
+"""What their symbols begin with."""
 
 
 class GenericImages(SharedImages):
     """Makes them as kernels make a function's own, except that the return address at the site tells the function."""
-
-    def __init__(self, kernel: Kernel, flavour: Flavour) -> None:
-        super().__init__(kernel, flavour)
-        self._numbers = count()
 
     @staticmethod
     def slots(model: FuncModel) -> int:
@@ -62,7 +55,7 @@ class GenericImages(SharedImages):
             flags |= TrampFlag.ORIG_STACK | TrampFlag.SKIP_FRAME
         model = FuncModel.of_slots("any function", self.slots(trampoline.target.model))
         size = most_bytes(model.nr_regs, len(links.calls))
-        image = BpfTrampImage(kernel, size, f"{KSYM}{next(self._numbers)}")
+        image = BpfTrampImage(kernel, size, ksym(KSYM, model.nr_regs, [call.name for call in links.calls]))
         try:
             made = arch_prepare_bpf_trampoline(
                 self._flavour,

@@ -13,6 +13,9 @@ from trampoline.generator import TrampFlag
 from trampoline.multi import MultiEntry
 from trampoline.prog import BpfProg
 
+_NAMED = 4
+"""Programs that a symbol names; of further ones it gives the number."""
+
 
 class ReleasedImage(Protocol):
     """What is shared: an address, and two ways for it to go."""
@@ -110,6 +113,12 @@ class SharedImages(ABC):
     def is_outdated(self, before: TrampFlag, flags: TrampFlag) -> bool:
         """While livepatch shares the site, the return address there does not tell the function."""
         return bool((before ^ flags) & TrampFlag.SHARE_IPMODIFY)
+
+
+def ksym(prefix: str, slots: int, progs: Sequence[str]) -> str:
+    """The symbol of an image that functions share: the argument slots that it serves and its programs."""
+    names = [*progs[:_NAMED], f"{len(progs) - _NAMED}_more"] if len(progs) > _NAMED else progs
+    return "_".join([prefix, str(slots), *names])
 
 
 def identities(links: Sequence[tuple[Kind, TrampLink]]) -> tuple[Hashable, ...]:

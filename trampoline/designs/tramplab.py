@@ -1,7 +1,6 @@
 """The design ``tramplab``: callers made for their programs, shared by functions."""
 
 from collections.abc import Hashable, Sequence
-from itertools import count
 
 from asm import assemble
 from asm.encodings import jmp_rel32
@@ -12,7 +11,7 @@ from trampoline.attach import Kind
 from trampoline.bpf_trampoline import BpfTrampoline, TrampLink
 from trampoline.designs.caller import CallerProg, CallerSpec, Places, caller_text
 from trampoline.designs.records import Records, record
-from trampoline.designs.shared_images import SharedImages, identities
+from trampoline.designs.shared_images import SharedImages, identities, ksym
 from trampoline.flavour import Flavour
 from trampoline.generator import PATCH_SIZE, Boot, TrampFlag
 from trampoline.kfunc_md import MetadataBackend
@@ -20,8 +19,8 @@ from trampoline.model import FuncModel
 from trampoline.multi import MultiEntry
 from trampoline.prog import BpfPrograms
 
-KSYM = "tramplab_caller_"
-"""Callers' symbols are this and a number."""
+KSYM = "tramplab_caller"
+"""What callers' symbols begin with."""
 LONGEST_INSTRUCTION = 15
 _ALIGNED = 16
 
@@ -106,7 +105,6 @@ class TramplabImages(SharedImages):
         self._programs = programs
         self.records = Records(kernel, backend)
         self._timed = False
-        self._numbers = count()
         self._places: dict[tuple[int, ...], Places] = {}
 
     def hold(self, entries: Sequence[MultiEntry]) -> None:
@@ -169,7 +167,7 @@ class TramplabImages(SharedImages):
             self._timed,
         )
         backend = self.records.backend if spec.looks_up else None
-        name = f"{KSYM}{next(self._numbers)}"
+        name = ksym(KSYM, len(places), [prog.name for prog in spec.progs])
         return CallerImage(self._kernel, self._programs, spec, trampoline.boot, backend, name)
 
 
