@@ -1,10 +1,8 @@
 """The designs: ways for programs to get onto functions, behind one interface."""
 
-from collections.abc import Callable
-
 from emu.kernel.kernel import Kernel
 from trampoline.bpf_trampoline import Trampolines
-from trampoline.designs.design import Design, Entry, TrampolineDesign
+from trampoline.designs.design import Design, Entry, Factory, TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
 from trampoline.designs.generic import GenericImages
 from trampoline.designs.tramplab import TramplabImages
@@ -15,12 +13,7 @@ from trampoline.kfunc_md.padding import SIZE as PADDING_SIZE
 from trampoline.prog import BpfPrograms
 from trampoline.sites import OpsEach, SingleOps
 
-__all__ = ["DESIGNS", "METADATA", "Design", "Entry"]
-
-
-
-Factory = Callable[[Kernel, Flavour, Boot, BpfPrograms, str | None], Design]
-"""Makes a design for a kernel; the last argument is the metadata back end, None for the design's own choice."""
+__all__ = ["DESIGNS", "METADATA", "Design", "Entry", "Factory"]
 
 
 def _per_function(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
