@@ -5,10 +5,11 @@ from trampoline.bpf_trampoline import Trampolines
 from trampoline.designs.design import Design, Entry, Factory, TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
 from trampoline.designs.generic import GenericImages
+from trampoline.designs.seed import seed_v1, seed_v2
 from trampoline.designs.tramplab import TramplabImages
 from trampoline.flavour import Flavour
 from trampoline.generator import Boot
-from trampoline.kfunc_md import backend_of
+from trampoline.kfunc_md import SeedDefects, backend_of
 from trampoline.kfunc_md.padding import SIZE as PADDING_SIZE
 from trampoline.prog import BpfPrograms
 from trampoline.sites import OpsEach, SingleOps
@@ -46,6 +47,9 @@ DESIGNS: dict[str, Factory] = {
     "batched": _batched,
     "generic": _generic,
     "tramplab": _tramplab,
+    "seed-v2": seed_v2("seed-v2"),
+    "seed-v2-repaired": seed_v2("seed-v2-repaired", SeedDefects()),
+    "seed-v1": seed_v1("seed-v1"),
 }
 """Every design by its name."""
 

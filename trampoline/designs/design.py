@@ -45,8 +45,8 @@ class Design(Protocol):
 
 
 Factory = Callable[[Kernel, Flavour, Boot, BpfPrograms, str | None], Design]
-"""Makes a design for a kernel that has just booted: code that it adds to the kernel's text was there from the start. The
-last argument is the metadata back end, None for the design's own choice.
+"""Makes a design for a kernel that has just booted: code that it adds to the kernel's text was there from the start.
+The last argument is the metadata back end, None for the design's own choice.
 """
 
 

@@ -2,7 +2,7 @@
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import E2BIG, EBUSY, EEXIST, EINVAL, ENOENT, EOPNOTSUPP, EOVERFLOW
@@ -26,7 +26,7 @@ MAX_ARGS = 12
 BACKENDS = ("hash", "padding", "flat")
 LISTS = (Kind.FENTRY, Kind.FEXIT, Kind.MODIFY_RETURN)
 
-_PROGS = kfunc_md.offset("bpf_progs")
+_PROGS, _COUNT = kfunc_md.offset("bpf_progs"), kfunc_md.offset("bpf_prog_cnt")
 _PROG, _COOKIE = (kfunc_md_tramp_prog.offset(name) for name in ("prog", "cookie"))
 _USERS_MAX = 0xFFFF
 _NODE = struct.Struct("<QQ")
@@ -100,6 +100,11 @@ class KfuncMds:
         md = self.backend.find(func)
         read = self._machine.read_u64
         return [(read(node + _PROG), read(node + _COOKIE)) for _, node in self._walk(md, kind)] if md else []
+
+    def counts(self, functions: Iterable[int]) -> dict[int, int]:
+        """How many programs are on each function that has metadata: its ``bpf_prog_cnt``."""
+        read = self._machine.read_u8
+        return {func: read(md + _COUNT) for func, md in self.backend.find_all(functions).items() if md}
 
     # References ---------------------------------------------------------------------------------------------------
 
