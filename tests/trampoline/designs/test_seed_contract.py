@@ -2,6 +2,7 @@
 
 import pytest
 
+from emu.kernel.ftrace import FtraceOps
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.process import PointKind
 from emu.structs import PERCPU, task_struct
@@ -264,6 +265,27 @@ def test_any_failure_leaves_everything_as_before(make_lab, design, kind):
     assert state(lab) == before
     there.detach()
     assert not lab.kernel.ftrace.direct_functions
+
+
+@pytest.mark.parametrize("tracer_first", [True, False])
+@pytest.mark.parametrize("design", DESIGNS)
+def test_beside_another_user_of_the_site(make_lab, design, tracer_first):
+    lab, ran = make_lab("6.12", design=design), []
+    tracer = FtraceOps("tracer", lambda ip, parent, ops, regs: ran.append("tracer"))
+    site = lab.kernel.function(NAMES[1]).site
+    lab.kernel.ftrace.ftrace_set_filter_ip(tracer, site)
+    prog = lab.prog("fexit_multi", lambda ctx: ran.append((ctx.args, ctx.ret)))
+    if tracer_first:
+        lab.kernel.ftrace.register_ftrace_function(tracer)
+    link = lab.attach_multi(prog, NAMES)
+    if not tracer_first:
+        lab.kernel.ftrace.register_ftrace_function(tracer)
+    assert lab.call(NAMES[1], 1, 2).value == 3
+    assert ran == ["tracer", ((1, 2), 3)]
+    link.detach()
+    assert lab.call(NAMES[1], 1, 2).value == 3
+    assert ran[2:] == ["tracer"]
+    lab.kernel.ftrace.unregister_ftrace_function(tracer)
 
 
 @pytest.mark.parametrize("design", DESIGNS)
