@@ -16,6 +16,7 @@ class Phase(enum.StrEnum):
 
     ENTRY = "entry"
     SAVE = "save"
+    LOOKUP = "lookup"
     ENTER = "enter"
     PROGRAM = "program"
     EXIT = "exit"

@@ -13,6 +13,7 @@ _LABEL = "\x1b[1;33m"
 _PHASE_COLORS = {
     Phase.ENTRY: "\x1b[34m",
     Phase.SAVE: "\x1b[36m",
+    Phase.LOOKUP: "\x1b[33m",
     Phase.ENTER: "\x1b[35m",
     Phase.PROGRAM: "\x1b[32m",
     Phase.EXIT: "\x1b[35m",

@@ -4,11 +4,24 @@
 
 from emu.kernel.errors import ENOTSUPP, KernelError, errno_name
 
-__all__ = ["ENOTSUPP", "BtfError", "GoldenError", "KernelError", "PrototypeError", "TrampolineError", "errno_name"]
+__all__ = [
+    "ENOTSUPP",
+    "BtfError",
+    "GoldenError",
+    "KernelError",
+    "Oops",
+    "PrototypeError",
+    "TrampolineError",
+    "errno_name",
+]
 
 
 class TrampolineError(Exception):
     """Root of this package's errors."""
+
+
+class Oops(TrampolineError):
+    """Process context did what would have brought a kernel down, because of a defect that was asked for."""
 
 
 class PrototypeError(TrampolineError):

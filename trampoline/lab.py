@@ -25,7 +25,7 @@ from trampoline.attach import AttachType
 from trampoline.bpf_trampoline import Target, TrampLink
 from trampoline.btf import Btf
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
-from trampoline.designs import DESIGNS, METADATA, Entry
+from trampoline.designs import DESIGNS, METADATA, Entry, Factory
 from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
 from trampoline.func_protos import FuncProtos
@@ -50,8 +50,9 @@ class Tracing:
     """A kernel of one flavour and configuration, with programs and trampolines.
 
     ``functions`` are added to the kernel's text. With ``btf`` the kernel has every function of that BTF, with its type
-    id and the prototype there, which comes before any other. ``design``: one of ``DESIGNS``, ``metadata``: one
-    of its back ends (``METADATA``). Raises TrampolineError for an unknown flavour, configuration, design or back end.
+    id and the prototype there, which comes before any other. ``design``: one of ``DESIGNS``, or
+    what makes one; ``metadata``: one of its back ends (``METADATA``). Raises TrampolineError for an unknown flavour,
+    configuration, design or back end.
     """
 
     def __init__(
@@ -65,15 +66,17 @@ class Tracing:
         functions: Sequence[FunctionSource | TextSource] = (),
         btf: Btf | None = None,
         counting: str = "auto",
-        design: str = "per-function",
+        design: str | Factory = "per-function",
         metadata: str | None = None,
     ) -> None:
         self.flavour = flavour_name if isinstance(flavour_name, Flavour) else flavour(flavour_name)
-        if design not in DESIGNS:
-            raise TrampolineError(f"no design {design!r}; there are {', '.join(DESIGNS)}")
-        if metadata is not None and metadata not in METADATA.get(design, ()):
-            choices = ", ".join(METADATA.get(design, ())) or "none"
-            raise TrampolineError(f"no metadata {metadata!r} for {design}; there is {choices}")
+        if isinstance(design, str):
+            if design not in DESIGNS:
+                raise TrampolineError(f"no design {design!r}; there are {', '.join(DESIGNS)}")
+            if metadata is not None and metadata not in METADATA.get(design, ()):
+                choices = ", ".join(METADATA.get(design, ())) or "none"
+                raise TrampolineError(f"no metadata {metadata!r} for {design}; there is {choices}")
+            design = DESIGNS[design]
         if isinstance(config, str):
             if config not in CONFIGS:
                 raise TrampolineError(f"no configuration {config!r}; there are {', '.join(CONFIGS)}")
@@ -96,7 +99,7 @@ class Tracing:
         self.protos = FuncProtos(self.kernel, known)
         self.programs = BpfPrograms(self.kernel)
         self.programs.model_at = self._model_at
-        self.design = DESIGNS[design](self.kernel, self.flavour, boot or Boot(), self.programs, metadata)
+        self.design = design(self.kernel, self.flavour, boot or Boot(), self.programs, metadata)
         self.trampolines = self.design.trampolines
         self._denied = {kind: denied_names(self.flavour, kind) for kind in AttachType}
         self._models: dict[str, FuncModel] = {}
@@ -277,11 +280,11 @@ class Tracing:
             try:
                 target = self.target(where)
                 self._check_returns(prog.attach_type, target)
+                self.design.check(target, prog)
                 if target.site_offset is None:
                     raise KernelError(EINVAL, f"{target.name} has no patch site")
                 if prog.attach_func:
                     btf_check_func_part_match(prog.attach_func, target.name, self.protos.of(target))
-                self.design.check(target, prog)
                 targets.append((target, cookie))
             except (KernelError, PrototypeError) as error:
                 if not skip_invalid:

@@ -17,7 +17,7 @@ from emu.vcpu import Vcpu
 from trampoline.attach import AttachType
 from trampoline.model import FuncModel
 from trampoline.part_match import AttachFunc
-from trampoline.structs import bpf_prog, bpf_prog_aux, bpf_prog_stats, bpf_tramp_run_ctx
+from trampoline.structs import SLEEPABLE, bpf_prog, bpf_prog_aux, bpf_prog_stats, bpf_tramp_run_ctx
 
 COUNT_MASK = 0xFF
 """The count word's low byte is the count; fsession keeps more above it (7.0)."""
@@ -264,7 +264,7 @@ class BpfPrograms:
             undo.pop_all()
         view = bpf_prog.view(kernel.machine, address)
         view.active, view.stats, view.aux, view.bpf_func, view.jited_len = active, stats, aux, bpf_func, size
-        view.jited = 1
+        view.jited, view.sleepable = 1, SLEEPABLE if sleepable else 0
         loaded = BpfProg(name, attach_type, sleepable, uses, address, bpf_func, size, active, stats)
         self.loaded[address] = loaded
         loaded.symbol = kernel.kallsyms.add(f"bpf_prog_{name}", bpf_func, size)

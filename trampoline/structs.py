@@ -7,6 +7,7 @@ their address only, so one layout serves all flavours; fields that came later st
 from emu.structs import Struct, embedded, percpu_ref, raw, s32, struct_symbols, u8, u16, u32, u64
 
 __all__ = [
+    "SLEEPABLE",
     "STRUCTS",
     "asm_symbols",
     "bpf_prog",
@@ -16,12 +17,16 @@ __all__ = [
     "bpf_tramp_run_ctx",
 ]
 
+SLEEPABLE = 0x40
+"""``bpf_prog.sleepable`` in its byte (66c8473135c6 moved it there from bpf_prog_aux)."""
+
 bpf_prog = Struct(
     "bpf_prog",
     size=0x48,  # insnsi[] follows: the eBPF instructions, 8 bytes each
     fields={
         "pages": u16(0x00),
         "jited": u8(0x02),  # bit 0 of the bit-fields there
+        "sleepable": u8(0x03),  # bit 6 of the bit-fields there: SLEEPABLE
         "type": u32(0x04),
         "expected_attach_type": u32(0x08),
         "len": u32(0x0C),  # eBPF instructions

@@ -187,11 +187,7 @@ class Kernel:
         for name, address in calls.items():
             self.kallsyms.add(name, address, 1)
         self.percpu_refs.release_address = calls["percpu_ref_release"]
-        guest = tuple(Function(name, r.text, traceable=False) for name, r in routines.items() if not r.host_call)
-        for placed in self._place(AssemblyFunctions(guest)):
-            for entry in routines[placed.name].jump_entries:
-                sites = self._keys.setdefault(entry.key, [])
-                sites.append((placed.image.symbols[entry.site], placed.image.symbols[entry.target]))
+        self.add_routines(*(routine for routine in routines.values() if not routine.host_call))
         for source in functions:
             if isinstance(source, TextSource):
                 self.add_text(source)
@@ -251,6 +247,20 @@ class Kernel:
     def add_functions(self, *functions: Function) -> list[PlacedFunction]:
         """Add functions of one's own to the kernel's text. Raises asm.AsmError for a body that can't be assembled."""
         return self._place(AssemblyFunctions(functions))
+
+    def add_routines(self, *routines: Routine, constants: Mapping[str, int] | None = None) -> list[PlacedFunction]:
+        """Add routines to the kernel's text, the sites of their static keys with them, which must be off.
+
+        ``constants``: what their texts refer to beside the kernel's symbols. Raises asm.AsmError.
+        """
+        guest = tuple(Function(routine.name, routine.text, traceable=False) for routine in routines)
+        entries = {routine.name: routine.jump_entries for routine in routines}
+        made = self._place(AssemblyFunctions(guest, constants=constants or {}))
+        for placed in made:
+            for entry in entries[placed.name]:
+                sites = self._keys.setdefault(entry.key, [])
+                sites.append((placed.image.symbols[entry.site], placed.image.symbols[entry.target]))
+        return made
 
     def add_symbol_at(self, address: int, name: str) -> None:
         """Let an address that somebody else chose (a recorded boot's) lead to a symbol: a jmp stands there."""

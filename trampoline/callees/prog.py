@@ -144,8 +144,10 @@ def _enter(config: Config, form: Form, return_thunk: bool) -> Routine:
     return Routine(name, text, symbols_of(text, _SYMBOLS), entries)
 
 
-def _add_stats(prog: str, start: str) -> str:
-    """cnt and nsecs of the program on this CPU; the clock's answer is in rax. Clobbers rax and rdx."""
+def add_stats(prog: str, start: str) -> str:
+    """cnt and nsecs of the program on this CPU: the clock's answer is in rax, ``start`` anywhere but in rax and rdx,
+    which are clobbered.
+    """
     return f"""
     mov rdx, qword ptr [{prog} + bpf_prog.stats]
     add rdx, qword ptr gs:[percpu.this_cpu_off]
@@ -179,7 +181,7 @@ def _update_prog_stats(config: Config, form: Form, name: str) -> tuple[str, Frag
         cold = body(
             test,
             "    mov rbx, rdi\n    mov rbp, rsi\n    call sched_clock",
-            _add_stats("rbx", "rbp"),
+            add_stats("rbx", "rbp"),
             back,
             again,
         )
@@ -238,7 +240,7 @@ def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
     mov rbx, rdi                                   ; prog
     call sched_clock
 """,
-            _add_stats("rbx", "rbp"),
+            add_stats("rbx", "rbp"),
             "    pop rbx\n    pop rbp",
             ret(return_thunk),
         )

@@ -1,26 +1,20 @@
 """The designs: ways for programs to get onto functions, behind one interface."""
 
-from collections.abc import Callable
-
 from emu.kernel.kernel import Kernel
 from trampoline.bpf_trampoline import Trampolines
-from trampoline.designs.design import Design, Entry, TrampolineDesign
+from trampoline.designs.design import Design, Entry, Factory, TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
 from trampoline.designs.generic import GenericImages
+from trampoline.designs.seed import seed_v1, seed_v2
 from trampoline.designs.tramplab import TramplabImages
 from trampoline.flavour import Flavour
 from trampoline.generator import Boot
-from trampoline.kfunc_md import backend_of
+from trampoline.kfunc_md import SeedDefects, backend_of
 from trampoline.kfunc_md.padding import SIZE as PADDING_SIZE
 from trampoline.prog import BpfPrograms
 from trampoline.sites import OpsEach, SingleOps
 
-__all__ = ["DESIGNS", "METADATA", "Design", "Entry"]
-
-
-
-Factory = Callable[[Kernel, Flavour, Boot, BpfPrograms, str | None], Design]
-"""Makes a design for a kernel; the last argument is the metadata back end, None for the design's own choice."""
+__all__ = ["DESIGNS", "METADATA", "Design", "Entry", "Factory"]
 
 
 def _per_function(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
@@ -53,6 +47,9 @@ DESIGNS: dict[str, Factory] = {
     "batched": _batched,
     "generic": _generic,
     "tramplab": _tramplab,
+    "seed-v2": seed_v2("seed-v2"),
+    "seed-v2-repaired": seed_v2("seed-v2-repaired", SeedDefects()),
+    "seed-v1": seed_v1("seed-v1"),
 }
 """Every design by its name."""
 

@@ -6,9 +6,12 @@ from typing import NamedTuple, Protocol
 
 from asm import DisplacementError
 from emu.kernel.errors import KernelError
+from emu.kernel.kernel import Kernel
 from trampoline.bpf_trampoline import Target, TrampLink, Trampolines
+from trampoline.flavour import Flavour
+from trampoline.generator import Boot
 from trampoline.multi import MultiEntry, attach_multi, detach_multi, remake
-from trampoline.prog import BpfProg
+from trampoline.prog import BpfProg, BpfPrograms
 
 
 class Entry(NamedTuple):
@@ -39,6 +42,12 @@ class Design(Protocol):
 
     def time_programs(self, enabled: bool) -> None:
         """Keep run-time statistics of programs, or keep them no more. KernelError: as before."""
+
+
+Factory = Callable[[Kernel, Flavour, Boot, BpfPrograms, str | None], Design]
+"""Makes a design for a kernel that has just booted: code that it adds to the kernel's text was there from the start.
+The last argument is the metadata back end, None for the design's own choice.
+"""
 
 
 class TrampolineDesign:

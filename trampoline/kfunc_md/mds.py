@@ -2,7 +2,7 @@
 
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import E2BIG, EBUSY, EEXIST, EINVAL, ENOENT, EOPNOTSUPP, EOVERFLOW
@@ -26,7 +26,7 @@ MAX_ARGS = 12
 BACKENDS = ("hash", "padding", "flat")
 LISTS = (Kind.FENTRY, Kind.FEXIT, Kind.MODIFY_RETURN)
 
-_PROGS = kfunc_md.offset("bpf_progs")
+_PROGS, _COUNT = kfunc_md.offset("bpf_progs"), kfunc_md.offset("bpf_prog_cnt")
 _PROG, _COOKIE = (kfunc_md_tramp_prog.offset(name) for name in ("prog", "cookie"))
 _USERS_MAX = 0xFFFF
 _NODE = struct.Struct("<QQ")
@@ -72,6 +72,8 @@ class KfuncMds:
         self.backend = backend_of(kernel, backend, defects)
         self.lock = Lock(kernel.process, "kfunc_md_mutex")
         """Held by every operation, so that nobody else may hold it around one."""
+        self.warnings: list[str] = []
+        """What the posted series would have warned of (WARN_ON)."""
         self._max_links = max_links
         self._lifetimes = Lifetimes(kernel, self.backend, refs=refs)
         if defects.resize_copies and isinstance(self.backend, HashTable):
@@ -98,6 +100,11 @@ class KfuncMds:
         md = self.backend.find(func)
         read = self._machine.read_u64
         return [(read(node + _PROG), read(node + _COOKIE)) for _, node in self._walk(md, kind)] if md else []
+
+    def counts(self, functions: Iterable[int]) -> dict[int, int]:
+        """How many programs are on each function that has metadata: its ``bpf_prog_cnt``."""
+        read = self._machine.read_u8
+        return {func: read(md + _COUNT) for func, md in self.backend.find_all(functions).items() if md}
 
     # References ---------------------------------------------------------------------------------------------------
 
@@ -142,18 +149,23 @@ class KfuncMds:
         with self.lock:
             self._lifetimes.retire((), (self._unlink(func, self._existing(func), prog, kind),))
 
-    def link_entries(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
+    def link_entries(
+        self, entries: Sequence[MdEntry], prog: int, kind: Kind, *, refilter: Callable[[], None] = lambda: None
+    ) -> None:
         """Link a program to many functions, each with a user of its own: all or none.
 
-        One resize at most. KernelError as ``create`` and ``link``; a function twice is -EEXIST.
+        One resize at most. KernelError as ``create`` and ``link``; a function twice is -EEXIST. ``refilter``: what the
+        posted series calls in the midst of unlinking, after the programs and before the users.
         """
         with self.lock:
-            if self.defects.unlink_stops:
-                self._link_as_posted(entries, prog, kind)
+            if self.defects.unlink_stops or self.defects.unlink_walks_all:
+                self._link_as_posted(entries, prog, kind, refilter)
             else:
                 self._link_all(entries, prog, kind)
 
-    def unlink_entries(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
+    def unlink_entries(
+        self, entries: Sequence[MdEntry], prog: int, kind: Kind, *, refilter: Callable[[], None] = lambda: None
+    ) -> None:
         """Unlink a program from many functions and drop the users that ``link_entries`` made.
 
         Without percpu_refs everything waits for the same two grace periods. KernelError (-EINVAL) where some function
@@ -162,7 +174,7 @@ class KfuncMds:
         """
         with self.lock:
             if self.defects.unlink_stops:
-                self._unlink_as_posted(entries, prog, kind)
+                self._unlink_as_posted(entries, prog, kind, refilter)
             else:
                 self._unlink_all(entries, prog, kind)
 
@@ -359,26 +371,49 @@ class KfuncMds:
             names = ", ".join(f"{func:#x}" for func in missing[:5])
             raise KernelError(EINVAL, f"the program was not linked to {len(missing)} functions, {names}")
 
-    def _link_as_posted(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
-        """``__bpf_gtrampoline_link_prog``: one by one, and a failure calls the unlinking of all."""
+    def _link_as_posted(
+        self, entries: Sequence[MdEntry], prog: int, kind: Kind, refilter: Callable[[], None]
+    ) -> None:
+        """``__bpf_gtrampoline_link_prog``: one by one."""
+        created: list[int] = []
+        linked: list[int] = []
         try:
             for entry in entries:
                 md = self._create(entry.func, entry.nr_args)
+                created.append(entry.func)
                 self._link(entry.func, md, prog, kind, entry.cookie)
+                linked.append(entry.func)
         except KernelError:
-            with suppress(KernelError):
-                self._unlink_as_posted(entries, prog, kind)
+            if self.defects.unlink_walks_all:
+                with suppress(KernelError):
+                    self._unlink_as_posted(entries, prog, kind, refilter)
+            else:
+                nodes = [self._unlink(func, self.backend.find(func), prog, kind) for func in linked]
+                self._lifetimes.retire((), nodes)
+                for func in created:
+                    self._put((func,))
             raise
 
-    def _unlink_as_posted(self, entries: Sequence[MdEntry], prog: int, kind: Kind) -> None:
-        """``__bpf_gtrampoline_unlink_prog``: -EINVAL of one function skips the rest, and all puts."""
+    def _unlink_as_posted(
+        self, entries: Sequence[MdEntry], prog: int, kind: Kind, refilter: Callable[[], None]
+    ) -> None:
+        """``__bpf_gtrampoline_unlink_prog``: with the defect -EINVAL of one function skips the rest, and all puts."""
         for entry in entries:
             md = self.backend.find(entry.func)
-            if md:
+            if not md:
+                self.warnings.append(f"no metadata of the function at {entry.func:#x}")
+                continue
+            try:
                 self._lifetimes.retire((), (self._unlink(entry.func, md, prog, kind),))
-        for entry in entries:
-            if self.backend.find(entry.func):
-                self._put((entry.func,))
+            except KernelError:
+                if self.defects.unlink_stops:
+                    raise
+        try:
+            refilter()
+        finally:
+            for entry in entries:
+                if self.backend.find(entry.func):
+                    self._put((entry.func,))
 
 
 def backend_of(

@@ -69,11 +69,14 @@ class Ftrace(FunctionTracer):
             if free_filters:
                 ops.filter = set()
 
-    def reset_ftrace_direct_ips(self, ops: FtraceOps, ips: Iterable[int]) -> None:
+    def reset_ftrace_direct_ips(
+        self, ops: FtraceOps, ips: Iterable[int], *, keeps_on_failure: bool = False
+    ) -> None:
         """Let ``ops`` have exactly these sites, with the address that it has (the tracing-multi series of 2025).
 
         -EINVAL where it is not a registered direct caller, -ENOENT for no site, -EBUSY where a new one has a direct
-        caller, -ENOMEM, and what patching raises; then its sites are as before.
+        caller, -ENOMEM, and what patching raises; then its sites are as before. ``keeps_on_failure``: as it was posted,
+        with the new sites still in ``direct_functions`` where patching failed.
         """
         self._check_direct(ops)
         with self.direct_mutex:
@@ -90,7 +93,8 @@ class Ftrace(FunctionTracer):
             try:
                 self.ftrace_set_filter_ips(ops, wanted, reset=True)
             except BaseException:
-                self._remove_direct(new)
+                if not keeps_on_failure:
+                    self._remove_direct(new)
                 raise
             self._remove_direct(gone)
 

@@ -1,0 +1,245 @@
+"""The posted series' defects: each there with its switch on, and gone with it off."""
+
+from dataclasses import fields
+
+import pytest
+
+from emu.errors import GuestFault
+from emu.kernel.functions import AssemblyFunctions, Function
+from emu.kernel.livepatch import LivePatch
+from emu.process import PointKind
+from emu.task import TaskState
+from refusals import refused
+from trampoline.attach import Kind
+from trampoline.designs.seed import seed_v2
+from trampoline.errors import KernelError, Oops
+from trampoline.kfunc_md import SeedDefects
+
+EEXIST, EINVAL, EBUSY, E2BIG, ENOMEM = 17, 22, 16, 7, 12
+NOTHING = "xor eax, eax\nret"
+NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
+REPAIRED = SeedDefects()
+
+
+@pytest.fixture
+def make_seed(make_lab):
+    def make(defects=REPAIRED, **options):
+        return make_lab("6.12", **options, design=seed_v2("seed-v2", defects))
+
+    return make
+
+
+def users(lab, name):
+    function = lab.kernel.function(name).address
+    return lab.design.mds.md(function).users if lab.design.mds.find(function) else 0
+
+
+def programs(lab, name, kind=Kind.FENTRY):
+    return len(lab.design.mds.programs(lab.kernel.function(name).address, kind))
+
+
+def called_by(lab, name):
+    """Whether the function's site is patched."""
+    return lab.kernel.function(name).site in lab.kernel.ftrace.direct_functions
+
+
+def test_the_design_by_name_is_the_series_as_posted(make_lab):
+    for name, defects in (("seed-v2", SeedDefects.as_posted()), ("seed-v2-repaired", REPAIRED), ("seed-v1", REPAIRED)):
+        assert make_lab("6.12", design=name).design.mds.defects == defects
+    assert all(getattr(SeedDefects.as_posted(), field.name) for field in fields(SeedDefects))
+
+
+# 1: a look-up that finds nothing --------------------------------------------------------------------------------------
+
+
+def overtaken(lab):
+    """A CPU is in the stub when the last link goes."""
+    link = lab.attach_multi(lab.prog("fentry_multi", NOTHING), NAMES)
+    task = lab.kernel.task("traced", NAMES[1], 20, 22)
+    vcpu = lab.kernel.machine.vcpus[0]
+    # endbr64, the site's call, and the first instruction of the stub.
+    vcpu.run(task, preempt_after=3)
+    link.detach()
+    vcpu.run(task)
+    assert task.state is TaskState.DONE
+    return task.value
+
+
+def test_a_missing_result_is_dereferenced(make_seed):
+    lab = make_seed(SeedDefects(null_result=True))
+    with pytest.raises(GuestFault) as caught:
+        overtaken(lab)
+    # kfunc_md.bpf_origin_call of metadata at address 0.
+    assert caught.value.address == 82
+    assert lab.kernel.kallsyms.function_name(caught.value.rip) == "bpf_global_caller_2_run"
+    assert overtaken(make_seed()) == 42
+    with pytest.raises(GuestFault):
+        overtaken(make_seed(SeedDefects.as_posted()))
+
+
+def test_functions_that_are_not_aligned_are_never_found(make_seed):
+    odd = Function("odd", "lea eax, [rdi + 1]\nret", "int odd(int a)", address=0xFFFFFFFF81400008)
+    lab = make_seed(SeedDefects(null_result=True), functions=(AssemblyFunctions((odd,)),))
+    lab.attach_multi(lab.prog("fentry_multi", NOTHING), ["odd"])
+    with pytest.raises(GuestFault):
+        lab.call("odd", 1)
+
+
+# 2: a resize copies the metadata --------------------------------------------------------------------------------------
+
+
+def slept_over_a_resize(lab):
+    """A task sleeps in the original while the table grows and the program is detached; the kernel's free nodes are
+    poisoned.
+    """
+    prog = lab.prog("fexit_multi", NOTHING)
+    link = lab.attach_multi(prog, ["tramplab_sleeps"])
+    task = lab.kernel.task("sleeper", "tramplab_sleeps", 41)
+    vcpu = lab.kernel.machine.vcpus[0]
+    vcpu.run(task)
+    before = lab.design.mds.find(lab.kernel.function("tramplab_sleeps").address)
+    names = [*(f"tramplab_args{number}" for number in range(7)), *(f"bpf_fentry_test{n}" for n in range(1, 11))]
+    lab.attach_multi(lab.prog("fentry_multi", NOTHING), names)
+    moved = lab.design.mds.find(lab.kernel.function("tramplab_sleeps").address) != before
+    link.detach()
+    task.wake()
+    vcpu.run(task)
+    return moved, task.value
+
+
+def test_a_sleeper_walks_a_freed_list(make_seed):
+    with pytest.raises(GuestFault):
+        slept_over_a_resize(make_seed(SeedDefects(resize_copies=True)))
+    assert slept_over_a_resize(make_seed()) == (False, 42)
+    with pytest.raises(GuestFault):
+        slept_over_a_resize(make_seed(SeedDefects.as_posted()))
+
+
+# 5: unlinking stops at the first function without the program ---------------------------------------------------------
+
+
+def partly_unlinked(lab):
+    """One function of a link has lost the program by some other way; then the link is detached."""
+    prog = lab.prog("fentry_multi", NOTHING)
+    link = lab.attach_multi(prog, NAMES[:4])
+    lab.design.mds.unlink(lab.kernel.function(NAMES[1]).address, prog.address, Kind.FENTRY)
+    refused(EINVAL, link.detach)
+    lab.kernel.rcu.settle()
+    return [(programs(lab, name), users(lab, name), called_by(lab, name)) for name in NAMES[:4]]
+
+
+def test_unlinking_stops_and_leaks(make_seed):
+    for defects in (SeedDefects(unlink_stops=True), SeedDefects.as_posted()):
+        assert partly_unlinked(make_seed(defects)) == [(0, 1, True), (0, 1, True), (1, 1, True), (1, 1, True)]
+    # The repaired series does what it can, and says so; what lost its program keeps its user.
+    assert partly_unlinked(make_seed()) == [(0, 0, False), (0, 1, False), (0, 0, False), (0, 0, False)]
+
+
+def test_a_function_twice_leaks(make_seed):
+    for defects, left in ((SeedDefects.as_posted(), 2), (SeedDefects(unlink_stops=True), 0), (REPAIRED, 0)):
+        lab = make_seed(defects)
+        twice = [NAMES[0], lab.kernel.function(NAMES[0]).address]
+        refused(EEXIST, lab.attach_multi, lab.prog("fentry_multi", NOTHING), twice)
+        lab.kernel.rcu.settle()
+        assert (users(lab, NAMES[0]), programs(lab, NAMES[0])) == (left, 0)
+
+
+# 6: a failed link unlinks functions that it had not come to -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("defects", "left"), [(SeedDefects(unlink_walks_all=True, narrow_counters=True), 0), (REPAIRED, 1)]
+)
+def test_a_failed_link_unlinks_another(make_seed, defects, left):
+    lab, ran = make_seed(defects), []
+    prog = lab.prog("fexit_multi", lambda ctx: ran.append(ctx.ip))
+    lab.attach_multi(prog, NAMES[:2])
+    refused(EEXIST, lab.attach_multi, prog, [NAMES[2], NAMES[1], NAMES[3]])
+    lab.kernel.rcu.settle()
+    assert lab.call(NAMES[1], 1, 2).value == 3
+    assert (len(ran), programs(lab, NAMES[1], Kind.FEXIT), called_by(lab, NAMES[1])) == (left, left, bool(left))
+    # It never came to the fourth function, and nevertheless looks for its metadata.
+    assert [f"{lab.kernel.function(NAMES[3]).address:#x}" in warning for warning in lab.design.mds.warnings] == (
+        [] if left else [True]
+    )
+    assert not users(lab, NAMES[2])
+
+
+# 7: counters that wrap ------------------------------------------------------------------------------------------------
+
+
+def test_256_programs_are_none(make_seed):
+    for defects in (SeedDefects(narrow_counters=True), SeedDefects.as_posted()):
+        lab, ran = make_seed(defects), []
+        for _ in range(256):
+            lab.attach_multi(lab.prog("fentry_multi", lambda ctx, ran=ran: ran.append(1)), [NAMES[0]])
+        lab.call(NAMES[0], 1)
+        assert len(ran) == 256
+        assert lab.design.mds.md(lab.kernel.function(NAMES[0]).address).bpf_prog_cnt == 0
+        # The next link on any function that had none drops this one from the filters.
+        lab.attach_multi(lab.prog("fentry_multi", NOTHING), [NAMES[1]])
+        lab.call(NAMES[0], 1)
+        assert (len(ran), called_by(lab, NAMES[0]), called_by(lab, NAMES[1])) == (256, False, True)
+    lab = make_seed()
+    for _ in range(38):
+        lab.attach_multi(lab.prog("fentry_multi", NOTHING), [NAMES[0]])
+    refused(E2BIG, lab.attach_multi, lab.prog("fentry_multi", NOTHING), [NAMES[0]])
+
+
+# 4: livepatch meets an ops whose private pointer is of another type ---------------------------------------------------
+
+
+def test_livepatch_takes_one_object_for_another(make_seed):
+    for defects in (SeedDefects(confused_ops_func=True), SeedDefects.as_posted()):
+        lab = make_seed(defects)
+        lab.kernel.add_functions(Function("instead", "mov eax, 1007\nret", traceable=False))
+        patch = LivePatch(lab.kernel, NAMES[0], "instead")
+        link = lab.attach_multi(lab.prog("fentry_multi", NOTHING), NAMES)
+        with pytest.raises(Oops, match="bpf_trampoline"):
+            patch.enable()
+        link.detach()
+        patch.enable()
+        with pytest.raises(Oops, match="bpf_trampoline"):
+            lab.attach_multi(lab.prog("fentry_multi", NOTHING), NAMES)
+
+
+# 9: program calls without clobbers ------------------------------------------------------------------------------------
+
+# What any program may do: every caller-saved register changes.
+_CALLER_SAVED = ("rdi", "rsi", "rdx", "rcx", "r8", "r9", "r10", "r11")
+_CLOBBERS = "\n".join([*(f"mov {register}, 0x10" for register in _CALLER_SAVED), NOTHING])
+
+
+@pytest.mark.parametrize("kind", ["fentry_multi", "fexit_multi", "fmod_ret_multi"])
+def test_a_program_that_changes_registers(make_seed, kind):
+    for defects in (SeedDefects(no_clobbers=True), SeedDefects.as_posted()):
+        lab = make_seed(defects)
+        lab.attach_multi(lab.prog(kind, _CLOBBERS), NAMES)
+        with pytest.raises(GuestFault):
+            lab.call(NAMES[1], 1, 2)
+    lab = make_seed()
+    prog = lab.prog(kind, _CLOBBERS)
+    lab.stats(enabled=True)
+    with lab.attach_multi(prog, NAMES):
+        lab.kernel.advance_clock(100)
+        assert [lab.call(name, *range(number)).value for number, name in enumerate(NAMES, 1)] == [1, 1, 3, 6, 10, 15]
+        assert lab.programs.runs(prog) == 6
+
+
+# 10: sites that could not be patched stay in direct_functions ---------------------------------------------------------
+
+
+def test_a_failed_reset_keeps_its_sites(make_seed):
+    for defects, kept in ((SeedDefects(failed_reset_keeps=True), True), (REPAIRED, False)):
+        lab = make_seed(defects)
+        lab.attach_multi(lab.prog("fentry_multi", NOTHING), ["tramplab_args2"])
+        prog = lab.prog("fentry_multi", NOTHING)
+        with lab.kernel.process.fail_at(PointKind.PATCH, 1, lambda what: KernelError(ENOMEM, what)):
+            refused(ENOMEM, lab.attach_multi, prog, [NAMES[1]])
+        assert called_by(lab, NAMES[1]) == kept
+        if kept:
+            # Nobody gets there any more.
+            refused(EBUSY, lab.attach_multi, prog, [NAMES[1]])
+            refused(EBUSY, lab.attach, lab.prog("fentry", NOTHING), NAMES[1])
+        else:
+            lab.attach_multi(prog, [NAMES[1]])
