@@ -1,8 +1,9 @@
 """``tramp attach``: one program on many functions, and what that costs."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trampoline.commands._conditions import add_conditions, conditions
 
 if TYPE_CHECKING:
     from trampoline.mass import MassAttach
@@ -21,17 +22,15 @@ def add_parser(subparsers: Any) -> None:
         " can't be traced is left out and counted by error code.",
     )
     parser.add_argument("glob", metavar="GLOB", help="functions, 'tcp_*' for instance")
-    parser.add_argument(
-        "--functions", type=Path, metavar="FILE", help="take every function of this raw BTF, packed or not"
-    )
-    parser.add_argument("--design", default="batched", help="batched (default) or per-function")
-    parser.add_argument("--flavour", default="6.12", metavar="F", help="6.1, 6.12 or 7.2 (default: 6.12)")
+    parser.add_argument("--design", default="batched", metavar="D", help="any design (default: batched)")
+    parser.add_argument("--metadata", metavar="M", help="padding, hash or flat, for designs that have the choice")
+    add_conditions(parser)
     parser.add_argument("--kind", choices=KINDS, default="fentry", help="default: fentry")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Attach, detach, print."""
+    """Attach, detach, print; 1 where a function that was called did something else."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -42,10 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
         tasks = {what: bars.add_task(what, total=None) for what in ("attach", "detach")}
         result = mass_attach(
             arguments.glob,
-            flavour=arguments.flavour,
             design=arguments.design,
+            metadata=arguments.metadata,
             kind=arguments.kind,
             btf=arguments.functions,
+            **conditions(arguments),
             progress=lambda what, done, of: bars.update(tasks[what], completed=done, total=of),
         )
     if arguments.json:
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(result.to_json(), indent=2))
     else:
         print_result(result)
-    return 0
+    return 1 if result.wrong else 0
 
 
 def print_result(result: "MassAttach") -> None:
@@ -69,3 +69,8 @@ def print_result(result: "MassAttach") -> None:
         ("images", "images", "+"), ("memory_bytes", "memory (bytes)", "+"),
     ):  # fmt: skip
         print(f"{label:18}" + "".join(f"{format(getattr(cost, name), form):>14}" for cost in (attach, detach)))
+    per_function = attach.memory_bytes / max(result.functions, 1)
+    print(f"{'per function':18}{per_function:>+14.1f}")
+    if result.checked:
+        what = f"wrong: {', '.join(result.wrong)}" if result.wrong else "all right"
+        print(f"\n{result.checked} function{'s' * (result.checked != 1)} called before, attached and after: {what}")

@@ -2,6 +2,8 @@
 
 from collections import deque
 from errno import ENOMEM
+from typing import Protocol
+from weakref import WeakKeyDictionary, WeakSet
 
 from emu.errors import OutOfMemory
 from emu.kernel.errors import KernelError
@@ -14,6 +16,27 @@ CHUNK = 64 << 10
 TOP_2GIB = 0xFFFF_FFFF_8000_0000
 
 
+class Accounted(Protocol):
+    """Memory beside the kernel's slab."""
+
+    @property
+    def used(self) -> int:
+        """Bytes in use."""
+        ...
+
+
+_ACCOUNTS: WeakKeyDictionary[Kernel, WeakSet[Accounted]] = WeakKeyDictionary()
+
+
+def account(kernel: Kernel, memory: Accounted) -> None:
+    """Let ``bytes_beside_slab`` count it as long as it exists."""
+    _ACCOUNTS.setdefault(kernel, WeakSet()).add(memory)
+
+
+def bytes_beside_slab(kernel: Kernel) -> int:
+    """Bytes that metadata of a kernel takes where its slab does not count them, whoever keeps it."""
+    return sum(memory.used for memory in _ACCOUNTS.get(kernel, ()))
+
 
 class Arena:
     """Objects of one kind beside modules and images, zeroed when allocated, poisoned when freed, oldest used first."""
@@ -25,6 +48,7 @@ class Arena:
         self._next = self._limit = 0
         self.reserved = 0
         """Bytes of its chunks, in use or not."""
+        account(kernel, self)
 
     @property
     def objects(self) -> dict[int, str]:

@@ -14,7 +14,7 @@ from emu.kernel.kernel import Kernel
 from emu.layout import PAGE_SIZE
 from emu.machine import Prot
 from emu.process import PointKind
-from trampoline.kfunc_md.arena import TOP_2GIB, Arena
+from trampoline.kfunc_md.arena import TOP_2GIB, Arena, account
 from trampoline.kfunc_md.backend import REGISTERS
 from trampoline.kfunc_md.lookup import FLAT_BASE, Entered, LookupRegisters, flat_lookup
 
@@ -41,6 +41,7 @@ class FlatTable:
         self._kernel, self._machine = kernel, kernel.machine
         self.nodes = Arena(kernel)
         self._pages: dict[int, int] = {}
+        account(kernel, self)
 
     @property
     def symbols(self) -> dict[str, int]:
@@ -50,7 +51,12 @@ class FlatTable:
     @property
     def memory(self) -> dict[str, int]:
         """Bytes of populated pages."""
-        return {"flat table": PAGE_SIZE * len(self._pages)}
+        return {"flat table": self.used}
+
+    @property
+    def used(self) -> int:
+        """The same without a name."""
+        return PAGE_SIZE * len(self._pages)
 
     def find(self, func: int) -> int:
         """Guest address of a function's metadata, 0 without."""
