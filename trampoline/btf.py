@@ -244,6 +244,10 @@ class Btf:
         self._kind(type_id)
         return self._value(type_id, 0)[0]
 
+    def unmodified(self, type_id: int) -> Type:
+        """The record behind typedefs, qualifiers and type tags (``btf_type_skip_modifiers``)."""
+        return self.type(self._skip_modifiers(type_id)[0])
+
     def members(self, type_id: int) -> tuple[Member, ...]:
         """The members of a struct or union, in its order; typedefs and qualifiers around it are skipped."""
         type_id, _ = self._skip_modifiers(type_id)

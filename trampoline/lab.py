@@ -8,7 +8,7 @@
 42
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from errno import EINVAL
 from typing import Any
 
@@ -27,10 +27,12 @@ from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
 from trampoline.designs import DESIGNS, METADATA, Entry
 from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
+from trampoline.func_protos import FuncProtos
 from trampoline.generator import Boot
 from trampoline.link import Link, MultiLink, Skipped, no_progress
 from trampoline.model import Arg, FuncModel
 from trampoline.multi import check_multi
+from trampoline.part_match import AttachFunc, btf_check_func_part_match
 from trampoline.phases import with_phases
 from trampoline.population import KernelFunction, Population, is_glob, memory_of, populate
 from trampoline.prog import BpfProg, BpfPrograms, ProgFunction, Uses
@@ -90,6 +92,7 @@ class Tracing:
             **memory_of(known),
         )
         self.population = Population(self.kernel, self.flavour, known)
+        self.protos = FuncProtos(self.kernel, known)
         self.programs = BpfPrograms(self.kernel)
         self.programs.model_at = self._model_at
         self.design = DESIGNS[design](self.kernel, self.flavour, boot or Boot(), self.programs, metadata)
@@ -108,27 +111,51 @@ class Tracing:
         name: str = "",
         sleepable: bool = False,
         uses: Uses | None = None,
+        attach_func: str | int | KernelFunction | None = None,
+        accessed_args: Collection[int] = (),
+        accesses_ret: bool = False,
     ) -> BpfProg:
         """Load a program: assembly text, machine code, or a Python function that takes a ProgContext.
 
         ``uses``: what it reads beside its arguments; without it, code is taken not to ask for the function's address,
-        and a Python function to ask for everything.
-        Raises TrampolineError for an unknown attach type, asm.AsmError, KernelError (-ENOMEM).
+        and a Python function to ask for everything. A multi program may say what function it is made for, and which of
+        its arguments, from 0, and whether its return value it reads: only those are compared on other functions.
+        Raises TrampolineError for an unknown attach type, asm.AsmError, KernelError: -ENOMEM; for ``attach_func`` what
+        ``target`` raises, -EINVAL where it has no such argument or is not to be traced by such a program.
         """
         try:
             attach = AttachType(attach_type)
         except ValueError:
             raise TrampolineError(f"no attach type {attach_type!r}; there are {', '.join(AttachType)}") from None
+        loaded_for = self._attach_func(attach, attach_func, accessed_args, accesses_ret)
         if not name:
             self._unnamed += 1
             name = f"prog{self._unnamed}"
         if callable(code):
-            return self.programs.load_callable(
+            prog = self.programs.load_callable(
                 name, attach, code, sleepable=sleepable, uses=uses or Uses(func_ip=True)
             )
-        if isinstance(code, bytes):
-            return self.programs.load_image(name, attach, code, sleepable=sleepable, uses=uses or Uses())
-        return self.programs.load_assembly(name, attach, code, sleepable=sleepable, uses=uses or Uses())
+        elif isinstance(code, bytes):
+            prog = self.programs.load_image(name, attach, code, sleepable=sleepable, uses=uses or Uses())
+        else:
+            prog = self.programs.load_assembly(name, attach, code, sleepable=sleepable, uses=uses or Uses())
+        prog.attach_func = loaded_for
+        return prog
+
+    def _attach_func(
+        self, attach: AttachType, where: str | int | KernelFunction | None, args: Collection[int], ret: bool
+    ) -> AttachFunc | None:
+        if where is None:
+            if args or ret:
+                raise TrampolineError("what a program reads is compared with a function: which one?")
+            return None
+        if not attach.is_multi:
+            raise TrampolineError(f"{attach} programs are on the function that they are attached to, and no other")
+        if ret and attach is AttachType.FENTRY_MULTI:
+            raise KernelError(EINVAL, "a function has not returned yet when fentry programs run")
+        target = self.target(where)
+        self._check_returns(attach, target)
+        return AttachFunc.of(target.name, self.protos.of(target), args, ret=ret)
 
     def unload(self, prog: BpfProg) -> None:
         """Drop the reference that loading gave; links hold their own."""
@@ -189,9 +216,9 @@ class Tracing:
             self._models[name] = FuncModel.parse(placed.prototype)
         return self._models[name]
 
-    def _check_returns(self, prog: BpfProg, target: Target) -> None:
-        if target.name in self._denied[prog.attach_type]:
-            raise KernelError(EINVAL, f"{target.name} does not return: {prog.attach_type} must not be on it")
+    def _check_returns(self, attach: AttachType, target: Target) -> None:
+        if target.name in self._denied[attach]:
+            raise KernelError(EINVAL, f"{target.name} does not return: {attach} must not be on it")
 
     def attach(
         self,
@@ -210,7 +237,7 @@ class Tracing:
         if not 0 <= cookie < 1 << 64:
             raise TrampolineError(f"a cookie is an unsigned 64-bit number, not {cookie:#x}")
         target = self.target(where, prototype)
-        self._check_returns(prog, target)
+        self._check_returns(prog.attach_type, target)
         entry = Entry(target, TrampLink(prog, cookie))
         self.design.check(target, prog)
         self.design.attach((entry,), no_progress)
@@ -244,9 +271,11 @@ class Tracing:
         for where, cookie in zip(functions, cookies or [0] * len(functions), strict=True):
             try:
                 target = self.target(where)
-                self._check_returns(prog, target)
+                self._check_returns(prog.attach_type, target)
                 if target.site_offset is None:
                     raise KernelError(EINVAL, f"{target.name} has no patch site")
+                if prog.attach_func:
+                    btf_check_func_part_match(prog.attach_func, target.name, self.protos.of(target))
                 self.design.check(target, prog)
                 targets.append((target, cookie))
             except (KernelError, PrototypeError) as error:

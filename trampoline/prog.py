@@ -16,6 +16,7 @@ from emu.structs import task_struct
 from emu.vcpu import Vcpu
 from trampoline.attach import AttachType
 from trampoline.model import FuncModel
+from trampoline.part_match import AttachFunc
 from trampoline.structs import bpf_prog, bpf_prog_aux, bpf_prog_stats, bpf_tramp_run_ctx
 
 COUNT_MASK = 0xFF
@@ -60,6 +61,8 @@ class BpfProg:
     """Tail calls can reach it, so that a trampoline on it must carry their counter."""
     refs: int = 1
     has_image: bool = True
+    attach_func: AttachFunc | None = None
+    """What it was loaded for, where that is known (``aux->attach_btf_id``, ``attach_func_proto``)."""
     symbol: Symbol | None = None
 
     def __repr__(self) -> str:

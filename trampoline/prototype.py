@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from errno import EINVAL
 from typing import Any
 
+from trampoline.btf import Kind
 from trampoline.errors import KernelError, PrototypeError
 from trampoline.model import Arg, FuncModel
+from trampoline.part_match import FuncProto, ParamType
 
 _PRELUDE = (
     "typedef _Bool bool; typedef signed char s8; typedef short s16; typedef int s32; typedef long long s64;"
@@ -24,6 +26,14 @@ def read_prototype(declaration: str, sizes: Mapping[str, int]) -> FuncModel:
     return _CReader(sizes).read(declaration)
 
 
+def read_types(declaration: str) -> FuncProto:
+    """The types in a C declaration as its compiler would write them into BTF. PrototypeError, as ``FuncModel.parse``.
+
+    Of a struct that is only named it is not known how many members it has.
+    """
+    return _CReader({}).read_types(declaration)
+
+
 class _CReader:
     """Sizes of a declaration's types, from pycparser's tree."""
 
@@ -31,10 +41,25 @@ class _CReader:
         from pycparser import c_ast, c_parser
 
         self._sizes = dict(sizes)
+        self._typedefs: dict[str, Any] = {}
+        self._members: dict[tuple[Kind, str], int] = {}
         self._ast = c_ast
         self._parser = c_parser
 
     def read(self, declaration: str) -> FuncModel:
+        return self._model(self._function(declaration))
+
+    def read_types(self, declaration: str) -> FuncProto:
+        node = self._function(declaration)
+        # It refuses what is no prototype of a traced function.
+        self._model(node)
+        params = node.type.args.params if node.type.args else ()
+        args = [self._type(param.name or "", param.type) for param in params]
+        if args and args[0].kind is Kind.VOID:
+            args = []
+        return FuncProto(tuple(args), self._type("", node.type.type))
+
+    def _function(self, declaration: str) -> Any:
         text = declaration.strip().rstrip(";") + ";"
         prelude = _PRELUDE + "".join(
             f"typedef struct {{ char b[{size}]; }} {name};" for name, size in self._sizes.items() if " " not in name
@@ -47,14 +72,16 @@ class _CReader:
         for node in tree.ext:
             if isinstance(node, self._ast.Typedef):
                 self._sizes[node.name] = self._size(node.type)
+                self._typedefs[node.name] = node.type
             elif isinstance(node, self._ast.Decl):
                 if isinstance(node.type, self._ast.FuncDecl):
                     functions.append(node)
-                elif isinstance(node.type, self._ast.Struct | self._ast.Union):
+                elif isinstance(node.type, self._ast.Struct | self._ast.Union | self._ast.Enum):
                     self._size(node.type)
+                    self._unmodified(node.type)
         if len(functions) != 1:
             raise PrototypeError(f"one function prototype wanted, {len(functions)} found in {declaration!r}")
-        return self._model(functions[0])
+        return functions[0]
 
     def _model(self, node: Any) -> FuncModel:
         args = []
@@ -91,6 +118,38 @@ class _CReader:
         if isinstance(node, self._ast.IdentifierType):
             return node.names[-1] in self._sizes and self._sizes[node.names[-1]] > 8
         return isinstance(node, self._ast.Struct | self._ast.Union)
+
+    def _type(self, name: str, node: Any) -> ParamType:
+        kind, tag, members = self._unmodified(node)
+        points_to = None
+        if kind is Kind.PTR:
+            node_behind = self._behind_typedefs(node)
+            if isinstance(node_behind, self._ast.PtrDecl | self._ast.ArrayDecl):
+                pointee, pointee_tag, _ = self._unmodified(node_behind.type)
+                points_to = pointee_tag if pointee in (Kind.STRUCT, Kind.UNION) else None
+        return ParamType(name, self._spelling(node), kind, self._size(node), tag, members, points_to=points_to)
+
+    def _behind_typedefs(self, node: Any) -> Any:
+        node = self._resolve(node)
+        while isinstance(node, self._ast.IdentifierType) and node.names[-1] in self._typedefs:
+            node = self._resolve(self._typedefs[node.names[-1]])
+        return node
+
+    def _unmodified(self, node: Any) -> tuple[Kind, str, int | None]:
+        """Kind, tag and number of members of a type, behind typedefs and qualifiers; definitions are kept."""
+        ast, node = self._ast, self._behind_typedefs(node)
+        if isinstance(node, ast.PtrDecl | ast.ArrayDecl | ast.FuncDecl):
+            return Kind.PTR, "", 0
+        if isinstance(node, ast.Struct | ast.Union | ast.Enum):
+            kinds = {ast.Struct: Kind.STRUCT, ast.Union: Kind.UNION, ast.Enum: Kind.ENUM}
+            key = kinds[type(node)], node.name or ""
+            members = node.values and node.values.enumerators if key[0] is Kind.ENUM else node.decls
+            if members is not None:
+                self._members[key] = len(members)
+            return *key, self._members.get(key)
+        if node.names == ["void"]:
+            return Kind.VOID, "", 0
+        return Kind.FLOAT if {"float", "double"} & set(node.names) else Kind.INT, "", 0
 
     def _spelling(self, node: Any) -> str:
         if isinstance(node, self._ast.PtrDecl | self._ast.ArrayDecl):

@@ -160,6 +160,29 @@ TESTMOD_FUNCTIONS = (
         + "int bpf_testmod_test_struct_arg_8(u64 a, void *b, short c, int d, void *e,"
         " struct bpf_testmod_struct_arg_4 f, int g)",
     ),
+    # 10 to 13 came with the tracing-multi series: prototypes that agree in part.
+    Function(
+        "bpf_testmod_test_struct_arg_10",
+        _lines("lea eax, [rsi + rdx] ; b.a + b.b", "add eax, edi", "ret"),
+        _TESTMOD_STRUCTS + "int bpf_testmod_test_struct_arg_10(int a, struct bpf_testmod_struct_arg_2 b)",
+    ),
+    Function(
+        "bpf_testmod_test_struct_arg_11",
+        _lines("lea rax, [rsi + rdx] ; b.a + b.b, given as a pointer", "add eax, edi", "add eax, ecx", "ret"),
+        _TESTMOD_STRUCTS
+        + "struct bpf_testmod_struct_arg_2 *bpf_testmod_test_struct_arg_11(int a, struct bpf_testmod_struct_arg_2 b,"
+        " int c)",
+    ),
+    Function(
+        "bpf_testmod_test_struct_arg_12",
+        _lines("lea eax, [rsi + rdx] ; b.a + b.b", "add eax, edi", "add eax, [rcx]", "ret"),
+        _TESTMOD_STRUCTS + "int bpf_testmod_test_struct_arg_12(int a, struct bpf_testmod_struct_arg_2 b, int *c)",
+    ),
+    Function(
+        "bpf_testmod_test_struct_arg_13",
+        _lines("lea eax, [rdi + rsi] ; a.a + a.b", "ret"),
+        _TESTMOD_STRUCTS + "int bpf_testmod_test_struct_arg_13(struct bpf_testmod_struct_arg_2 a)",
+    ),
 )  # fmt: skip
 """Functions of the module bpf_testmod."""
 
