@@ -9,6 +9,7 @@
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from errno import EINVAL
 from typing import Any
 
@@ -29,9 +30,9 @@ from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
 from trampoline.func_protos import FuncProtos
 from trampoline.generator import Boot
-from trampoline.link import Link, MultiLink, Skipped, no_progress
+from trampoline.link import Link, MultiLink, Skipped, modules_of, no_progress
 from trampoline.model import Arg, FuncModel
-from trampoline.multi import check_multi
+from trampoline.multi import check_distinct, check_multi, check_wanted
 from trampoline.part_match import AttachFunc, btf_check_func_part_match
 from trampoline.phases import with_phases
 from trampoline.population import KernelFunction, Population, is_glob, memory_of, populate
@@ -231,9 +232,11 @@ class Tracing:
         """Attach a program (``bpf_tracing_prog_attach``). On any error nothing is attached and no text is patched.
 
         KernelError: -EBUSY where it is attached already, -E2BIG beyond the limit, -ENOTSUPP for too many argument
-        slots, -EINVAL and -ENOENT as ``target`` says, -ERANGE where the image can't be reached. TrampolineError for a
-        cookie that is no unsigned 64-bit number.
+        slots, -EINVAL for a multi program, -EINVAL and -ENOENT as ``target`` says, -ERANGE where the image can't be
+        reached. TrampolineError for a cookie that is no unsigned 64-bit number.
         """
+        if prog.attach_type.is_multi:
+            raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) is attached by a multi link")
         if not 0 <= cookie < 1 << 64:
             raise TrampolineError(f"a cookie is an unsigned 64-bit number, not {cookie:#x}")
         target = self.target(where, prototype)
@@ -259,13 +262,15 @@ class Tracing:
         ``functions``: names, addresses, BTF ids, and, where there are no cookies, globs. With ``skip_invalid`` what
         can't be traced is left out and reported. Each function may have a cookie of its own. ``progress`` is called
         once for each function. KernelError: -EINVAL for no function, one given twice, cookies that don't match, a
-        program that is no ``_multi`` one; -E2BIG for too many; what ``attach`` raises for one.
+        program that is no ``_multi`` one, a function on which it would read something else than where it was loaded
+        for; -E2BIG for too many; what ``check_wanted`` and, for one function, ``attach`` raise.
         """
+        check_wanted(functions, cookies)
         if not prog.attach_type.is_multi:
             raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) can't be on many functions")
         if cookies is None:
             functions = self._expanded(functions)
-        check_multi(len(functions), len(set(functions)), None if cookies is None else len(cookies), most=MAX_MULTI)
+        check_multi(len(functions), None if cookies is None else len(cookies), most=MAX_MULTI)
         targets: list[tuple[Target, int]] = []
         skipped: list[Skipped] = []
         for where, cookie in zip(functions, cookies or [0] * len(functions), strict=True):
@@ -282,10 +287,16 @@ class Tracing:
                 if not skip_invalid:
                     raise
                 skipped.append(Skipped(where.qualified if isinstance(where, KernelFunction) else str(where), error))
+        check_distinct([target for target, _ in targets])
         owner, own_cookie = object(), len({cookie for _, cookie in targets}) > 1
         entries = [Entry(target, TrampLink(prog, cookie, owner, own_cookie)) for target, cookie in targets]
         try:
-            self.design.attach(entries, progress or no_progress)
+            with ExitStack() as undo:
+                for module in modules_of(entries):
+                    self.kernel.modules.get(module)
+                    undo.callback(self.kernel.modules.put, module)
+                self.design.attach(entries, progress or no_progress)
+                undo.pop_all()
         except BaseException:
             self.kernel.rcu.settle()
             raise
@@ -294,16 +305,22 @@ class Tracing:
         return MultiLink(self, prog, entries, skipped)
 
     def _expanded(self, functions: Sequence[str | int | KernelFunction]) -> list[str | int | KernelFunction]:
-        """Globs replaced by the functions that they match, each once."""
-        found: dict[str | int | KernelFunction, None] = {}
+        """Globs replaced by the functions that they match and that are not there already."""
+        if not any(isinstance(where, str) and is_glob(where) for where in functions):
+            return list(functions)
+        found: list[str | int | KernelFunction] = []
+        there: set[int] = set()
         for where in functions:
             if isinstance(where, str) and is_glob(where):
-                found.update(dict.fromkeys(self.population.select([where])))
-            elif where in found:
-                raise KernelError(EINVAL, f"{where} is given twice")
-            else:
-                found[where] = None
-        return list(found)
+                rows = [row for row in self.population.select([where]) if row.address not in there]
+                there.update(row.address for row in rows)
+                found += rows
+                continue
+            found.append(where)
+            # What is not found is refused, or skipped, where its turn comes.
+            with suppress(KernelError):
+                there.add((where if isinstance(where, KernelFunction) else self.population.find(where)).address)
+        return found
 
     # Running --------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """What attaching gives: a link, which holds its program and its trampolines until it is detached."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from errno import EINVAL
 from typing import TYPE_CHECKING
@@ -14,9 +14,13 @@ if TYPE_CHECKING:
     from trampoline.lab import Tracing
 
 
-
 def no_progress() -> None:
     """Progress that nobody looks at."""
+
+
+def modules_of(entries: Iterable[Entry]) -> list[str]:
+    """The modules that a multi link holds, each once, whatever its design holds."""
+    return sorted({entry.target.module for entry in entries} - {""})
 
 
 class Link:
@@ -90,6 +94,8 @@ class MultiLink:
             raise TrampolineError(f"{self.prog.name} is detached already")
         self._lab.design.detach(self._entries, progress or no_progress)
         self.attached = False
+        for module in modules_of(self._entries):
+            self._lab.kernel.modules.put(module)
         self._lab.programs.put(self.prog)
         self._lab.kernel.rcu.settle()
 

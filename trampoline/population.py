@@ -147,7 +147,7 @@ class Population:
         A name stands for the first function by address that has it, a module's where the kernel has none. A glob stands
         for all functions with a prototype, by address: with a BTF, those that it has. It takes a module's only if it
         says so (``mod*:*``), and none that is there already. KernelError: -ENOENT where nothing is found, -EINVAL for
-        a type id that is no function's.
+        a type id that does not exist, 0 among them, or is no function's.
         """
         chosen: list[KernelFunction] = []
         for pattern in patterns:
@@ -177,7 +177,7 @@ class Population:
                 return self.row(self._kernel.function(name))
         if self.functions is not None and 0 < btf_id < len(self.functions.btf):
             raise KernelError(EINVAL, f"type id {btf_id} is not a function's")
-        raise KernelError(ENOENT, f"there is no type id {btf_id}")
+        raise KernelError(EINVAL, f"there is no type id {btf_id}")
 
     def _at(self, address: int) -> KernelFunction:
         function = self._kernel.function_at(address)

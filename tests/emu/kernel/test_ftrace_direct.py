@@ -7,6 +7,7 @@ from emu.kernel.errors import KernelError
 from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag, ftrace_jmp_set
 from emu.kernel.ftrace.hashes import hash_bytes, size_bits
 from emu.kernel.functions import AssemblyFunctions, Function
+from emu.kernel.livepatch import LivePatch
 from emu.kernel.rcu import RcuFlavour
 from emu.process import PointKind
 from refusals import errno_of, refused
@@ -65,6 +66,30 @@ UNTOUCHED = [2, 1, 1, 1]
 
 
 # One address for all sites ------------------------------------------------------------------------------------------
+
+
+def test_an_ops_in_use(kernel, ftrace, direct, sites):
+    def fresh(**fields):
+        return FtraceOps("fresh", filter={sites[0]}, **fields)
+
+    before = state(kernel)
+    for ops in (fresh(func="ftrace_stub"), fresh(trampoline=direct[0]), FtraceOps("no site")):
+        refused(EINVAL, ftrace.register_ftrace_direct, ops, direct[0])
+    # Neither a direct caller that is not registered, nor a registered user that is none.
+    traces = FtraceOps("traces", "ftrace_stub", filter={sites[0]})
+    ftrace.register_ftrace_function(traces)
+    for ops in (fresh(), traces):
+        refused(EINVAL, ftrace.modify_ftrace_direct, ops, direct[0])
+        refused(EINVAL, ftrace.unregister_ftrace_direct, ops, direct[0])
+        refused(EINVAL, ftrace.reset_ftrace_direct_ips, ops, sites)
+    refused(EINVAL, ftrace.register_ftrace_direct, traces, direct[0])
+    ftrace.unregister_ftrace_function(traces)
+    ops = fresh()
+    ftrace.register_ftrace_direct(ops, direct[0])
+    refused(EINVAL, ftrace.register_ftrace_direct, ops, direct[0])
+    refused(EINVAL, ftrace.unregister_ftrace_direct, ops, direct[1])
+    ftrace.unregister_ftrace_direct(ops, direct[0], free_filters=True)
+    assert state(kernel) == before
 
 
 def test_modify_leaves_no_moment_without_a_direct_caller(kernel, direct, sites):
@@ -188,6 +213,29 @@ def test_del_refuses(kernel, ftrace, direct, sites):
     refused(EINVAL, ftrace.update_ftrace_direct_del, ops, {sites[0]: direct[0], sites[1]: direct[0]})
     refused(EINVAL, ftrace.update_ftrace_direct_del, ops, {sites[0]: direct[0], sites[3]: direct[3]})
     refused(EINVAL, ftrace.update_ftrace_direct_del, ops, {sites[0]: direct[0], sites[2]: direct[2]})
+    assert state(kernel) == before
+
+
+def test_add_and_mod_negotiate_with_livepatch(kernel, ftrace, direct, sites):
+    answers = []
+
+    def ops_func(ops, ip, cmd):
+        if answers:
+            raise KernelError(answers.pop(), "asked to share")
+
+    LivePatch(kernel, NAMES[0], direct[3]).enable()
+    entries, before = dict(zip(sites[:2], direct, strict=False)), state(kernel)
+    refused(EBUSY, ftrace.update_ftrace_direct_add, FtraceOps("can't be asked"), entries)
+    ops = FtraceOps("direct_ops", ops_func=ops_func)
+    answers.append(EAGAIN)
+    refused(EAGAIN, ftrace.update_ftrace_direct_add, ops, entries)
+    assert state(kernel) == before
+    ftrace.update_ftrace_direct_add(ops, entries)
+    during = state(kernel)
+    answers.append(EAGAIN)
+    refused(EAGAIN, ftrace.update_ftrace_direct_mod, ops, {sites[0]: direct[2]})
+    assert state(kernel) == during
+    ftrace.update_ftrace_direct_del(ops, entries)
     assert state(kernel) == before
 
 
