@@ -267,16 +267,21 @@ class BpfTrampoline:
         """``bpf_trampoline_update``: a new image for the programs as they are now, or none; on error everything is
         as it was. ``lock_direct_mutex``: False where it is held.
         """
+        self.finish(self.switch(lock_direct_mutex=lock_direct_mutex))
+
+    def switch(self, *, lock_direct_mutex: bool = True) -> "Update":
+        """Let the site reach a new image for the programs as they are now; ``finish`` or ``switch_back`` is due."""
         before = self.flags
         try:
-            while not self._try_update(lock_direct_mutex):
+            while (update := self._try_switch(lock_direct_mutex)) is None:
                 pass
         except BaseException:
             self.flags = before
             raise
+        return update
 
-    def _try_update(self, lock_direct_mutex: bool) -> bool:
-        """One attempt; False where livepatch shares the site and a new one is due (00963a2e75a8)."""
+    def _try_switch(self, lock_direct_mutex: bool) -> "Update | None":
+        """One attempt; None where livepatch shares the site and a new one is due (00963a2e75a8)."""
         update = self.prepare()
         try:
             self._apply(update, lock_direct_mutex)
@@ -284,10 +289,15 @@ class BpfTrampoline:
             again = isinstance(error, KernelError) and error.errno == EAGAIN
             self.abandon(update, seen=not again)
             if again:
-                return False
+                return None
             raise
-        self.finish(update)
-        return True
+        return update
+
+    def switch_back(self, update: "Update", flags: TrampFlag) -> None:
+        """Let the site reach what it reached before ``switch``; ``flags`` are those of then."""
+        self._apply(Update(update.new, update.old, flags), lock_direct_mutex=True)
+        self.flags = flags
+        self.abandon(update, seen=True)
 
     def prepare(self) -> "Update":
         """What the programs as they are now need: a new image, or none; its site is not touched yet."""

@@ -46,16 +46,24 @@ def _change(sites: object, entries: Sequence[MultiEntry], progress: Callable[[],
 
 
 def _change_one_by_one(entries: Sequence[MultiEntry], progress: Callable[[], object], *, adding: bool) -> None:
-    with ExitStack() as undo:
-        for entry in entries:
-            trampoline = entry.trampoline
-            change, back = trampoline.link_prog, trampoline.unlink_prog
-            if not adding:
-                change, back = back, change
-            change(entry.link)
-            undo.callback(back, entry.link)
-            progress()
-        undo.pop_all()
+    """Site after site; what they reached before is kept until the last is patched, so that going back makes nothing
+    new.
+    """
+    with ExitStack() as stack:
+        updates = []
+        with ExitStack() as undo:
+            for entry in entries:
+                trampoline = entry.trampoline
+                stack.enter_context(trampoline.mutex)
+                stack.enter_context(trampoline.adding(entry.link) if adding else trampoline.removing(entry.link))
+                before = trampoline.flags
+                update = trampoline.switch()
+                undo.callback(trampoline.switch_back, update, before)
+                updates.append((trampoline, update))
+                progress()
+            undo.pop_all()
+        for trampoline, update in updates:
+            trampoline.finish(update)
 
 
 def _change_batched(

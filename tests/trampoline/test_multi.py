@@ -4,10 +4,9 @@ import pytest
 
 from emu.events import TextPatched
 from emu.kernel.functions import AssemblyFunctions, Function
-from emu.process import PointKind
 from refusals import refused
 from trampoline.attach import AttachType
-from trampoline.errors import KernelError, TrampolineError
+from trampoline.errors import TrampolineError
 from trampoline.lab import DESIGNS
 
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
@@ -194,30 +193,6 @@ def test_skip_invalid_reports_what_was_skipped(multi_lab):
     lab.call(NAMES[0], 1)
     lab.call(NAMES[1], 1, 2)
     assert ran == [2, 4]
-
-
-@pytest.mark.parametrize("kind", [PointKind.ALLOC, PointKind.PATCH])
-def test_failing_at_every_step_leaves_every_function_as_it_was(make_lab, design, kind):
-    lab = make_lab("7.2", design=design)
-    # One function has a program already, so that the batch both adds and modifies sites.
-    lab.attach(lab.prog("fexit", NOTHING), NAMES[1])
-    prog = lab.prog("fexit_multi", NOTHING)
-    lab.attach_multi(prog, NAMES[:3]).detach()
-    before = state(lab)[0]
-    nth, link = 1, None
-    while link is None:
-        with lab.kernel.process.fail_at(kind, nth, lambda what: KernelError(ENOMEM, what)):
-            try:
-                link = lab.attach_multi(prog, NAMES[:3])
-            except KernelError:
-                assert (len(lab.trampolines), lab.kernel.rcu.pending) == (1, 0)
-                assert {name: text for name, text in state(lab)[0].items() if name != NAMES[1]} == {
-                    name: text for name, text in before.items() if name != NAMES[1]
-                }
-                assert [lab.call(name, *ARGS[name]).value for name in NAMES] == [*VALUES.values()]
-                nth += 1
-    assert nth > 3
-    link.detach()
 
 
 def test_module_functions_by_name(make_lab, design):
