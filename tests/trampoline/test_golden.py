@@ -12,24 +12,17 @@ from trampoline.golden.images import compare_image, regenerate
 from trampoline.golden.report import Report, compare_files
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden"
-TOTALS = {"6.1": (330, 2042, 324), "6.12": (615, 3729, 603), "7.2": (954, 6144, 729)}
-WITH_SHARED_SITES = {"6.1": (330, 2118, 330), "6.12": (615, 3960, 618), "7.2": (954, 6603, 747)}
+TOTALS = {"6.1": (330, 2118, 330), "6.12": (615, 3960, 618), "7.2": (954, 6603, 747)}
 
 
 @pytest.mark.parametrize("release", TOTALS)
 def test_every_image_site_and_replay_agrees(release):
+    """Those among them that other ftrace users share."""
     report = compare_files([GOLDEN / f"{release}.jsonl.gz"])
     assert report.mismatches == []
-    assert (report.images.identical, report.sites.identical, report.replay.identical) == TOTALS[release]
-    assert (report.images.total, report.sites.total, report.replay.total) == TOTALS[release]
-
-
-@pytest.mark.parametrize("release", WITH_SHARED_SITES)
-def test_sites_that_other_ftrace_users_share_agree(release):
-    report = compare_files([GOLDEN / f"{release}.jsonl.gz"], shared_sites=True)
-    assert report.mismatches == []
     totals = (report.images, report.sites, report.replay)
-    assert tuple(kind.identical for kind in totals) == WITH_SHARED_SITES[release]
+    assert tuple(kind.identical for kind in totals) == TOTALS[release]
+    assert tuple(kind.total for kind in totals) == TOTALS[release]
     assert [kind.skipped for kind in totals] == [0, 0, 0]
 
 
@@ -44,8 +37,8 @@ def write(path, cases):
     return path
 
 
-def mismatches(path, **options) -> Report:
-    return compare_files([path], **options)
+def mismatches(path) -> Report:
+    return compare_files([path])
 
 
 def test_a_changed_byte_is_found_where_it_is(tmp_path):
@@ -76,7 +69,7 @@ def test_a_site_with_several_users_is_compared_at_every_moment(tmp_path, release
         changed = json.loads(json.dumps(case))
         step = changed["targets"][0]["steps"][number]
         step["site"] = step["site"][: offset + 2] + "12345678" + step["site"][offset + 10 :]
-        report = mismatches(write(tmp_path / "g", [changed]), shared_sites=True)
+        report = mismatches(write(tmp_path / "g", [changed]))
         assert [d.what for d in report.mismatches] == [f"site of bpf_fentry_test1, after {step['after']}"]
 
 
@@ -85,7 +78,7 @@ def test_the_stub_of_several_users_is_not_one_users_trampoline(tmp_path):
     (case,) = lines("7.2", lambda c: c["case"] == "ftr/7-kprobe-then-e")
     target = case["targets"][0]
     target["steps"][2]["site"] = target["site_after"] = target["steps"][1]["site"]
-    report = mismatches(write(tmp_path / "g", [case]), shared_sites=True)
+    report = mismatches(write(tmp_path / "g", [case]))
     assert [d.what.partition(", ")[2] for d in report.mismatches] == ["after g0_fentry", "after"]
 
 

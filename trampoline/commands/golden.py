@@ -21,11 +21,6 @@ def add_parser(subparsers: Any) -> None:
         " differs.",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="golden file, JSON lines, gzipped or not")
-    parser.add_argument(
-        "--shared-sites",
-        action="store_true",
-        help="also compare sites and replays where another ftrace user was on the site (skipped otherwise)",
-    )
     parser.add_argument("--json", action="store_true", help="print totals and all differences as JSON")
 
 
@@ -33,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare, print, and say by the exit status whether anything differs."""
     from trampoline.golden.report import compare_files
 
-    report = compare_files(arguments.files, shared_sites=arguments.shared_sites)
+    report = compare_files(arguments.files)
     if arguments.json:
         import json
 

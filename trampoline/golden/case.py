@@ -141,11 +141,6 @@ class Case:
     symbols: Mapping[str, int]
     triggers: tuple[Mapping[str, Any], ...]
 
-    @property
-    def shares_site(self) -> bool:
-        """Whether another ftrace user sits on a site of this case."""
-        return self.name.startswith(("ftr/", "kmulti/")) or self.name.endswith("-then-ftrace")
-
     def program(self, name: str) -> RecordedProgram:
         """The program of that name."""
         for program in self.programs:

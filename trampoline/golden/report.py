@@ -17,7 +17,7 @@ _OURS = (TrampolineError, EmuError, AsmError)
 
 @dataclass(slots=True)
 class Totals:
-    """How many were compared, how many of those agree, how many were left out."""
+    """How many were compared, how many of those agree, how many were left out (none of what recordings hold now)."""
 
     total: int = 0
     identical: int = 0
@@ -62,13 +62,9 @@ class Report:
 
 
 class Comparison:
-    """Compares cases; kernels are booted once for each recorded boot.
+    """Compares cases; kernels are booted once for each recorded boot."""
 
-    ``shared_sites``: also the sites and replays of cases in which another ftrace user sits on a site.
-    """
-
-    def __init__(self, *, shared_sites: bool = False) -> None:
-        self._shared_sites = shared_sites
+    def __init__(self) -> None:
         self._run = ""
         self._kernel: ReplayKernel | None = None
 
@@ -82,9 +78,6 @@ class Comparison:
                 report.mismatches += differences
         moments = sum(2 + len(target.steps) + (target.site_detached is not None) for target in case.targets)
         replayed = case.status in ("live", "attached")
-        if case.shares_site and not self._shared_sites:
-            report.sites.skipped, report.replay.skipped = moments, int(replayed)
-            return report
         outcome = self._replay(case)
         report.sites.total = moments
         report.sites.identical = 0 if outcome.failures else moments - len(outcome.site_differences)
@@ -128,14 +121,11 @@ def _failure(case: Case, what: str, error: Exception) -> Difference:
     return Difference(case.id, what, -1, "as recorded", f"{type(error).__name__}: {error}")
 
 
-def compare_files(paths: Iterable[Path], *, shared_sites: bool = False) -> Report:
-    """Compare every case of some golden files; ``shared_sites`` as for Comparison.
-
-    Raises GoldenError for a damaged or foreign file.
-    """
+def compare_files(paths: Iterable[Path]) -> Report:
+    """Compare every case of some golden files. Raises GoldenError for a damaged or foreign file."""
     report = Report()
     for path in paths:
-        comparison = Comparison(shared_sites=shared_sites)
+        comparison = Comparison()
         try:
             for case in read_cases(path):
                 report.add(comparison.check(case))
