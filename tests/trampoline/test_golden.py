@@ -154,6 +154,9 @@ def test_a_damaged_or_foreign_file(tmp_path, content, message):
         (lambda c: c.pop("boot"), "'boot'"),
         (lambda c: c["symbols"].update({"zz": "x"}), "symbol"),
         (lambda c: c["programs"][0].update(attach="fentyr"), "fentyr"),
+        (lambda c: c["programs"][0].update(multi_cookies="12"), "'multi_cookies'"),
+        (lambda c: c["programs"][0].update(multi_btf_ids=7), "'multi_btf_ids'"),
+        (lambda c: c["trampolines"][0].update(size="large"), "'size'"),
     ],
 )
 def test_a_damaged_case_names_line_and_field(tmp_path, change, message):

@@ -192,6 +192,10 @@ class _Fields:
             raise GoldenError(f"{self.where}: {name!r} is {value!r}")
         return value
 
+    def maybe(self, name: str, kind: type) -> Any:
+        """None where the field is missing or null."""
+        return None if self._record.get(name) is None else self.get(name, kind)
+
     def text(self, name: str) -> str:
         return str(self.get(name, str))
 
@@ -202,14 +206,13 @@ class _Fields:
         return self._hex(name, self.get(name, str))
 
     def maybe_address(self, name: str) -> int | None:
-        value = self._record.get(name)
+        value = self.maybe(name, str)
         return None if value is None else self._hex(name, value)
 
     def code(self, name: str) -> bytes:
-        value = self._record.get(name) or ""
         try:
-            return bytes.fromhex(value)
-        except (ValueError, TypeError):
+            return bytes.fromhex(self.maybe(name, str) or "")
+        except ValueError:
             raise GoldenError(f"{self.where}: {name!r} is not hexadecimal") from None
 
     def hexes(self, name: str) -> tuple[int, ...]:
@@ -291,7 +294,7 @@ def _target(f: _Fields) -> RecordedTarget:
 def _program(f: _Fields) -> RecordedProgram:
     if f.text("attach") not in ATTACH_TYPES:
         raise GoldenError(f"{f.where}: 'attach' is {f.text('attach')!r}; there are {', '.join(sorted(ATTACH_TYPES))}")
-    multi = f._record.get("multi_btf_ids")
+    multi = f.maybe("multi_btf_ids", list)
     o = f.sub("observed")
     return RecordedProgram(
         name=f.text("name"),
@@ -304,8 +307,8 @@ def _program(f: _Fields) -> RecordedProgram:
         retval=f.number("retval"),
         slot=f.number("slot"),
         refused=abs(f.number("load_errno")) or abs(f.number("attach_errno")),
-        btf_ids=tuple(f.get("multi_btf_ids", list)) if multi is not None else (f.number("attach_btf_id"),),
-        cookies=tuple(f._record.get("multi_cookies") or ()),
+        btf_ids=tuple(multi) if multi is not None else (f.number("attach_btf_id"),),
+        cookies=tuple(f.maybe("multi_cookies", list) or ()),
         prog_type=f.number("prog_type"),
         attach_type=f.number("attach_type"),
         jited_addr=f.maybe_address("jited_addr"),
@@ -336,5 +339,5 @@ def _image(f: _Fields) -> RecordedImage:
         code=f.code("hex"),
         prog_call_order=tuple(f.get("prog_call_order", list)),
         tramp_image=f.get("tramp_image", (dict, type(None))),
-        size=f._record.get("size"),
+        size=f.maybe("size", int),
     )
