@@ -11,7 +11,6 @@ from typing import Any
 
 from trampoline.anchors import SEED_TABLE, SeedPath
 from trampoline.bench import ROWS, measure
-from trampoline.designs import DESIGNS
 from trampoline.errors import KernelError
 
 CONFIG = "voluntary"
@@ -62,14 +61,12 @@ class Comparison:
         return asdict(self)
 
 
-def compare(*, design: str | None = None, flavour: str = "6.12") -> Comparison:
+def compare(*, design: str = "seed-v2", flavour: str = "6.12") -> Comparison:
     """Count what we can run and rank it with the rest; a row that the design refuses has no instructions.
 
-    ``design``: of the multi rows; without it the series as posted, if it is there. TrampolineError for an unknown
-    design or flavour.
+    ``design``: of the multi rows. TrampolineError for an unknown design or flavour.
     """
-    multi = design or ("seed-v2" if "seed-v2" in DESIGNS else "batched")
-    counted = [_count(path, multi if "-" in path.name else "per-function", flavour) for path in SEED_TABLE]
+    counted = [_count(path, design if "-" in path.name else "per-function", flavour) for path in SEED_TABLE]
     charge = MISPREDICTED_NS / _ns_per_instruction(counted)
     paths = tuple(_charged(path, charge) for path in counted)
     known = [path for path in paths if path.instructions is not None]

@@ -7,7 +7,8 @@ from emu.errors import EmuError
 ENOTSUPP = 524
 """The kernel's internal "not supported" (include/linux/errno.h); Python's ``errno`` does not know it."""
 
-_KERNEL_NAMES = {ENOTSUPP: "ENOTSUPP"}
+# Python knows 95 by its other name in user space.
+_KERNEL_NAMES = {ENOTSUPP: "ENOTSUPP", errno.EOPNOTSUPP: "EOPNOTSUPP"}
 
 
 def errno_name(code: int) -> str:

@@ -173,6 +173,15 @@ def test_a_choice_of_metadata_is_shown_where_it_is_looked_up():
     assert multi_rows("plain")[0] == [(name, None) for name in names]
 
 
+@pytest.mark.parametrize(("design", "metadata"), [("seed-v2", "hash"), ("seed-v1", "padding")])
+@pytest.mark.parametrize("nr_args", [0, 6])
+def test_the_posted_series_looks_metadata_up_at_each_call(design, metadata, nr_args):
+    rows = bench(["6.12"], ["voluntary"], designs=[design], nr_args=nr_args)
+    assert {row.name: row.metadata for row in rows} == {name: metadata if "-" in name else None for name in ROWS}
+    assert all(abs(row.ratio - 1) < 0.1 for row in rows)
+    assert bench(["6.12"], ["voluntary"], designs=[design], nr_args=nr_args, metadata=metadata) == rows
+
+
 def test_a_lookup_costs_more_than_none():
     for name in (name for name in ROWS if "-" in name):
         with_, without = (

@@ -42,6 +42,14 @@ def test_bench_of_all_designs(capsys):
     assert out.splitlines()[-1] == "Other designs: --design all, or --design NAME."
 
 
+def test_bench_names_what_is_refused(capsys):
+    status, out, _ = tramp(capsys, "bench", "--design", "seed-v2", "--nr-args", "7")
+    assert status == 0
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if line}
+    assert lines["fentry"][3] == "104"
+    assert lines["fentry-multi"] == ["fentry-multi", "seed-v2", "-", "-EOPNOTSUPP"]
+
+
 def test_bench_as_json(capsys):
     status, out, _ = tramp(capsys, "bench", "--json", "--config", "lazy", "--nr-args", "2", "--programs", "2")
     rows = json.loads(out)["rows"]

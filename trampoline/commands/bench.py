@@ -90,8 +90,11 @@ def print_rows(rows: "list[Row]") -> None:
             f"{'':17}{'design':13}{'metadata':9}{'insns':>6}{'anchor':>7}{'ratio':>6}{'further':>8}{'anchor':>7}{'unbal.':>7}"
         )
         for row in group:
+            if row.error:
+                print(f"{row.name:17}{row.design:13}{row.metadata or '-':8} -{row.error}")
+                continue
             print(
-                f"{row.name:17}{row.design:13}{row.metadata or '-':8}{row.error or _number(row.instructions):>7}"
+                f"{row.name:17}{row.design:13}{row.metadata or '-':8}{_number(row.instructions):>7}"
                 f"{_number(row.anchor):>7}{_number(row.ratio, '.3f'):>6}{_number(row.further):>8}"
                 f"{_number(row.further_anchor):>7}{_number(row.unbalanced_returns):>7}"
             )

@@ -16,7 +16,7 @@ def add_parser(subparsers: Any) -> None:
         " and unbalanced returns of each path, with the rank correlation. What can't be run here has the instructions"
         " that were counted on real kernel code.",
     )
-    parser.add_argument("--design", metavar="D", help="design of the multi rows (default: seed-v2)")
+    parser.add_argument("--design", default="seed-v2", metavar="D", help="design of the multi rows (default: seed-v2)")
     parser.add_argument("--flavour", default="6.12", metavar="F", help="6.1, 6.12 or 7.2 (default: 6.12)")
     parser.add_argument("--json", action="store_true", help="print paths and correlations as JSON")
 
