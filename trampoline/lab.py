@@ -32,7 +32,7 @@ from trampoline.func_protos import FuncProtos
 from trampoline.generator import Boot
 from trampoline.link import Link, MultiLink, Skipped, modules_of, no_progress
 from trampoline.model import Arg, FuncModel
-from trampoline.multi import check_distinct, check_multi, check_wanted
+from trampoline.multi import check_multi, check_wanted
 from trampoline.part_match import AttachFunc, btf_check_func_part_match
 from trampoline.phases import with_phases
 from trampoline.population import KernelFunction, Population, is_glob, memory_of, populate
@@ -290,7 +290,6 @@ class Tracing:
                 if not skip_invalid:
                     raise
                 skipped.append(Skipped(where.qualified if isinstance(where, KernelFunction) else str(where), error))
-        check_distinct([target for target, _ in targets])
         owner, own_cookie = object(), len({cookie for _, cookie in targets}) > 1
         entries = [Entry(target, TrampLink(prog, cookie, owner, own_cookie)) for target, cookie in targets]
         try:

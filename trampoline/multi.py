@@ -127,8 +127,9 @@ def _try_update(sites: SingleOps, trampolines: Sequence[BpfTrampoline], progress
         if isinstance(error, KernelError) and error.errno == EAGAIN:
             return False
         raise
-    for trampoline, update in zip(trampolines, updates, strict=True):
-        trampoline.finish(update)
+    with sites.sharing_grace_periods():
+        for trampoline, update in zip(trampolines, updates, strict=True):
+            trampoline.finish(update)
     return True
 
 

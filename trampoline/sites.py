@@ -67,6 +67,8 @@ class SingleOps:
 
     def __init__(self, kernel: Kernel) -> None:
         self._ftrace = kernel.ftrace
+        self.sharing_grace_periods = kernel.rcu.sharing
+        """Around what a batch no longer needs."""
         self._ops = FtraceOps("direct_ops", ops_func=self._share_ipmodify)
         self._by_ip: dict[int, BpfTrampoline] = {}
 

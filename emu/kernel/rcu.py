@@ -15,8 +15,9 @@ RCU_TASKS_TRACE tasks inside rcu_read_lock_trace(), asleep      leaving the sect
 """
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from emu.events import EventStream, GracePeriodBegun, GracePeriodOver
 from emu.machine import Machine
@@ -48,9 +49,9 @@ class _GracePeriod:
     flavour: RcuFlavour
     number: int
     holdouts: dict[Task, int]
-    callbacks: list[Callable[[], None]] = field(default_factory=list)
-    readers: Callable[[], int] | None = None
-    """SRCU: how many there are."""
+    callbacks: list[Callable[[], None]]
+    counts: list[int]
+    """SRCU: the per-CPU addresses at which its readers are counted."""
 
 
 class Rcu:
@@ -62,6 +63,9 @@ class Rcu:
         self._machine, self._process, self._events, self._nesting = machine, process, events, nesting
         self._pending: list[_GracePeriod] = []
         self._numbers = dict.fromkeys(RcuFlavour, 0)
+        self._callbacks: dict[RcuFlavour, list[Callable[[], None]]] = {flavour: [] for flavour in RcuFlavour}
+        self._counts: list[int] = []
+        self._sharers = 0
         self.durations = dict(GRACE_PERIOD_NS)
         self.now_ns = 0
         """Virtual time: grace periods push it on."""
@@ -79,21 +83,29 @@ class Rcu:
 
     def call(self, flavour: RcuFlavour, callback: Callable[[], None]) -> None:
         """``call_rcu``, ``call_rcu_tasks``, ``call_rcu_tasks_trace``: run ``callback`` after a grace period."""
-        self._begin(flavour).callbacks.append(callback)
+        self._callbacks[flavour].append(callback)
+        self._begin_wanted()
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Callbacks that the block asks for share a grace period of each flavour, which begins when the block ends."""
+        self._sharers += 1
+        try:
+            yield
+        finally:
+            self._sharers -= 1
+            self._begin_wanted()
 
     def call_srcu(self, count: int, callback: Callable[[], None]) -> None:
         """``call_srcu`` for readers that count themselves in and out at a per-CPU address, each on the CPU where it is:
         run ``callback`` when the counts of all CPUs add up to 0. No new readers may come.
         """
-        period = self._begin(RcuFlavour.SRCU)
-        bases = [vcpu.gs_base for vcpu in self._machine.vcpus]
-        read = self._machine.read_u64
-        period.readers = lambda: sum(read(base + count) for base in bases) % (1 << 64)
-        period.callbacks.append(callback)
+        self._counts.append(count)
+        self.call(RcuFlavour.SRCU, callback)
 
     def synchronize(self, flavour: RcuFlavour) -> None:
         """Wait for a grace period. Raises Deadlock where no reader can go on while we wait."""
-        period = self._begin(flavour)
+        period = self._begin(flavour, [])
         self._process.point(PointKind.GRACE_PERIOD, f"synchronize_{flavour}")
         while period in self._pending:
             if not self.poll() and period in self._pending:
@@ -103,16 +115,20 @@ class Rcu:
                 self._process.point(PointKind.GRACE_PERIOD, f"synchronize_{flavour}")
 
     def poll(self) -> int:
-        """End the grace periods whose readers have all passed and run their callbacks; how many ended."""
+        """End the grace periods whose readers have all passed and run their callbacks; how many ended.
+
+        What these callbacks ask for in turn shares grace periods.
+        """
         ended = 0
-        for period in list(self._pending):
-            if self._is_over(period):
-                self._pending.remove(period)
-                self.now_ns += self.durations[period.flavour]
-                self._events.emit(GracePeriodOver(period.flavour, period.number))
-                ended += 1
-                for callback in period.callbacks:
-                    callback()
+        with self.sharing():
+            for period in list(self._pending):
+                if self._is_over(period):
+                    self._pending.remove(period)
+                    self.now_ns += self.durations[period.flavour]
+                    self._events.emit(GracePeriodOver(period.flavour, period.number))
+                    ended += 1
+                    for callback in period.callbacks:
+                        callback()
         return ended
 
     def settle(self) -> None:
@@ -121,14 +137,31 @@ class Rcu:
             while self.poll():
                 pass
 
-    def _begin(self, flavour: RcuFlavour) -> _GracePeriod:
+    def _begin_wanted(self) -> None:
+        if self._sharers:
+            return
+        for flavour, callbacks in self._callbacks.items():
+            if callbacks:
+                self._callbacks[flavour] = []
+                self._begin(flavour, callbacks)
+
+    def _begin(self, flavour: RcuFlavour, callbacks: list[Callable[[], None]]) -> _GracePeriod:
         self._numbers[flavour] += 1
-        counted = flavour is RcuFlavour.SRCU
-        tasks = [] if counted else [task for task in self._machine.tasks if self._is_reader(task, flavour)]
-        period = _GracePeriod(flavour, self._numbers[flavour], {task: task.voluntary_switches for task in tasks})
+        counts: list[int] = []
+        if flavour is RcuFlavour.SRCU:
+            counts, self._counts = self._counts, counts
+        tasks = [] if counts else [task for task in self._machine.tasks if self._is_reader(task, flavour)]
+        noted = {task: task.voluntary_switches for task in tasks}
+        period = _GracePeriod(flavour, self._numbers[flavour], noted, callbacks, counts)
         self._pending.append(period)
         self._events.emit(GracePeriodBegun(flavour, period.number, len(tasks)))
         return period
+
+    def _readers(self, counts: Iterable[int]) -> bool:
+        """Whether somebody is counted in at one of these per-CPU addresses."""
+        bases = [vcpu.gs_base for vcpu in self._machine.vcpus]
+        read = self._machine.read_u64
+        return any(sum(read(base + count) for base in bases) % (1 << 64) for count in counts)
 
     def _is_reader(self, task: Task, flavour: RcuFlavour) -> bool:
         if flavour is RcuFlavour.RCU_TASKS_TRACE:
@@ -139,8 +172,8 @@ class Rcu:
         return flavour is RcuFlavour.RCU_TASKS or not preempted or self._nesting(task, flavour) > 0
 
     def _is_over(self, period: _GracePeriod) -> bool:
-        if period.readers is not None:
-            return not period.readers()
+        if period.counts:
+            return not self._readers(period.counts)
         for task, switches in list(period.holdouts.items()):
             if task.voluntary_switches > switches or not self._is_reader(task, period.flavour):
                 if period.flavour is RcuFlavour.RCU_TASKS_TRACE and self._is_reader(task, period.flavour):

@@ -10,7 +10,7 @@ from emu.kernel.kernel import Kernel
 from trampoline.bpf_trampoline import Target, TrampLink, Trampolines
 from trampoline.flavour import Flavour
 from trampoline.generator import Boot
-from trampoline.multi import MultiEntry, attach_multi, detach_multi, remake
+from trampoline.multi import MultiEntry, attach_multi, check_distinct, detach_multi, remake
 from trampoline.prog import BpfProg, BpfPrograms
 
 
@@ -64,7 +64,9 @@ class TrampolineDesign:
 
     def attach(self, entries: Sequence[Entry], progress: Callable[[], object]) -> None:
         """See Design."""
-        trampolines = self.trampolines.get(*[entry.target for entry in entries])
+        targets = [entry.target for entry in entries]
+        check_distinct(targets)
+        trampolines = self.trampolines.get(*targets)
         held = [MultiEntry(trampoline, entry.link) for trampoline, entry in zip(trampolines, entries, strict=True)]
         try:
             self.trampolines.images.hold(held)

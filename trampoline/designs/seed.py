@@ -125,9 +125,6 @@ class SeedDesign:
                 # The cover letter's answer; register_ftrace_direct() would say -EBUSY.
                 raise KernelError(EEXIST, f"{entry.target.name} has a trampoline of its own")
         with ExitStack() as undo:
-            for module in _modules(entries):
-                self._kernel.modules.get(module)
-                undo.callback(self._kernel.modules.put, module)
             self._targets.update((entry.target.address, entry.target) for entry in entries)
             undo.callback(self._forget, functions)
             counts = self.mds.counts(functions)
@@ -160,8 +157,6 @@ class SeedDesign:
             self.mds.unlink_entries(_md_entries(entries), prog.address, kind, refilter=self._update_all)
         finally:
             self._forget(functions)
-        for module in _modules(entries):
-            self._kernel.modules.put(module)
 
     def _update_all(self, without: Collection[int] = ()) -> None:
         """``bpf_gtrampoline_update_all``: let the sites of functions with programs call their stubs, and no others."""
@@ -248,10 +243,6 @@ def _program(entries: Sequence[Entry]) -> tuple[BpfProg, Kind]:
 def _md_entries(entries: Sequence[Entry]) -> list[MdEntry]:
     return [MdEntry(entry.target.address, entry.target.model.nr_regs, entry.link.cookie) for entry in entries]
 
-
-def _modules(entries: Sequence[Entry]) -> list[str]:
-    """Each once (the series deduplicates its references)."""
-    return list(dict.fromkeys(entry.target.module for entry in entries if entry.target.module))
 
 
 def _confused(ops: FtraceOps, ip: int, cmd: FtraceOpsCmd) -> None:
