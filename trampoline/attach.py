@@ -7,10 +7,10 @@ kernel/bpf/trampoline.c.
 import enum
 from collections.abc import Iterable
 from functools import cache
+from typing import Protocol
 
 from trampoline.flavour import Flavour
 from trampoline.generator import ProgCall, TrampFlag, TrampLinks, uses_jmp
-from trampoline.model import FuncModel
 
 
 class AttachType(enum.StrEnum):
@@ -72,12 +72,22 @@ _KINDS = {
 }
 
 
-def kind_of(attach: AttachType, model: FuncModel) -> Kind:
+class Traced(Protocol):
+    """What is known of a traced function."""
+
+    @property
+    def returns_void(self) -> bool:
+        """Whether there is no return value."""
+        ...
+
+
+def kind_of(attach: AttachType, function: Traced) -> Kind:
     """The kind that programs of an attach type have on a function (``bpf_attach_type_to_tramp``)."""
-    if attach.is_lsm:
-        # A void hook has no return value to modify.
-        return Kind.FEXIT if model.returns_void else Kind.MODIFY_RETURN
-    return _KINDS[attach]
+    kind = _KINDS.get(attach)
+    if kind is None:
+        # LSM programs: a void hook has no return value to modify.
+        return Kind.FEXIT if function.returns_void else Kind.MODIFY_RETURN
+    return kind
 
 
 def enter_exit(attach: AttachType, *, sleepable: bool) -> tuple[str, str]:

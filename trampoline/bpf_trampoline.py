@@ -3,7 +3,7 @@
 ``bpf_trampoline_link_prog``, ``_unlink_prog`` and ``_update`` with the kernel's order, limits and error codes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import E2BIG, EAGAIN, EBUSY, EINVAL
@@ -17,7 +17,7 @@ from trampoline.attach import Kind, enter_exit, flags_of, kind_of, links_of
 from trampoline.flavour import Flavour
 from trampoline.generator import Boot, ProgCall, TrampFlag, TrampLinks
 from trampoline.kfunc_md.hash import hash_64
-from trampoline.model import FuncModel
+from trampoline.model import FuncModel, slots_of
 from trampoline.poke import BpfTextPokeType, bpf_arch_text_poke
 from trampoline.prog import BpfProg
 from trampoline.sites import DirectSites, SingleOps
@@ -34,17 +34,37 @@ _POOL_BITS = 5
 class Target(NamedTuple):
     """What is traced: a kernel function or a BPF program. ``key`` is its trampoline's
     (``bpf_trampoline_compute_key``).
+
+    ``prototype``: the model, or what reads it: of 50,000 functions few are ever generated for one by one. ``arg_sizes``
+    is known before that.
     """
 
     name: str
     address: int
-    model: FuncModel
+    prototype: FuncModel | Callable[[], FuncModel]
     key: int
+    arg_sizes: tuple[int, ...]
+    """Bytes of each argument."""
     module: str = ""
     site_offset: int | None = None
     """Bytes from its address to its patch site, if not as the flavour has it."""
     tail_call_reachable: bool = False
     """A BPF program that tail calls can reach: its trampoline must carry the tail-call counter."""
+
+    @property
+    def model(self) -> FuncModel:
+        """Its prototype as the generator takes it."""
+        return self.prototype if isinstance(self.prototype, FuncModel) else self.prototype()
+
+    @property
+    def nr_regs(self) -> int:
+        """Argument slots."""
+        return slots_of(self.arg_sizes)
+
+    @property
+    def returns_void(self) -> bool:
+        """Whether there is no return value."""
+        return self.model.returns_void
 
 
 @dataclass(eq=False, slots=True)
@@ -185,11 +205,11 @@ class BpfTrampoline:
         if adding:
             del self.links[position]
         else:
-            self.links.insert(position, (kind_of(link.prog.attach_type, self.target.model), link))
+            self.links.insert(position, (kind_of(link.prog.attach_type, self.target), link))
         link.linked = not adding
 
     def _add(self, link: TrampLink) -> int:
-        kind = kind_of(link.prog.attach_type, self.target.model)
+        kind = kind_of(link.prog.attach_type, self.target)
         if kind is Kind.FSESSION and not self._flavour.fsession:
             raise KernelError(EINVAL, f"{self._flavour.name} has no fsession programs")
         total = sum([linked.weight for linked, _ in self.links])

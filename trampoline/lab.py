@@ -11,6 +11,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from errno import EINVAL
+from functools import partial
 from typing import Any
 
 from emu.kernel.config import CONFIGS, Config
@@ -32,7 +33,7 @@ from trampoline.func_protos import FuncProtos
 from trampoline.generator import Boot
 from trampoline.link import Link, MultiLink, Skipped, modules_of, no_progress
 from trampoline.model import Arg, FuncModel
-from trampoline.multi import check_multi, check_wanted
+from trampoline.multi import check_multi, check_wanted, no_collections
 from trampoline.part_match import AttachFunc, btf_check_func_part_match
 from trampoline.phases import with_phases
 from trampoline.population import KernelFunction, Population, is_glob, memory_of, populate
@@ -176,18 +177,29 @@ class Tracing:
         """
         if isinstance(where, BpfProg):
             return Target(
-                where.name, where.bpf_func, PROG_MODEL, where.address, tail_call_reachable=where.tail_call_reachable
+                where.name,
+                where.bpf_func,
+                PROG_MODEL,
+                where.address,
+                PROG_MODEL.arg_sizes,
+                tail_call_reachable=where.tail_call_reachable,
             )
         function = where if isinstance(where, KernelFunction) else self.population.find(where)
         if function.name in self._denied[AttachType.FENTRY]:
             raise KernelError(EINVAL, f"{function.name} must not be traced")
+        sizes = None if prototype is not None or function.module else self.population.arg_sizes(function.btf_id)
+        model: FuncModel | Callable[[], FuncModel] = partial(self._model, function, None)
+        if sizes is None:
+            model = self._model(function, prototype)
+            sizes = model.arg_sizes
         return Target(
             where if isinstance(where, str) else function.qualified,
             function.address,
-            self._model(function, prototype),
+            model,
             function.key,
-            module=function.module,
-            site_offset=function.site - function.address if function.site else None,
+            sizes,
+            function.module,
+            function.site - function.address if function.site else None,
         )
 
     def _model(self, function: KernelFunction, given: str | None) -> FuncModel:
@@ -268,6 +280,17 @@ class Tracing:
         program that is no ``_multi`` one, a function on which it would read something else than where it was loaded
         for; -E2BIG for too many; what ``check_wanted`` and, for one function, ``attach`` raise.
         """
+        with no_collections():
+            return self._attach_multi(prog, functions, cookies, skip_invalid, progress or no_progress)
+
+    def _attach_multi(
+        self,
+        prog: BpfProg,
+        functions: Sequence[str | int | KernelFunction],
+        cookies: Sequence[int] | None,
+        skip_invalid: bool,
+        progress: Callable[[], object],
+    ) -> MultiLink:
         check_wanted(functions, cookies)
         if not prog.attach_type.is_multi:
             raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) can't be on many functions")
@@ -297,7 +320,7 @@ class Tracing:
                 for module in modules_of(entries):
                     self.kernel.modules.get(module)
                     undo.callback(self.kernel.modules.put, module)
-                self.design.attach(entries, progress or no_progress)
+                self.design.attach(entries, progress)
                 undo.pop_all()
         except BaseException:
             self.kernel.rcu.settle()

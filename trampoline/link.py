@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trampoline.bpf_trampoline import BpfTrampoline
 from trampoline.designs import Design, Entry
 from trampoline.errors import KernelError, PrototypeError, TrampolineError
+from trampoline.multi import no_collections
 from trampoline.prog import BpfProg
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ class MultiLink:
         """Take the program off all functions. Detaching twice is a TrampolineError."""
         if not self.attached:
             raise TrampolineError(f"{self.prog.name} is detached already")
-        self._lab.design.detach(self._entries, progress or no_progress)
+        with no_collections():
+            self._lab.design.detach(self._entries, progress or no_progress)
         self.attached = False
         for module in modules_of(self._entries):
             self._lab.kernel.modules.put(module)

@@ -70,7 +70,7 @@ class Conditions:
     """
 
     flavour: str = "6.12"
-    design: str = "batched"
+    design: str = "tramplab"
     metadata: str | None = None
     kind: str = "fentry"
     cookies: bool = False

@@ -4,10 +4,9 @@ Sizes are bytes. A *slot* is one 8-byte word of the program's context: a struct 
 needs, so ``nr_regs`` may exceed the number of C arguments (kernel: ``arch_bpf_trampoline``'s ``nr_regs``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from errno import EINVAL
-from functools import cached_property
 
 from trampoline.errors import ENOTSUPP, KernelError
 
@@ -34,7 +33,12 @@ class Arg:
         return (self.size + 7) // 8
 
 
-@dataclass(frozen=True)
+def slots_of(sizes: Iterable[int]) -> int:
+    """Context words of arguments of these sizes."""
+    return sum([(size + 7) // 8 for size in sizes])
+
+
+@dataclass(frozen=True, slots=True)
 class FuncModel:
     """A prototype as the trampoline generator sees it (``struct btf_func_model``)."""
 
@@ -43,21 +47,15 @@ class FuncModel:
     ret_size: int = 4
     ret_signed: bool = True
 
-    @cached_property
+    @property
     def nr_regs(self) -> int:
         """Context words of all arguments: what ``bpf_get_func_arg_cnt`` gives."""
         return sum(arg.slots for arg in self.args)
 
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
+    @property
+    def arg_sizes(self) -> tuple[int, ...]:
         """Bytes of each argument, which decide where it travels."""
         return tuple(arg.size for arg in self.args)
-
-    def named(self, name: str) -> "FuncModel":
-        """The same prototype of another function, which need not find out again what depends on that alone."""
-        other = object.__new__(FuncModel)
-        other.__dict__.update(self.__dict__, name=name, nr_regs=self.nr_regs, sizes=self.sizes)
-        return other
 
     @property
     def returns_void(self) -> bool:

@@ -4,9 +4,10 @@ Trampolines stay one per function. With one ftrace_ops for all (``SingleOps``) a
 functions are attached one by one, which is what mass attachment was slow by. Either way all or nothing.
 """
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from errno import E2BIG, EAGAIN, EFAULT, EINVAL, EOPNOTSUPP
 from typing import NamedTuple
 
@@ -22,6 +23,20 @@ class MultiEntry(NamedTuple):
 
     trampoline: BpfTrampoline
     link: TrampLink
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Around what makes thousands of objects that stay: Python's garbage collector would look at each of them, and at
+    the whole kernel, again and again.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def attach_multi(sites: object, entries: Sequence[MultiEntry], progress: Callable[[], object]) -> None:

@@ -134,6 +134,12 @@ class Population:
             model = self._models[btf_id] = self.functions.model(btf_id, self._flavour)
         return model
 
+    def arg_sizes(self, btf_id: int) -> tuple[int, ...] | None:
+        """Bytes of each argument of a function, None where BTF does not have it. KernelError as ``model``."""
+        if self.functions is None or btf_id not in self.functions.positions:
+            return None
+        return self.functions.arg_sizes(btf_id, self._flavour)
+
     def shape(self, btf_id: int) -> Shape:
         """The shape of a function of the BTF: its argument slots, and what it returns. KernelError (-ENOENT)."""
         if self.functions is None or btf_id not in self.functions.positions:

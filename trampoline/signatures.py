@@ -95,7 +95,7 @@ class BtfFunctions:
         self.shapes: Sequence[Shape] = list(shapes)
         """The shapes that there are."""
         self._shape_of = array("H", [number_of[proto] for proto in self._protos])
-        self._models: dict[tuple[int, str], FuncModel] = {}
+        self._sizes: dict[tuple[int, str], tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -132,20 +132,23 @@ class BtfFunctions:
         """The model of a function. KernelError: -EINVAL, -ENOTSUPP as ``model_of``, and for more slots than the
         flavour takes.
         """
-        position = self.positions[type_id]
-        key = self._protos[position], flavour.name
-        known = self._models.get(key)
-        if known is None:
-            known = self._models[key] = self._model(type_id, flavour)
-        return known.named(self.names[position])
-
-    def _model(self, type_id: int, flavour: Flavour) -> FuncModel:
         model = model_of(self.btf.function(type_id), union_args=flavour.union_args)
         if model.nr_regs > MAX_REG_SLOTS and not flavour.stack_args:
             raise KernelError(
                 ENOTSUPP, f"{model.name} needs {model.nr_regs} argument slots; {flavour.name} has {MAX_REG_SLOTS}"
             )
         return model
+
+    def arg_sizes(self, type_id: int, flavour: Flavour) -> tuple[int, ...]:
+        """Bytes of each argument of a function, without reading its model. KernelError as ``model``."""
+        key = self._protos[self.positions[type_id]], flavour.name
+        sizes = self._sizes.get(key)
+        if sizes is None:
+            if self._refusal(key[0], flavour):
+                return self.model(type_id, flavour).arg_sizes
+            params, _ = self.btf.prototype(key[0])
+            sizes = self._sizes[key] = tuple([self.btf.passed(param)[1] for param in params])
+        return sizes
 
     def refusals(self, flavour: Flavour, attach_type: AttachType = AttachType.FENTRY) -> Sequence[int]:
         """For each function the errno that attaching a program of a type is refused with, 0 where it is not.

@@ -147,8 +147,8 @@ def test_every_kind_from_the_command(capsys, kind):
 def test_the_command_prints_a_table(capsys):
     status, out, err = tramp(capsys, "attach", "bpf_fentry_test*")
     assert (status, err) == (0, "")
-    assert out.startswith("10 functions, design batched, kernel 6.12; left out: none")
-    assert "+10" in out
+    assert out.startswith("10 functions, design tramplab, kernel 6.12; left out: none")
+    assert "+6" in out
 
 
 def test_the_command_as_json(capsys):
@@ -185,7 +185,7 @@ def test_the_command_as_json(capsys):
         (["bpf_*", "--functions", "no-such-file"], "No such file"),
         (["bpf_*", "--functions", __file__], "not BTF"),
         (["bpf_*", "--kind", "fsession"], "no fsession"),
-        (["bpf_*", "--metadata", "hash"], "no metadata 'hash'"),
+        (["bpf_*", "--metadata", "hash", "--design", "batched"], "no metadata 'hash'"),
         (["bpf_*", "--gp-ms", "1,2"], "three or four"),
         (["bpf_*", "--gp-ms", "1,2,x"], "'x' is no duration"),
         (["bpf_*", "--ipi-us", "-1"], "is no duration"),

@@ -69,11 +69,11 @@ class SeedDesign:
         if not prog.attach_type.is_multi:
             self._plain.check(target, prog)
             return
-        if kind_of(prog.attach_type, target.model) is Kind.FSESSION:
+        if kind_of(prog.attach_type, target) is Kind.FSESSION:
             raise KernelError(EINVAL, f"{self.name} has no fsession programs")
         if not self._global:
             raise KernelError(EOPNOTSUPP, "functions of this kernel have no padding")
-        slots = target.model.nr_regs
+        slots = target.nr_regs
         if slots > MAX_ARGS:
             raise KernelError(EOPNOTSUPP, f"{target.name} needs {slots} argument slots; at most {MAX_ARGS}")
         if self._kernel.function_at(target.address) is None:
@@ -186,7 +186,7 @@ class SeedDesign:
                 raise
 
     def _caller(self, target: Target) -> _GlobalTrampoline:
-        return self._global[target.model.nr_regs if len(self._global) > 1 else 0]
+        return self._global[target.nr_regs if len(self._global) > 1 else 0]
 
     def _forget(self, functions: Sequence[int]) -> None:
         found = self.mds.backend.find_all(functions)
@@ -237,11 +237,11 @@ def _plain_trampolines(kernel: Kernel, flavour: Flavour, boot: Boot) -> Trampoli
 
 def _program(entries: Sequence[Entry]) -> tuple[BpfProg, Kind]:
     first = entries[0]
-    return first.link.prog, kind_of(first.link.prog.attach_type, first.target.model)
+    return first.link.prog, kind_of(first.link.prog.attach_type, first.target)
 
 
 def _md_entries(entries: Sequence[Entry]) -> list[MdEntry]:
-    return [MdEntry(entry.target.address, entry.target.model.nr_regs, entry.link.cookie) for entry in entries]
+    return [MdEntry(entry.target.address, entry.target.nr_regs, entry.link.cookie) for entry in entries]
 
 
 

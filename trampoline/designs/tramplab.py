@@ -8,14 +8,13 @@ from emu.kernel.kallsyms import Symbol
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
 from trampoline.attach import Kind
-from trampoline.bpf_trampoline import BpfTrampoline, TrampLink
+from trampoline.bpf_trampoline import BpfTrampoline, Target, TrampLink
 from trampoline.designs.caller import CallerProg, CallerSpec, Places, caller_text
 from trampoline.designs.records import Records, record
 from trampoline.designs.shared_images import SharedImages, identities, ksym
 from trampoline.flavour import Flavour
 from trampoline.generator import PATCH_SIZE, Boot, TrampFlag
 from trampoline.kfunc_md import MetadataBackend
-from trampoline.model import FuncModel
 from trampoline.multi import MultiEntry
 from trampoline.prog import BpfPrograms
 
@@ -130,7 +129,7 @@ class TramplabImages(SharedImages):
     def key(self, trampoline: BpfTrampoline, flags: TrampFlag) -> Hashable:
         """See SharedImages."""
         return (
-            self._arguments(trampoline.target.model),
+            self._arguments(trampoline.target),
             identities(trampoline.links),
             self._known_ip(trampoline, flags),
             trampoline.boot,
@@ -141,16 +140,16 @@ class TramplabImages(SharedImages):
         told = self._tells_function(trampoline) and not flags & TrampFlag.SHARE_IPMODIFY
         return None if told else trampoline.target.address
 
-    def _arguments(self, model: FuncModel) -> Places:
-        found = self._places.get(model.sizes)
+    def _arguments(self, target: Target) -> Places:
+        found = self._places.get(target.arg_sizes)
         if found is None:
-            found = self._places[model.sizes] = Places.of(model)
+            found = self._places[target.arg_sizes] = Places.of(target.model)
         return found
 
     def generate(self, trampoline: BpfTrampoline, flags: TrampFlag) -> CallerImage:
         """See SharedImages."""
         trampoline.target.model.check()
-        places, narrow = self._arguments(trampoline.target.model)
+        places, narrow = self._arguments(trampoline.target)
         ip = self._known_ip(trampoline, flags)
         lists: dict[Kind, list[CallerProg]] = {Kind.FENTRY: [], Kind.MODIFY_RETURN: [], Kind.FEXIT: []}
         for kind, link in trampoline.links:

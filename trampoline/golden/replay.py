@@ -212,6 +212,7 @@ class _Run:
             target.addr,
             target.model,
             1 << 32 | 0x80000000 | target.btf_id,
+            target.model.arg_sizes,
             site_offset=target.patch_offset,
             tail_call_reachable=target.tail_call_reachable,
         )
