@@ -9,13 +9,15 @@ from emu.kernel.functions import Function
 from emu.kernel.livepatch import LivePatch
 from refusals import errno_of
 from trampoline.flavour import FLAVOURS
-from trampoline.lab import DESIGNS
+from trampoline.lab import DESIGNS as ALL_DESIGNS
 
 NAME, OTHERS = "bpf_fentry_test2", ["bpf_fentry_test1", "bpf_fentry_test3"]
 ARGS, VALUE, PATCHED = (3, 4), 7, 1007
 KINDS = ("fentry", "fexit", "fmod_ret", "fsession")
-MAY_REFUSE = frozenset({"seed-v1", "seed-v2"})
-"""Designs that answer others on their functions with an error."""
+DESIGNS = [design for design in ALL_DESIGNS if design != "seed-v2"]
+"""The series as posted goes down with a livepatch (designs/test_seed_defects.py)."""
+MAY_REFUSE = frozenset({"seed-v1", "seed-v2-repaired"})
+"""Designs that answer others on their functions with an error, and run programs oldest first."""
 LIVEPATCH = "livepatch"
 
 

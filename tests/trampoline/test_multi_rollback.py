@@ -19,6 +19,8 @@ NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
 ARGS = {name: tuple(range(1, number + 1)) for number, name in enumerate(NAMES, 1)}
 VALUES = {"bpf_fentry_test1": 2} | {name: sum(args) for name, args in ARGS.items() if len(args) > 1}
 NOTHING = "xor eax, eax\nret"
+AS_POSTED = "seed-v2"
+"""The design that leaves things behind, as the series that it is (designs/test_seed_defects.py)."""
 
 
 def state(lab):
@@ -84,7 +86,7 @@ def nobody(lab):
     """Functions that nobody uses."""
 
 
-@pytest.fixture(params=DESIGNS)
+@pytest.fixture(params=[design for design in DESIGNS if design != AS_POSTED])
 def lab(request, make_lab):
     lab = make_lab("7.2", design=request.param)
     lab.load_testmod()
