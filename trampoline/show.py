@@ -1,16 +1,16 @@
-"""The listing of one trampoline, made on a synthetic kernel."""
+"""The listing of what a site reaches, made on a synthetic kernel."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from asm import Image
+from emu.kernel.ftrace import JMP_FLAG
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.structs import PERCPU
-from trampoline.generator import Boot, Frame
+from trampoline.generator import Boot
 from trampoline.lab import Tracing
 from trampoline.model import FuncModel
 from trampoline.prog import Uses
-from trampoline.tramp_image import BpfTrampImage
 
 PROGRAM = "xor eax, eax\nret"
 
@@ -23,7 +23,6 @@ class Shown:
     names: dict[int, str]
     target: str
     flavour: str
-    frame: Frame
     site: bytes
 
     def text(self, *, color: bool = False) -> str:
@@ -47,42 +46,45 @@ def show(
     cookie: int = 0,
     return_thunk: bool = False,
     call_depth: bool = False,
+    design: str = "per-function",
+    config: str = "voluntary",
 ) -> Shown:
     """Attach programs of the given attach types to a function, or to one with the prototype ``target``, and take
-    its image.
+    the image that its site reaches.
     """
     functions: tuple[AssemblyFunctions, ...] = ()
     name = target
     if "(" in target:
         name = FuncModel.parse(target).name
         functions = (AssemblyFunctions((Function(name, "xor eax, eax\nret", target),)),)
-    with Tracing(flavour, functions=functions) as lab:
+    with Tracing(flavour, config, functions=functions, design=design) as lab:
         boot = Boot(
             lab.kernel.kallsyms.address("its_return_thunk") if return_thunk else None,
             PERCPU.offset("call_depth") if call_depth else None,
         )
         lab.trampolines.boot = boot
+        multi = design.startswith("seed")
         for number, attach in enumerate(programs):
             prog = lab.prog(
-                attach,
+                f"{attach}_multi" if multi else attach,
                 PROGRAM,
                 name=f"{attach}{number}",
                 sleepable=sleepable,
                 uses=Uses(func_ip=func_ip, session_cookie=session_cookie),
             )
-            link = lab.attach(prog, name, cookie=cookie)
-        image = link.trampoline.cur_image
-        assert isinstance(image, BpfTrampImage)
-        made = image.trampoline
-        assert made is not None
+            if multi:
+                lab.attach_multi(prog, [name], cookies=[cookie])
+            else:
+                lab.attach(prog, name, cookie=cookie)
         function = lab.kernel.function(name)
         assert function.site is not None
+        image = lab.kernel.machine.images.at(lab.kernel.ftrace.direct_functions[function.site] & ~JMP_FLAG)
+        assert image is not None
         names = {symbol.address: symbol.name for symbol in lab.kernel.kallsyms}
         return Shown(
-            made.image,
+            image,
             names,
             name,
             flavour,
-            made.frame,
             lab.kernel.machine.read(function.address, function.site + 5 - function.address),
         )

@@ -8,7 +8,7 @@ def add_parser(subparsers: Any) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "show",
-        help="print the listing of a trampoline",
+        help="print the listing of what a traced function calls",
         description="Generate the trampoline of a function of the synthetic kernel, or of a prototype of your own, and"
         " print it with comments and phases. Programs are attached in the order given.",
     )
@@ -26,6 +26,8 @@ def add_parser(subparsers: Any) -> None:
             flag, dest="programs", action="append_const", const=attach, help=f"attach an {attach} program"
         )
     parser.add_argument("--flavour", metavar="F", default="6.12", help="6.1, 6.12 or 7.2 (default: 6.12)")
+    parser.add_argument("--design", metavar="D", default="per-function", help="any design (default: per-function)")
+    parser.add_argument("--config", metavar="C", default="voluntary", help="voluntary (default), lazy or none")
     parser.add_argument("--sleepable", action="store_true", help="the programs are sleepable")
     parser.add_argument("--func-ip", action="store_true", help="the programs ask for bpf_get_func_ip")
     parser.add_argument("--session-cookie", action="store_true", help="fsession programs use their cookie")
@@ -52,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         cookie=arguments.cookie,
         return_thunk=arguments.return_thunk,
         call_depth=arguments.call_depth,
+        design=arguments.design,
+        config=arguments.config,
     )
     if arguments.json:
         import json

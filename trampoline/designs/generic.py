@@ -30,13 +30,16 @@ class GenericImages(SharedImages):
         return MAX_BPF_FUNC_ARGS if model.nr_stack_slots else MAX_REG_SLOTS
 
     def check(self, target: Target, prog: BpfProg) -> None:
-        """-EOPNOTSUPP for a function with an argument in a register behind one on the stack: its slots would not be
-        in order.
+        """-EOPNOTSUPP for a function with an argument on the stack while a register is free, or used by a later one:
+        its slots would not be those of the image.
         """
         super().check(target, prog)
-        in_regs = [in_regs for _, in_regs in target.model.placement()]
-        if in_regs != sorted(in_regs, reverse=True):
-            raise KernelError(EOPNOTSUPP, f"{target.name} has an argument in a register behind one on the stack")
+        if 2 * len(target.arg_sizes) <= MAX_REG_SLOTS:
+            return
+        args = zip(target.model.placement(), target.model.args, strict=True)
+        in_regs = [in_regs for (_, in_regs), arg in args for _ in range(arg.slots)]
+        if False in in_regs and in_regs.index(False) < MAX_REG_SLOTS:
+            raise KernelError(EOPNOTSUPP, f"{target.name} has an argument on the stack although there are registers")
 
     def key(self, trampoline: BpfTrampoline, flags: TrampFlag) -> Hashable:
         """See SharedImages."""
