@@ -60,6 +60,10 @@ class Images:
             raise MachineError(f"an image is already known between {text.start:#x} and {text.end:#x}")
         self._texts.append(text)
 
+    def remove_text(self, text: ImageText) -> None:
+        """Forget a range."""
+        self._texts.remove(text)
+
     def _is_known(self, start: int, end: int) -> bool:
         position = bisect_right(self._starts, start)
         return (

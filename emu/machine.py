@@ -89,6 +89,12 @@ class Machine(AddressSpace):
         """Make the listings of a whole range of text known, as ``add_image`` does for one image."""
         self.images.add_text(text)
 
+    def remove_text(self, text: ImageText) -> None:
+        """Forget the listings of a range."""
+        for vcpu in self.vcpus:
+            vcpu.collect_counts()
+        self.images.remove_text(text)
+
     def remove_image(self, address: int) -> None:
         """Forget the image that begins at an address."""
         for vcpu in self.vcpus:

@@ -7,6 +7,7 @@ from asm import Image
 from emu.kernel.ftrace import JMP_FLAG
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.structs import PERCPU
+from trampoline.designs.thunks import KSYM as THUNKS
 from trampoline.generator import Boot
 from trampoline.lab import Tracing
 from trampoline.model import FuncModel
@@ -24,11 +25,15 @@ class Shown:
     target: str
     flavour: str
     site: bytes
+    thunk: Image | None = None
+    """What the site jumps to first, where the image is reached through a thunk."""
 
     def text(self, *, color: bool = False) -> str:
         """Headline, then the listing."""
         head = f"{self.target}, kernel {self.flavour}: {len(self.image)} bytes, {len(self.image.lines)} instructions"
-        return f"{head}\nsite: {self.site.hex()}\n{self.image.listing(color=color, names=self.names)}"
+        images = [image for image in (self.thunk, self.image) if image is not None]
+        listings = "\n".join(image.listing(color=color, names=self.names) for image in images)
+        return f"{head}\nsite: {self.site.hex()}\n{listings}"
 
     def to_json(self) -> dict[str, Any]:
         """The image as plain values."""
@@ -78,8 +83,12 @@ def show(
                 lab.attach(prog, name, cookie=cookie)
         function = lab.kernel.function(name)
         assert function.site is not None
+        thunk = None
         image = lab.kernel.machine.images.at(lab.kernel.ftrace.direct_functions[function.site] & ~JMP_FLAG)
         assert image is not None
+        if image.name.startswith(THUNKS):
+            thunk, image = image, lab.kernel.machine.images.at(int(image.lines[-1].text.split()[-1], 0))
+            assert image is not None
         names = {symbol.address: symbol.name for symbol in lab.kernel.kallsyms}
         return Shown(
             image,
@@ -87,4 +96,5 @@ def show(
             name,
             flavour,
             lab.kernel.machine.read(function.address, function.site + 5 - function.address),
+            thunk,
         )

@@ -58,7 +58,8 @@ class CallerSpec:
 
     ``places``: for each argument slot, in the order of the context, whether it comes in a register, and which
     register or word of the stack. ``narrow``: the only slot on the stack has 4 bytes at most. ``ip``: the traced
-    function's address where the return address doesn't tell it, None where it does. ``stats``: programs are timed.
+    function's address where nothing else tells it. ``thunk``: it is reached through a thunk, which left the function in
+    r10 and what a call at the site would have left on the stack. ``stats``: programs are timed.
     """
 
     places: tuple[tuple[bool, int], ...]
@@ -67,6 +68,7 @@ class CallerSpec:
     fmod_ret: tuple[CallerProg, ...] = ()
     fexit: tuple[CallerProg, ...] = ()
     ip: int | None = None
+    thunk: bool = False
     stats: bool = False
 
     @property
@@ -170,7 +172,8 @@ class _Template:
         """The whole text; what is rarely executed stands at the end."""
         spec = self._spec
         yield ".phase entry"
-        yield from self._account("the call at the site")
+        if not spec.thunk:
+            yield from self._account("the call at the site")
         yield ".phase save"
         yield from self._save()
         if self._spec.looks_up:
@@ -226,6 +229,9 @@ class _Template:
         if spec.ip is not None:
             yield f"mov rax, {spec.ip:#x} ; the traced function"
             yield self._push("rax", "ctx[-2]: bpf_get_func_ip()", "ip")
+        elif spec.thunk:
+            if self._sees_ip:
+                yield self._push("r10", "ctx[-2]: bpf_get_func_ip()", "ip")
         elif spec.looks_up:
             yield f"mov r10, {frame.address(0)}"
             yield "and r10, -16 ; the function: sites stand in its first 16 bytes"

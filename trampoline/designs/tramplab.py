@@ -8,12 +8,13 @@ from emu.kernel.kallsyms import Symbol
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
 from trampoline.attach import Kind
-from trampoline.bpf_trampoline import BpfTrampoline, Target, TrampLink
+from trampoline.bpf_trampoline import BpfTrampoline, SiteImage, Target, TrampLink
 from trampoline.designs.caller import CallerProg, CallerSpec, Places, caller_text
 from trampoline.designs.records import Records, record
 from trampoline.designs.shared_images import SharedImages, identities, ksym
+from trampoline.designs.thunks import Thunks
 from trampoline.flavour import Flavour
-from trampoline.generator import PATCH_SIZE, Boot, TrampFlag
+from trampoline.generator import PATCH_SIZE, Boot, TrampFlag, uses_jmp
 from trampoline.kfunc_md import MetadataBackend
 from trampoline.multi import MultiEntry
 from trampoline.prog import BpfPrograms
@@ -96,6 +97,27 @@ class CallerImage:
             self._programs.put(prog)
 
 
+class ThunkedImage:
+    """A caller as one function reaches it: by a jump, through a thunk of its own."""
+
+    by_jmp = True
+
+    def __init__(self, thunks: Thunks, trampoline: BpfTrampoline, caller: SiteImage) -> None:
+        """KernelError: the caller is still held."""
+        self._thunks, self._caller = thunks, caller
+        self.image = thunks.make(trampoline.target.address, trampoline.site + PATCH_SIZE, caller.image)
+
+    def put(self) -> None:
+        """See ``SiteImage``."""
+        self._thunks.put(self.image)
+        self._caller.put()
+
+    def discard(self) -> None:
+        """See ``SiteImage``."""
+        self._thunks.discard(self.image)
+        self._caller.discard()
+
+
 class TramplabImages(SharedImages):
     """Chooses a function's caller by its argument places and its programs, and makes it where there is none yet."""
 
@@ -103,6 +125,7 @@ class TramplabImages(SharedImages):
         super().__init__(kernel, flavour)
         self._programs = programs
         self.records = Records(kernel, backend)
+        self._thunks = Thunks(kernel)
         self._timed = False
         self._places: dict[tuple[int, ...], Places] = {}
 
@@ -126,17 +149,31 @@ class TramplabImages(SharedImages):
         address = trampoline.target.address
         return not address % _ALIGNED and trampoline.site + PATCH_SIZE - address < _ALIGNED
 
+    def make(self, trampoline: BpfTrampoline, flags: TrampFlag) -> SiteImage:
+        """See ``Images``."""
+        caller = super().make(trampoline, flags)
+        if not trampoline.site or not uses_jmp(self._flavour, flags):
+            return caller
+        try:
+            return ThunkedImage(self._thunks, trampoline, caller)
+        except BaseException:
+            caller.discard()
+            raise
+
     def key(self, trampoline: BpfTrampoline, flags: TrampFlag) -> Hashable:
         """See SharedImages."""
         return (
             self._arguments(trampoline.target),
             identities(trampoline.links),
             self._known_ip(trampoline, flags),
+            uses_jmp(self._flavour, flags),
             trampoline.boot,
             self._timed,
         )
 
     def _known_ip(self, trampoline: BpfTrampoline, flags: TrampFlag) -> int | None:
+        if uses_jmp(self._flavour, flags):
+            return None
         told = self._tells_function(trampoline) and not flags & TrampFlag.SHARE_IPMODIFY
         return None if told else trampoline.target.address
 
@@ -163,6 +200,7 @@ class TramplabImages(SharedImages):
             tuple(lists[Kind.MODIFY_RETURN]),
             tuple(lists[Kind.FEXIT]),
             ip,
+            uses_jmp(self._flavour, flags),
             self._timed,
         )
         backend = self.records.backend if spec.looks_up else None

@@ -1,4 +1,4 @@
-"""Structs by value and arguments on the stack, in every design: the selftests' tracing_struct and many-argument calls."""
+"""Structs by value and arguments on the stack, in every design: the calls of tracing_struct and *_many_args."""
 
 import struct
 

@@ -22,15 +22,16 @@ NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
 BACKENDS = METADATA["tramplab"]
 
 # (fentry, fexit, fmod_ret that returns non-zero) of a full program, without the part of each argument: 2 for fentry,
-# 1 for the others. "" is one cookie for all functions of the link.
+# 1 for the others. "" is one cookie for all functions of the link. voluntary is 6.12, where sites can't jump: there
+# fexit and fmod_ret have one instruction or two less, and a return that a CPU mispredicts.
 COUNTS = {
-    ("none", ""): (17, 23, 23),
-    ("none", "padding"): (21, 28, 27),
-    ("none", "hash"): (28, 35, 34),
-    ("none", "flat"): (23, 30, 29),
-    ("lazy", ""): (20, 26, 26),
-    ("lazy", "padding"): (24, 31, 30),
-    ("lazy", "hash"): (31, 38, 37),
+    ("none", ""): (17, 25, 25),
+    ("none", "padding"): (21, 29, 28),
+    ("none", "hash"): (28, 36, 35),
+    ("none", "flat"): (23, 31, 30),
+    ("lazy", ""): (20, 28, 28),
+    ("lazy", "padding"): (24, 32, 31),
+    ("lazy", "hash"): (31, 39, 38),
     ("voluntary", ""): (29, 35, 35),
     ("voluntary", "padding"): (33, 40, 39),
     ("voluntary", "hash"): (40, 47, 46),
@@ -56,7 +57,7 @@ def measured(config, backend, kind, slots, programs=1, full=True):
             names = [f"tramplab_args{slots}", "bpf_fentry_test1"]
             lab.attach_multi(prog, names, cookies=[10 * number, 10 * number + bool(backend)])
         call = lab.call(f"tramplab_args{slots}", *range(slots))
-        assert call.counts.unbalanced_returns == (kind != "fentry")
+        assert call.counts.unbalanced_returns == (kind != "fentry" and config == "voluntary")
         return sum(phases_of(lab, call.counts.by_address, f"tramplab_args{slots}").values())
 
 
@@ -78,7 +79,7 @@ def test_instructions_of_a_full_program(config, backend):
 def test_instructions_of_a_plain_program():
     for slots in range(7):
         assert measured("none", "", "fentry", slots, full=False) == 7 + 2 * slots
-        assert measured("none", "", "fexit", slots, full=False) == 13 + slots
+        assert measured("none", "", "fexit", slots, full=False) == 16 + slots
 
 
 @pytest.mark.parametrize("backend", ["", "padding", "hash"])
