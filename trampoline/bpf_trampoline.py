@@ -118,6 +118,9 @@ class Images(Protocol):
         """An image for the programs of a trampoline as they are now. KernelError, DisplacementError."""
         ...
 
+    def write(self) -> None:
+        """Images that were made are about to be reached: write what ``make`` put off."""
+
     def time_programs(self, enabled: bool) -> bool:
         """Run-time statistics come or go; whether images must be made anew for that."""
         ...
@@ -231,6 +234,10 @@ class BpfTrampoline:
         del self.links[position]
         link.linked = False
         return position
+
+    def write_images(self) -> None:
+        """The images of this trampoline, and of all others that were prepared, are about to be reached."""
+        self._images.write()
 
     @property
     def tramp_links(self) -> TrampLinks:
@@ -356,6 +363,7 @@ class BpfTrampoline:
 
     def _apply(self, update: "Update", lock_direct_mutex: bool) -> None:
         old, new, site = update.old, update.new, self.site
+        self._images.write()
         if not site:
             self._poke(old, new)
         elif new is None:

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from errno import E2BIG
+from functools import cache
 
 from asm import Image, assemble
 from trampoline.errors import ENOTSUPP, KernelError
@@ -153,6 +154,7 @@ class Trampoline:
     """Whether the site jumps to it."""
 
 
+@cache
 def uses_jmp(flavour: Flavour, flags: TrampFlag) -> bool:
     """Whether the site reaches this trampoline by jmp (``bpf_trampoline_use_jmp``)."""
     return flavour.jmp_sites and bool(flags & TrampFlag.CALL_ORIG) and not flags & TrampFlag.SKIP_FRAME

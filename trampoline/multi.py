@@ -134,6 +134,7 @@ def _try_update(sites: SingleOps, trampolines: Sequence[BpfTrampoline], progress
         for trampoline, update in zip(trampolines, updates, strict=False):
             trampoline.abandon(update, seen=False)
         raise
+    trampolines[0].write_images()
     try:
         sites.apply(batch, {trampoline.site: trampoline for trampoline in trampolines})
     except BaseException as error:

@@ -11,6 +11,7 @@ RCU             tasks in the middle of kernel code              sleeping volunta
 RCU_TASKS       the same, preempted ones too                    sleeping voluntarily or returning
 RCU_TASKS_TRACE tasks inside rcu_read_lock_trace(), asleep      leaving the section
                 or not
+SRCU            whoever is counted in, asleep or not            counting itself out
 ==============  ==============================================  ===========================================
 """
 
@@ -18,11 +19,15 @@ import enum
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 from emu.events import EventStream, GracePeriodBegun, GracePeriodOver
 from emu.machine import Machine
 from emu.process import Deadlock, PointKind, ProcessContext
 from emu.task import Task, TaskState
+
+_T = TypeVar("_T")
 
 
 class RcuFlavour(enum.StrEnum):
@@ -65,6 +70,7 @@ class Rcu:
         self._numbers = dict.fromkeys(RcuFlavour, 0)
         self._callbacks: dict[RcuFlavour, list[Callable[[], None]]] = {flavour: [] for flavour in RcuFlavour}
         self._counts: list[int] = []
+        self._bulk: dict[tuple[RcuFlavour, Callable[..., None]], list[Any]] = {}
         self._sharers = 0
         self.durations = dict(GRACE_PERIOD_NS)
         self.now_ns = 0
@@ -86,6 +92,17 @@ class Rcu:
         self._callbacks[flavour].append(callback)
         self._begin_wanted()
 
+    def call_bulk(self, flavour: RcuFlavour, callback: Callable[[list[_T]], None], item: _T) -> None:
+        """As ``call``, for items that are freed together: those whose grace period is the same come in one list
+        (``kvfree_rcu``).
+        """
+        items = self._bulk.get((flavour, callback))
+        if items is None:
+            items = self._bulk[flavour, callback] = []
+            self._callbacks[flavour].append(partial(callback, items))
+        items.append(item)
+        self._begin_wanted()
+
     @contextmanager
     def sharing(self) -> Iterator[None]:
         """Callbacks that the block asks for share a grace period of each flavour, which begins when the block ends."""
@@ -105,7 +122,7 @@ class Rcu:
 
     def synchronize(self, flavour: RcuFlavour) -> None:
         """Wait for a grace period. Raises Deadlock where no reader can go on while we wait."""
-        period = self._begin(flavour, [])
+        period = self._begin(flavour, [], [])
         self._process.point(PointKind.GRACE_PERIOD, f"synchronize_{flavour}")
         while period in self._pending:
             if not self.poll() and period in self._pending:
@@ -140,17 +157,21 @@ class Rcu:
     def _begin_wanted(self) -> None:
         if self._sharers:
             return
+        self._bulk.clear()
         for flavour, callbacks in self._callbacks.items():
             if callbacks:
                 self._callbacks[flavour] = []
-                self._begin(flavour, callbacks)
+                counts: list[int] = []
+                if flavour is RcuFlavour.SRCU:
+                    counts, self._counts = self._counts, counts
+                self._begin(flavour, callbacks, counts)
 
-    def _begin(self, flavour: RcuFlavour, callbacks: list[Callable[[], None]]) -> _GracePeriod:
+    def _begin(
+        self, flavour: RcuFlavour, callbacks: list[Callable[[], None]], counts: list[int]
+    ) -> _GracePeriod:
         self._numbers[flavour] += 1
-        counts: list[int] = []
-        if flavour is RcuFlavour.SRCU:
-            counts, self._counts = self._counts, counts
-        tasks = [] if counts else [task for task in self._machine.tasks if self._is_reader(task, flavour)]
+        srcu = flavour is RcuFlavour.SRCU
+        tasks = [] if srcu else [task for task in self._machine.tasks if self._is_reader(task, flavour)]
         noted = {task: task.voluntary_switches for task in tasks}
         period = _GracePeriod(flavour, self._numbers[flavour], noted, callbacks, counts)
         self._pending.append(period)

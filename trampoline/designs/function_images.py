@@ -64,6 +64,9 @@ class FunctionImages:
             raise
         return image
 
+    def write(self) -> None:
+        """They are written when they are made."""
+
     def time_programs(self, enabled: bool) -> bool:
         """The functions around programs have a static key for that."""
         return False

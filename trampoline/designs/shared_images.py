@@ -106,6 +106,10 @@ class SharedImages(ABC):
         shared.users += 1
         return shared
 
+    def write(self) -> None:
+        """See ``Images``."""
+        self._single.write()
+
     def time_programs(self, enabled: bool) -> bool:
         """See ``Images``."""
         return self._single.time_programs(enabled)

@@ -9,6 +9,7 @@ jump leads to the function's thunk, which leaves the stack as the call would hav
 """
 
 import struct
+from collections.abc import Iterable, Mapping
 from errno import ERANGE
 
 from asm import Image, assemble
@@ -40,6 +41,9 @@ class _Block:
         self._symbol: Symbol = kernel.kallsyms.add(KSYM, self.start, SIZE * count)
         kernel.machine.add_text(self)
 
+    def __contains__(self, address: int) -> bool:
+        return self.start <= address < self.end
+
     def image_at(self, address: int) -> Image | None:
         """The thunk that covers an address, made from its bytes."""
         start = address - (address - self.start) % SIZE
@@ -70,9 +74,12 @@ class Thunks:
         self._kernel = kernel
         self._blocks: list[_Block] = []
         self._of: dict[int, _Block] = {}
+        self._unwritten: dict[int, bytes] = {}
 
     def make(self, function: int, body: int, caller: int) -> int:
-        """Address of a new thunk. KernelError: -ENOMEM, -ERANGE for a function outside the top 2 GiB."""
+        """Address of a new thunk, which ``write`` writes. KernelError: -ENOMEM, -ERANGE for a function outside the top
+        2 GiB.
+        """
         for address in (function, body):
             if address - (1 << 64) not in _SIGN_EXTENDED:
                 raise KernelError(ERANGE, f"{address:#x} is not in the top 2 GiB")
@@ -85,23 +92,44 @@ class Thunks:
         block.used += 1
         self._of[thunk] = block
         code = _PUSH_MOV.pack(b"\x68", body & 0xFFFFFFFF, b"\x49\xc7\xc2", function & 0xFFFFFFFF)
-        self._kernel.execmem.write(thunk, code + jmp_rel32(thunk + len(code), caller))
+        self._unwritten[thunk] = code + jmp_rel32(thunk + len(code), caller)
         return thunk
+
+    def write(self) -> None:
+        """Write what was made, neighbours in one piece: of a whole kernel's functions there are thousands."""
+        self._store(self._unwritten)
+        self._unwritten.clear()
+
+    def _store(self, codes: Mapping[int, bytes]) -> None:
+        run = bytearray()
+        start = 0
+        for thunk in sorted(codes):
+            if run and thunk != start + len(run):
+                self._kernel.execmem.write(start, bytes(run))
+                run.clear()
+            if not run:
+                start = thunk
+            run += codes[thunk].ljust(SIZE, INT3)
+        if run:
+            self._kernel.execmem.write(start, bytes(run))
 
     def put(self, thunk: int) -> None:
         """No site jumps there any more: free it when nobody can be in it."""
-        self._kernel.rcu.call(RcuFlavour.RCU_TASKS, lambda: self.discard(thunk))
+        self._kernel.rcu.call_bulk(RcuFlavour.RCU_TASKS, self.discard, thunk)
 
-    def discard(self, thunk: int) -> None:
-        """Free it now."""
-        block = self._of.pop(thunk)
-        block.free.append(thunk)
-        block.used -= 1
-        if block.used:
-            self._kernel.execmem.write(thunk, INT3 * SIZE)
-        else:
+    def discard(self, thunks: Iterable[int]) -> None:
+        """Free some now."""
+        freed: dict[int, bytes] = {}
+        for thunk in thunks:
+            block = self._of.pop(thunk)
+            block.free.append(thunk)
+            block.used -= 1
+            if self._unwritten.pop(thunk, None) is None:
+                freed[thunk] = INT3
+        for block in [block for block in self._blocks if not block.used]:
             self._blocks.remove(block)
             block.give_back()
+        self._store({thunk: code for thunk, code in freed.items() if any(thunk in block for block in self._blocks)})
 
 
 def _signed(value: int) -> str:

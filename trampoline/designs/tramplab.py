@@ -114,7 +114,7 @@ class ThunkedImage:
 
     def discard(self) -> None:
         """See ``SiteImage``."""
-        self._thunks.discard(self.image)
+        self._thunks.discard((self.image,))
         self._caller.discard()
 
 
@@ -159,6 +159,10 @@ class TramplabImages(SharedImages):
         except BaseException:
             caller.discard()
             raise
+
+    def write(self) -> None:
+        """See ``Images``."""
+        self._thunks.write()
 
     def key(self, trampoline: BpfTrampoline, flags: TrampFlag) -> Hashable:
         """See SharedImages."""

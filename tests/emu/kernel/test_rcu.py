@@ -97,3 +97,90 @@ def test_callbacks_run_in_order_and_may_begin_new_grace_periods(kernel):
     kernel.rcu.call(RCU, lambda: order.append(2))
     kernel.rcu.settle()
     assert order == [1, 2, 3]
+
+
+# Sharing ------------------------------------------------------------------------------------------------------------
+
+
+def begun(kernel):
+    return [event.flavour for event in kernel.events if isinstance(event, GracePeriodBegun)]
+
+
+def test_callbacks_of_a_block_share_grace_periods_that_begin_at_its_end(kernel):
+    done = []
+    with kernel.rcu.sharing():
+        for number in range(3):
+            kernel.rcu.call(TASKS, lambda number=number: done.append(number))
+        kernel.rcu.call(RCU, lambda: done.append("rcu"))
+        assert begun(kernel) == []
+        assert kernel.rcu.poll() == 0
+    assert sorted(begun(kernel)) == [RCU, TASKS]
+    kernel.rcu.settle()
+    assert sorted(map(str, done)) == ["0", "1", "2", "rcu"]
+
+
+def test_a_shared_grace_period_waits_for_who_came_in_before_it_began(kernel):
+    done = []
+    with kernel.rcu.sharing():
+        kernel.rcu.call(TASKS, lambda: done.append("first"))
+        task = kernel.task("reader", "bpf_fentry_test6", 1, 2, 3, 4, 5, 6)
+        kernel.machine.vcpus[0].run(task, preempt_after=2)
+        kernel.rcu.call(TASKS, lambda: done.append("second"))
+    kernel.rcu.settle()
+    assert done == []
+    kernel.machine.vcpus[0].run(task)
+    kernel.rcu.settle()
+    assert done == ["first", "second"]
+
+
+def test_what_callbacks_ask_for_is_shared_too(kernel):
+    with kernel.rcu.sharing():
+        for _ in range(4):
+            kernel.rcu.call(TRACE, lambda: kernel.rcu.call(TASKS, lambda: None))
+    kernel.rcu.settle()
+    assert begun(kernel) == [TRACE, TASKS]
+    for _ in range(2):
+        kernel.rcu.call(TASKS, lambda: None)
+    assert begun(kernel) == [TRACE, TASKS, TASKS, TASKS], "outside of a block each has its own"
+
+
+def test_items_of_one_grace_period_are_freed_together(kernel):
+    freed = []
+    with kernel.rcu.sharing():
+        for item in range(3):
+            kernel.rcu.call_bulk(TASKS, freed.append, item)
+    kernel.rcu.call_bulk(TASKS, freed.append, 3)
+    kernel.rcu.settle()
+    assert freed == [[0, 1, 2], [3]]
+
+
+def test_srcu_waits_until_the_counts_of_all_cpus_add_up_to_nothing(kernel):
+    count, done = kernel.percpu.alloc(8, "a count"), []
+    machine = kernel.machine
+    machine.write_u64(kernel.percpu.address(count, 0), 1)
+    kernel.rcu.call_srcu(count, lambda: done.append(True))
+    kernel.rcu.settle()
+    assert not done
+    assert kernel.rcu.pending == 1
+    # Whoever came in elsewhere went out here.
+    machine.write_u64(kernel.percpu.address(count, 0), 0)
+    kernel.rcu.settle()
+    assert done == [True]
+
+
+def test_srcu_counts_that_share_a_grace_period_are_each_waited_for(kernel):
+    counts, done = [kernel.percpu.alloc(8, "a count") for _ in range(2)], []
+    write = kernel.machine.write_u64
+    write(kernel.percpu.address(counts[0], 0), 1)
+    write(kernel.percpu.address(counts[1], 0), (1 << 64) - 1)
+    with kernel.rcu.sharing():
+        for count in counts:
+            kernel.rcu.call_srcu(count, lambda count=count: done.append(count))
+    kernel.rcu.settle()
+    assert done == [], "one and minus one are two different counts"
+    write(kernel.percpu.address(counts[0], 0), 0)
+    kernel.rcu.settle()
+    assert done == []
+    write(kernel.percpu.address(counts[1], 0), 0)
+    kernel.rcu.settle()
+    assert done == counts
