@@ -54,6 +54,8 @@ def detach_multi(sites: object, entries: Sequence[MultiEntry], progress: Callabl
 
 
 def _change(sites: object, entries: Sequence[MultiEntry], progress: Callable[[], object], *, adding: bool) -> None:
+    if not entries:
+        return
     if isinstance(sites, SingleOps) and all(entry.trampoline.site for entry in entries):
         _change_batched(sites, entries, progress, adding=adding)
     else:

@@ -8,13 +8,13 @@ at the patch site it knows which function was entered::
     R+8     return address of the caller     below   what the programs see: arguments, count, ip
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from emu.kernel.config import Config
-from emu.kernel.routines.preempt import preempt_disable, preempt_enable
-from emu.kernel.routines.rcu import rcu_read_lock, rcu_read_lock_trace, rcu_read_unlock, rcu_read_unlock_trace
+from emu.kernel.routines.routine import Fragment
+from trampoline.designs.caller_spec import CallerProg, CallerSpec
+from trampoline.designs.read_section import CURRENT, LOAD_CURRENT, enter_section, leave_section
 from trampoline.generator import (
     ARG_REGISTERS,
     COOKIE_INDEX_SHIFT,
@@ -22,92 +22,10 @@ from trampoline.generator import (
     Boot,
 )
 from trampoline.kfunc_md import Entered, LookupRegisters, MetadataBackend
-from trampoline.model import FuncModel
-from trampoline.prog import NOTHING, Uses
 
 WORD = 8
-CURRENT = "r11"
-"""``current``, where somebody needs it: no argument, and no callee has run since it was loaded."""
-_LOAD_CURRENT = f"mov {CURRENT}, gs:[percpu.current_task]"
 _BPF_CTX = f"qword ptr [{CURRENT} + task_struct.bpf_ctx]"
-_MIGRATION_DISABLED = f"word ptr [{CURRENT} + task_struct.migration_disabled]"
 _IMM32 = range(-(1 << 31), 1 << 31)
-
-
-@dataclass(frozen=True, slots=True)
-class CallerProg:
-    """A program as the caller runs it. ``slot``: where a function's record holds the cookie; None: it is ``cookie``."""
-
-    name: str
-    prog: int
-    bpf_func: int
-    active: int
-    stats: int
-    sleepable: bool = False
-    guarded: bool = True
-    """It does not run inside itself on one CPU."""
-    uses: Uses = NOTHING
-    cookie: int = 0
-    slot: int | None = None
-    is_session: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CallerSpec:
-    """What a caller depends on, beside how the kernel was built and booted.
-
-    ``places``: for each argument slot, in the order of the context, whether it comes in a register, and which
-    register or word of the stack. ``narrow``: the only slot on the stack has 4 bytes at most. ``ip``: the traced
-    function's address where nothing else tells it. ``thunk``: it is reached through a thunk, which left the function in
-    r10 and what a call at the site would have left on the stack. ``stats``: programs are timed.
-    """
-
-    places: tuple[tuple[bool, int], ...]
-    narrow: bool = False
-    fentry: tuple[CallerProg, ...] = ()
-    fmod_ret: tuple[CallerProg, ...] = ()
-    fexit: tuple[CallerProg, ...] = ()
-    ip: int | None = None
-    thunk: bool = False
-    stats: bool = False
-
-    @property
-    def progs(self) -> tuple[CallerProg, ...]:
-        """All of them in the order in which they are called."""
-        return self.fentry + self.fmod_ret + self.fexit
-
-    @property
-    def calls_original(self) -> bool:
-        """Whether the function's return comes back to the caller."""
-        return bool(self.fmod_ret or self.fexit)
-
-    @property
-    def counted(self) -> bool:
-        """Whether tasks may sleep while they are in it, so that it counts them."""
-        return self.calls_original or any(prog.sleepable for prog in self.progs)
-
-    @property
-    def looks_up(self) -> bool:
-        """Whether it needs the function's record."""
-        return any(prog.slot is not None and prog.uses.run_ctx for prog in self.progs)
-
-
-class Places(NamedTuple):
-    """Where the argument slots of a function come from; see ``CallerSpec``."""
-
-    places: tuple[tuple[bool, int], ...]
-    narrow: bool
-
-    @classmethod
-    def of(cls, model: FuncModel) -> "Places":
-        """Those of a prototype."""
-        places = [
-            (in_regs, first + word)
-            for arg, (first, in_regs) in zip(model.args, model.placement(), strict=True)
-            for word in range(arg.slots)
-        ]
-        # The kernel looks at the size of the last argument, whichever one is on the stack (clean_stack_garbage).
-        return cls(tuple(places), sum(not in_regs for in_regs, _ in places) == 1 and model.args[-1].size <= 4)
 
 
 @dataclass(slots=True)
@@ -202,7 +120,7 @@ class _Template:
     def _save(self) -> Iterator[str]:
         spec, frame = self._spec, self._frame
         if self._early_run_ctx:
-            yield _LOAD_CURRENT
+            yield LOAD_CURRENT
             yield self._push(_BPF_CTX, "saved_run_ctx", "saved")
         frame.at["ret"] = 0
         if spec.fmod_ret or self._session:
@@ -243,6 +161,24 @@ class _Template:
 
     def _look_up(self) -> Iterator[str]:
         """The cookies, which are read while RCU-tasks still waits for us: before anything may sleep."""
+        spec = self._spec
+        clobbered: Collection[str] = ()
+        if not spec.thunk:
+            clobbered = yield from self._find_record()
+        first = self._first_run_ctx(spec.fentry + spec.fmod_ret)
+        wanted = {prog.slot: prog.name for prog in spec.progs if prog.slot is not None and prog.uses.run_ctx}
+        for slot, name in wanted.items():
+            alone = first is not None and slot == first.slot
+            if alone and sum(prog.slot == slot for prog in spec.progs) == 1:
+                self._record_in_rax = True
+                continue
+            cookie = f"qword ptr [rax + {self._cookies + WORD * slot:#x}]"
+            yield self._push(cookie, f"cookie of {name}", f"cookie{slot}")
+        if spec.calls_original and not (spec.fentry or spec.fmod_ret):
+            yield from self._load_args(clobbered)
+
+    def _find_record(self) -> Generator[str, None, Collection[str]]:
+        """The record in rax; gives the arguments' registers that were used for it."""
         spec, frame = self._spec, self._frame
         assert self._backend is not None
         # Arguments that were saved may go, unless the original is called with them as they are.
@@ -256,17 +192,7 @@ class _Template:
         clobbered = {"rcx", scratch} if self._backend.name == "hash" else set()
         self._cold += ["not_traced:", ".phase leave", *self._load_args(clobbered)]
         self._cold += [f"add rsp, {frame.depth:#x} ; as if nothing were attached", *self._ret()]
-        first = self._first_run_ctx(spec.fentry + spec.fmod_ret)
-        wanted = {prog.slot: prog.name for prog in spec.progs if prog.slot is not None and prog.uses.run_ctx}
-        for slot, name in wanted.items():
-            alone = first is not None and slot == first.slot
-            if alone and sum(prog.slot == slot for prog in spec.progs) == 1:
-                self._record_in_rax = True
-                continue
-            cookie = f"qword ptr [rax + {self._cookies + WORD * slot:#x}]"
-            yield self._push(cookie, f"cookie of {name}", f"cookie{slot}")
-        if spec.calls_original and not (spec.fentry or spec.fmod_ret):
-            yield from self._load_args(clobbered)
+        return clobbered
 
     @staticmethod
     def _first_run_ctx(progs: tuple[CallerProg, ...]) -> CallerProg | None:
@@ -298,7 +224,9 @@ class _Template:
         for section in sections:
             label = f".Lsection{next(self._numbers)}"
             sleepable = section[0].sleepable
-            yield from self._enter_section(label, sleepable, current=run_ctx is not None and not done)
+            loaded = run_ctx is not None and not done
+            yield ".phase enter"
+            yield from self._fragment(enter_section(self._config, label, sleepable=sleepable, loaded=loaded))
             for prog in section:
                 modifies = done >= len(first)
                 yield from self._invoke(prog, f"{label}_modified" if modifies else "", is_exit=is_exit)
@@ -311,11 +239,20 @@ class _Template:
         if run_ctx is not None and not self._early_run_ctx:
             yield from self._reset_run_ctx()
 
+    def _leave_section(self, label: str, sleepable: bool) -> Iterator[str]:
+        yield ".phase exit"
+        account = list(self._account("the next call"))
+        yield from self._fragment(leave_section(self._config, label, sleepable=sleepable, account=account))
+
+    def _fragment(self, fragment: Fragment) -> list[str]:
+        self._cold += fragment.cold.splitlines()
+        return fragment.text.splitlines()
+
     def _set_run_ctx(self, prog: CallerProg) -> Iterator[str]:
         """One bpf_tramp_run_ctx for the group, since programs of a group don't nest; its cookie is changed between."""
         yield ".phase enter"
         if not self._early_run_ctx:
-            yield _LOAD_CURRENT
+            yield LOAD_CURRENT
             yield self._push(_BPF_CTX, "saved_run_ctx", "saved")
         if prog.slot is None:
             if prog.cookie in _IMM32:
@@ -333,7 +270,7 @@ class _Template:
 
     def _reset_run_ctx(self) -> Iterator[str]:
         yield ".phase exit"
-        yield _LOAD_CURRENT
+        yield LOAD_CURRENT
         yield "add rsp, 8 ; bpf_cookie"
         yield f"pop {_BPF_CTX} ; bpf_reset_run_ctx()"
         self._frame.depth -= 2 * WORD
@@ -404,89 +341,12 @@ class _Template:
 
     def _modified(self, label: str, sleepable: bool, run_ctx: bool) -> list[str]:
         """A program's result takes the place of the original's: out of the section, then to the fexit programs."""
-        lines = [f"{label}_modified:", *self._leave_section(f"{label}m", sleepable, within_cold=True)]
+        lines = [f"{label}_modified:", *self._leave_section(f"{label}m", sleepable)]
         if run_ctx:
             lines += self._reset_run_ctx()
         if self._spec.fexit:
             return [*lines, "jmp do_fexit"]
         return [*lines, *self._leave_to_caller()]
-
-    # Read sections ----------------------------------------------------------------------------------------------------
-
-    def _migrates(self, sleepable: bool) -> bool:
-        """A reader that can't be preempted can't migrate either (rcu_read_lock_dont_migrate())."""
-        return sleepable or not self._config.dont_migrate
-
-    def _enter_section(self, label: str, sleepable: bool, *, current: bool) -> Iterator[str]:
-        """``current``: CURRENT is loaded."""
-        config = self._config
-        yield ".phase enter"
-        if not sleepable:
-            yield from rcu_read_lock(config).text.splitlines()
-        if self._migrates(sleepable):
-            if not current:
-                yield _LOAD_CURRENT
-            yield f"cmp {_MIGRATION_DISABLED}, 0 ; migrate_disable()"
-            yield f"jne {label}_nested"
-            yield from preempt_disable(config).text.splitlines()
-            yield f"mov {_MIGRATION_DISABLED}, 1"
-            yield "inc dword ptr gs:[runqueues + rq.nr_pinned]"
-            enable = preempt_enable(config, f"{label}_pin")
-            yield from enable.text.splitlines()
-            yield f"{label}_pinned:"
-            self._cold += [
-                f"{label}_nested:",
-                ".phase enter",
-                f"inc {_MIGRATION_DISABLED}",
-                f"jmp {label}_pinned",
-                *enable.cold.splitlines(),
-            ]
-        if sleepable:
-            lock = rcu_read_lock_trace(config, label)
-            yield from lock.text.splitlines()
-            self._cold += lock.cold.splitlines()
-
-    def _leave_section(self, label: str, sleepable: bool, *, within_cold: bool = False) -> Iterator[str]:
-        config = self._config
-        yield ".phase exit"
-        if sleepable:
-            unlock = rcu_read_unlock_trace(config, f"{label}_out")
-            yield from unlock.text.splitlines()
-            self._cold += unlock.cold.splitlines()
-        if self._migrates(sleepable):
-            yield _LOAD_CURRENT
-            yield f"cmp {_MIGRATION_DISABLED}, 1 ; migrate_enable()"
-            yield f"ja {label}_unnest"
-            yield from preempt_disable(config).text.splitlines()
-            yield f"lea rax, [{CURRENT} + task_struct.cpus_mask]"
-            yield f"cmp rax, [{CURRENT} + task_struct.cpus_ptr]"
-            yield f"jne {label}_affinity"
-            yield f"{label}_unpin:"
-            yield f"mov {_MIGRATION_DISABLED}, 0"
-            yield "dec dword ptr gs:[runqueues + rq.nr_pinned]"
-            enable = preempt_enable(config, f"{label}_unpin")
-            yield from enable.text.splitlines()
-            yield f"{label}_unpinned:"
-            self._cold += [
-                f"{label}_unnest:",
-                ".phase exit",
-                f"dec {_MIGRATION_DISABLED}",
-                f"jmp {label}_unpinned",
-                f"{label}_affinity: ; switched out meanwhile: migrate_disable_switch() pinned it",
-                *self._restore_affinity(label),
-                *enable.cold.splitlines(),
-            ]
-        if not sleepable:
-            lock = rcu_read_unlock(config, f"{label}_out")
-            yield from lock.text.splitlines()
-            self._cold += lock.cold.splitlines()
-
-    def _restore_affinity(self, label: str) -> list[str]:
-        """What is rare in migrate_enable(). Up to 6.17 it has no symbol of its own: then the whole of it is called."""
-        account = list(self._account("the next call"))
-        if self._config.inline_migrate:
-            return [*account, "call ___migrate_enable", _LOAD_CURRENT, f"jmp {label}_unpin"]
-        return [*account, "call migrate_enable", f"jmp {label}_unpinned"]
 
     # The original -----------------------------------------------------------------------------------------------------
 
@@ -563,7 +423,7 @@ class _Template:
         if self._sleeps:
             yield self._count("dec")
         if self._early_run_ctx:
-            yield _LOAD_CURRENT
+            yield LOAD_CURRENT
         if frame.depth > frame.at["ctx"]:
             yield f"add rsp, {frame.depth - frame.at['ctx']:#x}"
             frame.depth = frame.at["ctx"]

@@ -84,6 +84,11 @@ class Records:
                 self._kernel.machine.write_u64(found.at + record.offset("cookies") + 8 * slot, entry.link.cookie)
         self.backend.insert(fresh)
 
+    def at(self, func: int) -> int:
+        """Guest address of a function's record, 0 without."""
+        found = self._records.get(func)
+        return found.at if found else 0
+
     def _possible(self, functions: Sequence[int]) -> set[int]:
         """Functions that have a record or can have one."""
         fresh = [func for func in functions if func not in self._records]

@@ -5,6 +5,7 @@ jump leads to the function's thunk, which leaves the stack as the call would hav
 
     push  <where the function goes on>
     mov   r10, <the function>
+    mov   rax, <its record>                if it has one
     jmp   <caller>
 """
 
@@ -21,11 +22,12 @@ from emu.kernel.rcu import RcuFlavour
 
 KSYM = "tramplab_thunks"
 SIZE = 32
-"""Bytes from one to the next; 17 are used."""
+"""Bytes from one to the next; 27 are used at most."""
 FIRST_BLOCK, LARGEST_BLOCK = 16, 4096
 """Thunks that are allocated together: each block twice as many as the one before."""
 
 _PUSH_MOV = struct.Struct("<cI3sI")
+_MOVABS = b"\x48\xb8"
 _SIGN_EXTENDED = range(-(1 << 31), 1 << 31)
 
 
@@ -51,12 +53,17 @@ class _Block:
         if code[:1] == INT3:
             return None
         _, body, _, function = _PUSH_MOV.unpack(code[: _PUSH_MOV.size])
-        (distance,) = struct.unpack_from("<i", code, _PUSH_MOV.size + 1)
+        end, load = _PUSH_MOV.size, ""
+        if code[end : end + 2] == _MOVABS:
+            (record,) = struct.unpack_from("<Q", code, end + 2)
+            end, load = end + 10, f"movabs rax, {record:#x} ; its record"
+        (distance,) = struct.unpack_from("<i", code, end + 1)
         text = f"""
 .phase entry
 push {_signed(body)} ; where the function goes on
 mov r10, {_signed(function)} ; the function
-{{disp32}} jmp {start + _PUSH_MOV.size + 5 + distance:#x}
+{load}
+{{disp32}} jmp {start + end + 5 + distance:#x}
 """
         return assemble(text, start, {}, name=f"{KSYM} of {function | 0xFFFFFFFF00000000:#x}")
 
@@ -76,7 +83,7 @@ class Thunks:
         self._of: dict[int, _Block] = {}
         self._unwritten: dict[int, bytes] = {}
 
-    def make(self, function: int, body: int, caller: int) -> int:
+    def make(self, function: int, body: int, caller: int, record: int = 0) -> int:
         """Address of a new thunk, which ``write`` writes. KernelError: -ENOMEM, -ERANGE for a function outside the top
         2 GiB.
         """
@@ -92,6 +99,8 @@ class Thunks:
         block.used += 1
         self._of[thunk] = block
         code = _PUSH_MOV.pack(b"\x68", body & 0xFFFFFFFF, b"\x49\xc7\xc2", function & 0xFFFFFFFF)
+        if record:
+            code += _MOVABS + record.to_bytes(8, "little")
         self._unwritten[thunk] = code + jmp_rel32(thunk + len(code), caller)
         return thunk
 

@@ -9,7 +9,8 @@ from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
 from trampoline.attach import Kind
 from trampoline.bpf_trampoline import BpfTrampoline, SiteImage, Target, TrampLink
-from trampoline.designs.caller import CallerProg, CallerSpec, Places, caller_text
+from trampoline.designs.caller import caller_text
+from trampoline.designs.caller_spec import CallerProg, CallerSpec, Places
 from trampoline.designs.records import Records, record
 from trampoline.designs.shared_images import SharedImages, identities, ksym
 from trampoline.designs.thunks import Thunks
@@ -102,10 +103,10 @@ class ThunkedImage:
 
     by_jmp = True
 
-    def __init__(self, thunks: Thunks, trampoline: BpfTrampoline, caller: SiteImage) -> None:
-        """KernelError: the caller is still held."""
+    def __init__(self, thunks: Thunks, trampoline: BpfTrampoline, caller: SiteImage, record: int) -> None:
+        """``record``: the function's, 0 where the caller needs none. KernelError: the caller is still held."""
         self._thunks, self._caller = thunks, caller
-        self.image = thunks.make(trampoline.target.address, trampoline.site + PATCH_SIZE, caller.image)
+        self.image = thunks.make(trampoline.target.address, trampoline.site + PATCH_SIZE, caller.image, record)
 
     def put(self) -> None:
         """See ``SiteImage``."""
@@ -155,7 +156,9 @@ class TramplabImages(SharedImages):
         if not trampoline.site or not uses_jmp(self._flavour, flags):
             return caller
         try:
-            return ThunkedImage(self._thunks, trampoline, caller)
+            found = any(link.cookie_slot is not None for _, link in trampoline.links)
+            record = self.records.at(trampoline.target.address) if found else 0
+            return ThunkedImage(self._thunks, trampoline, caller, record)
         except BaseException:
             caller.discard()
             raise

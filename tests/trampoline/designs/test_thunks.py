@@ -34,16 +34,18 @@ def test_a_thunk_leaves_what_a_call_at_the_site_would_leave(bed):
     assert call.counts.by_phase["entry"] == 3
 
 
-def test_the_listing_is_that_of_the_bytes(bed):
+@pytest.mark.parametrize("record", [0, 0xFFFFC90000001230, 0xFFFFFFFFC1000040])
+def test_the_listing_is_that_of_the_bytes(bed, record):
     kernel, thunks, caller = bed
     for name in ("bpf_fentry_test1", "bpf_fentry_test2"):
         function = kernel.function(name)
-        thunk = thunks.make(function.address, function.site + 5, caller)
+        thunk = thunks.make(function.address, function.site + 5, caller, record)
         thunks.write()
         image = kernel.machine.images.at(thunk + 6)
         assert image.address == thunk
         assert image.code == kernel.machine.read(thunk, len(image))
-        assert [line.text.split()[0] for line in image.lines] == ["push", "mov", "jmp"]
+        assert [line.text.split()[0] for line in image.lines] == ["push", "mov", *(["movabs"] if record else []), "jmp"]
+        assert not record or hex(record) in image.lines[2].text
     assert kernel.machine.images.at(thunk + SIZE) is None, "nothing is there yet"
 
 
