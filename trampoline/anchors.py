@@ -61,8 +61,9 @@ def anchor(
         if metadata not in ((None, "padding") if program == "plain" else ("padding",)):
             return None
         return LOWEST.get((config, program), {}).get(kind)
-    if design in ("seed-v1", "seed-v2") and multi:
-        if config != "voluntary" or nr_args > SEED_SLOTS:
+    if design.startswith("seed") and multi:
+        # What was measured is the series as posted.
+        if config != "voluntary" or nr_args > SEED_SLOTS or design not in ("seed-v1", "seed-v2"):
             return None
         return (SEED_V2 if design == "seed-v2" else SEED_V1).get(kind)
     if design == "generic" or program != "plain":

@@ -80,21 +80,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_rows(rows: "list[Row]") -> None:
-    """The rows as tables that fit 80 columns, one for each kernel and configuration."""
+    """The rows as tables that fit 80 columns unless a design has a long name, one for each kernel and configuration."""
     first = rows[0]
+    wide = max(13, *(len(row.design) + 1 for row in rows))
     for (flavour, config), group in groupby(rows, lambda row: (row.flavour, row.config)):
         what = f"{first.nr_args} argument{'s' * (first.nr_args != 1)}"
         programs = f"{first.programs} {first.program} program{'s' * (first.programs != 1)}"
         print(f"kernel {flavour}, {config}; {what}, {programs}")
         print(
-            f"{'':17}{'design':13}{'metadata':9}{'insns':>6}{'anchor':>7}{'ratio':>6}{'further':>8}{'anchor':>7}{'unbal.':>7}"
+            f"{'':17}{'design':{wide}}{'metadata':9}{'insns':>6}{'anchor':>7}{'ratio':>6}{'further':>8}{'anchor':>7}"
+            f"{'unbal.':>7}"
         )
         for row in group:
             if row.error:
-                print(f"{row.name:17}{row.design:13}{row.metadata or '-':8} -{row.error}")
+                print(f"{row.name:17}{row.design:{wide}}{row.metadata or '-':8} -{row.error}")
                 continue
             print(
-                f"{row.name:17}{row.design:13}{row.metadata or '-':8}{_number(row.instructions):>7}"
+                f"{row.name:17}{row.design:{wide}}{row.metadata or '-':8}{_number(row.instructions):>7}"
                 f"{_number(row.anchor):>7}{_number(row.ratio, '.3f'):>6}{_number(row.further):>8}"
                 f"{_number(row.further_anchor):>7}{_number(row.unbalanced_returns):>7}"
             )
