@@ -52,20 +52,20 @@ class Records:
         nothing was changed.
         """
         fresh: dict[int, int] = {}
-        content = bytes(record.offset("func"))
-        wanted = self._possible([e.trampoline.target.address for e in entries])
+        head = bytes(record.offset("func"))
         try:
             for entry in entries:
                 func = entry.trampoline.target.address
-                if func in wanted and func not in self._records:
-                    text = content + func.to_bytes(8, "little") + entry.link.cookie.to_bytes(8, "little")
-                    fresh[func] = self.backend.nodes.alloc(record.size, f"tramplab_record of {func:#x}", text)
-            if fresh:
-                self.backend.prepare(list(fresh))
+                if func not in self._records:
+                    content = head + func.to_bytes(8, "little") + entry.link.cookie.to_bytes(8, "little")
+                    fresh[func] = self.backend.nodes.alloc(record.size, f"tramplab_record of {func:#x}", content)
+            fit = self._prepare(list(fresh))
         except BaseException:
             for at in fresh.values():
                 self.backend.nodes.free(at)
             raise
+        for func in [func for func in fresh if func not in fit]:
+            self.backend.nodes.free(fresh.pop(func))
         for entry in entries:
             func = entry.trampoline.target.address
             if func in fresh:
@@ -89,25 +89,17 @@ class Records:
         found = self._records.get(func)
         return found.at if found else 0
 
-    def _possible(self, functions: Sequence[int]) -> set[int]:
-        """Functions that have a record or can have one."""
-        fresh = [func for func in functions if func not in self._records]
+    def _prepare(self, functions: Sequence[int]) -> set[int]:
+        """Those that the back end can find records of."""
         try:
-            self.backend.prepare(fresh)
+            self.backend.prepare(functions)
         except KernelError as error:
             if error.errno != EOPNOTSUPP:
                 raise
-            return {func for func in functions if func in self._records or self._can_have(func)}
+            if len(functions) == 1:
+                return set()
+            return {func for func in functions if self._prepare((func,))}
         return set(functions)
-
-    def _can_have(self, func: int) -> bool:
-        try:
-            self.backend.prepare((func,))
-        except KernelError as error:
-            if error.errno != EOPNOTSUPP:
-                raise
-            return False
-        return True
 
     def release(self, entries: Sequence[MultiEntry]) -> None:
         """The cookies are read by callers under way at most."""

@@ -2,100 +2,23 @@
 
 from collections.abc import Hashable, Sequence
 
-from asm import assemble
-from asm.encodings import jmp_rel32
-from emu.kernel.kallsyms import Symbol
 from emu.kernel.kernel import Kernel
-from emu.kernel.rcu import RcuFlavour
 from trampoline.attach import Kind
 from trampoline.bpf_trampoline import BpfTrampoline, SiteImage, Target, TrampLink
-from trampoline.designs.caller import caller_text
+from trampoline.designs.caller_image import CallerImage
 from trampoline.designs.caller_spec import CallerProg, CallerSpec, Places
-from trampoline.designs.records import Records, record
+from trampoline.designs.records import Records
 from trampoline.designs.shared_images import SharedImages, identities, ksym
 from trampoline.designs.thunks import Thunks
 from trampoline.flavour import Flavour
-from trampoline.generator import PATCH_SIZE, Boot, TrampFlag, uses_jmp
+from trampoline.generator import PATCH_SIZE, TrampFlag, uses_jmp
 from trampoline.kfunc_md import MetadataBackend
 from trampoline.multi import MultiEntry
 from trampoline.prog import BpfPrograms
 
 KSYM = "tramplab_caller"
 """What callers' symbols begin with."""
-LONGEST_INSTRUCTION = 15
 _ALIGNED = 16
-
-
-class CallerImage:
-    """A caller in guest memory. It holds its programs, so that who is on the way to one finds it."""
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        programs: BpfPrograms,
-        spec: CallerSpec,
-        boot: Boot,
-        backend: MetadataBackend | None,
-        name: str,
-    ) -> None:
-        """Allocate and write it: KernelError (-ENOMEM) at any step leaves nothing behind."""
-        self._kernel, self._programs, self.spec = kernel, programs, spec
-        self._refs = kernel.percpu.alloc(8, f"count of {name}") if spec.counted else 0
-        try:
-            text = caller_text(
-                spec, kernel.config, boot, refs=self._refs, backend=backend, cookies=record.offset("cookies")
-            )
-            symbols = kernel.symbols | backend.symbols if backend else kernel.symbols
-            self.image = kernel.execmem.alloc(LONGEST_INSTRUCTION * text.count("\n"), name)
-            try:
-                made = assemble(text, self.image, symbols, name=name)
-                kernel.execmem.trim(self.image, len(made))
-                kernel.execmem.fill(made)
-            except BaseException:
-                kernel.execmem.free(self.image)
-                raise
-        except BaseException:
-            if self._refs:
-                kernel.percpu.free(self._refs)
-            raise
-        self._symbol: Symbol = kernel.kallsyms.add(name, self.image, len(made))
-        self._after_call, self._epilogue = (made.symbols.get(label, 0) for label in ("ip_after_call", "ip_epilogue"))
-        self._held = [programs.loaded[prog.prog] for prog in dict.fromkeys(spec.progs)]
-        for prog in self._held:
-            programs.get(prog)
-
-    def put(self) -> None:
-        """Release it once no CPU and no task can be in it.
-
-        1 Tasks that return from the original jump over the programs; 2 RCU-tasks for those in its first instructions,
-        which aren't counted yet, or, where nothing in it sleeps, anywhere; 3 its count, for those that sleep;
-        4 RCU-tasks for those in its last instructions.
-        """
-        rcu = self._kernel.rcu
-        if not self.spec.counted:
-            rcu.call(RcuFlavour.RCU_TASKS, self.discard)
-            return
-        if self._after_call:
-            self._skip_programs()
-        rcu.call(RcuFlavour.RCU_TASKS, lambda: rcu.call_srcu(self._refs, self._left))
-
-    def _left(self) -> None:
-        self._kernel.rcu.call(RcuFlavour.RCU_TASKS, self.discard)
-
-    def _skip_programs(self) -> None:
-        kernel = self._kernel
-        with kernel.text_poke.text_mutex:
-            kernel.text_poke.text_poke_bp(self._after_call, jmp_rel32(self._after_call, self._epilogue))
-
-    def discard(self) -> None:
-        """Free it now."""
-        kernel = self._kernel
-        kernel.kallsyms.remove(self._symbol)
-        kernel.execmem.free(self.image)
-        if self._refs:
-            kernel.percpu.free(self._refs)
-        for prog in self._held:
-            self._programs.put(prog)
 
 
 class ThunkedImage:

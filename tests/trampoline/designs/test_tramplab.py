@@ -199,6 +199,38 @@ def test_a_function_without_padding_takes_its_cookie_as_a_constant(make_lab):
     assert images(lab) == []
 
 
+@pytest.mark.parametrize("flavour", ["6.12", "7.2"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", [PointKind.ALLOC, PointKind.PATCH])
+def test_cookies_that_differ_may_fail_at_every_step(make_lab, flavour, backend, kind):
+    lab, nth = make_lab(flavour, design="tramplab", metadata=backend), 1
+    kernel, prog = lab.kernel, lab.prog("fexit_multi", lambda ctx: None)
+    names = [*NAMES, *(f"tramplab_args{number}" for number in range(13))]
+
+    def state():
+        kernel.rcu.settle()
+        # A hash that has grown and shrunk again has a table of its own in place of the static one.
+        objects = [name for name in kernel.slab.objects.values() if not name.startswith("kfunc_md_array")]
+        memory = lab.design.trampolines.images.records.backend.memory
+        return (
+            kernel.machine.read(kernel.layout.text, 1 << 16), dict(kernel.execmem.images), sorted(objects),
+            sorted(kernel.percpu.objects.values()), {} if backend == "hash" else memory,
+        )  # fmt: skip
+
+    before = state()
+    while True:
+        try:
+            with kernel.process.fail_at(kind, nth, lambda what: KernelError(ENOMEM, what)):
+                link = lab.attach_multi(prog, names, cookies=range(len(names)))
+            break
+        except KernelError:
+            assert state() == before
+            nth += 1
+    assert nth > len(names)
+    link.detach()
+    assert state() == before
+
+
 # What a caller keeps -----------------------------------------------------------------------------------------------
 
 
