@@ -9,9 +9,11 @@ from collections.abc import Hashable
 from errno import EOPNOTSUPP
 
 from emu.kernel.errors import KernelError
+from emu.kernel.kernel import Kernel
 from trampoline.bpf_trampoline import BpfTrampoline, Target
 from trampoline.designs.function_images import most_bytes
 from trampoline.designs.shared_images import SharedImages, identities, ksym
+from trampoline.flavour import Flavour
 from trampoline.generator import TrampFlag, arch_prepare_bpf_trampoline
 from trampoline.model import MAX_BPF_FUNC_ARGS, MAX_REG_SLOTS, FuncModel
 from trampoline.prog import BpfProg
@@ -23,6 +25,10 @@ KSYM = "generic_trampoline"
 
 class GenericImages(SharedImages):
     """Makes them as kernels make a function's own, except that the return address at the site tells the function."""
+
+    def __init__(self, kernel: Kernel, flavour: Flavour) -> None:
+        super().__init__(kernel, flavour)
+        self._slots: dict[tuple[int, ...], int] = {}
 
     @staticmethod
     def slots(model: FuncModel) -> int:
@@ -44,7 +50,10 @@ class GenericImages(SharedImages):
     def key(self, trampoline: BpfTrampoline, flags: TrampFlag) -> Hashable:
         """See SharedImages."""
         offset = trampoline.site - trampoline.target.address
-        slots = self.slots(trampoline.target.model)
+        sizes = trampoline.target.arg_sizes
+        if sizes not in self._slots:
+            self._slots[sizes] = self.slots(trampoline.target.model)
+        slots = self._slots[sizes]
         return identities(trampoline.links), self._known(trampoline, flags), offset, slots, trampoline.boot
 
     @staticmethod
