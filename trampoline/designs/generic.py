@@ -30,30 +30,32 @@ class GenericImages(SharedImages):
         super().__init__(kernel, flavour)
         self._slots: dict[tuple[int, ...], int] = {}
 
-    @staticmethod
-    def slots(model: FuncModel) -> int:
-        """Argument slots that programs see on a function."""
-        return MAX_BPF_FUNC_ARGS if model.nr_stack_slots else MAX_REG_SLOTS
+    def slots(self, target: Target) -> int:
+        """Argument slots that programs see on a function; 0 where they would not be those of the image."""
+        found = self._slots.get(target.arg_sizes)
+        if found is None:
+            model = target.model
+            args = zip(model.placement(), model.args, strict=True)
+            in_regs = [in_regs for (_, in_regs), arg in args for _ in range(arg.slots)]
+            if False not in in_regs:
+                found = MAX_REG_SLOTS
+            else:
+                found = MAX_BPF_FUNC_ARGS if in_regs.index(False) == MAX_REG_SLOTS else 0
+            self._slots[target.arg_sizes] = found
+        return found
 
     def check(self, target: Target, prog: BpfProg) -> None:
         """-EOPNOTSUPP for a function with an argument on the stack while a register is free, or used by a later one:
         its slots would not be those of the image.
         """
         super().check(target, prog)
-        if 2 * len(target.arg_sizes) <= MAX_REG_SLOTS:
-            return
-        args = zip(target.model.placement(), target.model.args, strict=True)
-        in_regs = [in_regs for (_, in_regs), arg in args for _ in range(arg.slots)]
-        if False in in_regs and in_regs.index(False) < MAX_REG_SLOTS:
+        if not self.slots(target):
             raise KernelError(EOPNOTSUPP, f"{target.name} has an argument on the stack although there are registers")
 
     def key(self, trampoline: BpfTrampoline, flags: TrampFlag) -> Hashable:
         """See SharedImages."""
         offset = trampoline.site - trampoline.target.address
-        sizes = trampoline.target.arg_sizes
-        if sizes not in self._slots:
-            self._slots[sizes] = self.slots(trampoline.target.model)
-        slots = self._slots[sizes]
+        slots = self.slots(trampoline.target)
         return identities(trampoline.links), self._known(trampoline, flags), offset, slots, trampoline.boot
 
     @staticmethod
@@ -65,7 +67,7 @@ class GenericImages(SharedImages):
         kernel, links = self._kernel, trampoline.tramp_links
         if flags & TrampFlag.CALL_ORIG:
             flags |= TrampFlag.ORIG_STACK | TrampFlag.SKIP_FRAME
-        model = FuncModel.of_slots("any function", self.slots(trampoline.target.model))
+        model = FuncModel.of_slots("any function", self.slots(trampoline.target))
         size = most_bytes(model.nr_regs, len(links.calls))
         image = BpfTrampImage(kernel, size, ksym(KSYM, model.nr_regs, [call.name for call in links.calls]))
         try:
