@@ -3,11 +3,10 @@
 ``bpf_trampoline_link_prog``, ``_unlink_prog`` and ``_update`` with the kernel's order, limits and error codes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from errno import E2BIG, EAGAIN, EBUSY, EINVAL
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace import FtraceOps, FtraceOpsCmd, ftrace_jmp_set
@@ -16,120 +15,19 @@ from emu.process import Lock, PointKind
 from trampoline.attach import Kind, enter_exit, flags_of, kind_of, links_of
 from trampoline.flavour import Flavour
 from trampoline.generator import Boot, ProgCall, TrampFlag, TrampLinks
+from trampoline.images import Images, SiteImage
 from trampoline.kfunc_md.hash import hash_64
-from trampoline.model import FuncModel, slots_of
 from trampoline.poke import BpfTextPokeType, bpf_arch_text_poke
-from trampoline.prog import BpfProg
 from trampoline.sites import DirectSites, SingleOps
+from trampoline.target import Target, TrampLink
 
 if TYPE_CHECKING:
-    from trampoline.multi import MultiEntry
+    pass
 
 KSYM_PREFIX = "bpf_trampoline_"
 """An image's symbol is this and the key of its trampoline (``bpf_trampoline_ksym_add``)."""
 _POOL_BITS = 5
 """32 mutexes for all trampolines (2026)."""
-
-
-class Target(NamedTuple):
-    """What is traced: a kernel function or a BPF program. ``key`` is its trampoline's
-    (``bpf_trampoline_compute_key``).
-
-    ``prototype``: the model, or what reads it: of 50,000 functions few are ever generated for one by one. ``arg_sizes``
-    is known before that.
-    """
-
-    name: str
-    address: int
-    prototype: FuncModel | Callable[[], FuncModel]
-    key: int
-    arg_sizes: tuple[int, ...]
-    """Bytes of each argument."""
-    module: str = ""
-    site_offset: int | None = None
-    """Bytes from its address to its patch site, if not as the flavour has it."""
-    tail_call_reachable: bool = False
-    """A BPF program that tail calls can reach: its trampoline must carry the tail-call counter."""
-
-    @property
-    def model(self) -> FuncModel:
-        """Its prototype as the generator takes it."""
-        return self.prototype if isinstance(self.prototype, FuncModel) else self.prototype()
-
-    @property
-    def nr_regs(self) -> int:
-        """Argument slots."""
-        return slots_of(self.arg_sizes)
-
-    @property
-    def returns_void(self) -> bool:
-        """Whether there is no return value."""
-        return self.model.returns_void
-
-
-@dataclass(eq=False, slots=True)
-class TrampLink:
-    """``struct bpf_tramp_link``: a program in a trampoline's list. ``linked`` as ``hlist_unhashed`` would deny it."""
-
-    prog: BpfProg
-    cookie: int = 0
-    owner: object = None
-    """What the functions of one multi link have in common; None for a plain link."""
-    own_cookie: bool = False
-    """The functions of its link have cookies that differ."""
-    cookie_slot: int | None = None
-    """Where the function's record has the cookie, for callers that find it there."""
-    linked: bool = False
-
-
-class SiteImage(Protocol):
-    """What a site reaches: an image of the trampoline's own, or one that several share."""
-
-    @property
-    def image(self) -> int:
-        """Guest address."""
-        ...
-
-    @property
-    def by_jmp(self) -> bool:
-        """Whether sites jump to it."""
-        ...
-
-    def put(self) -> None:
-        """Its trampoline needs it no more, and CPUs may be in it."""
-
-    def discard(self) -> None:
-        """Its trampoline needs it no more, and no site reached it."""
-
-
-class Images(Protocol):
-    """Where trampolines have their images from."""
-
-    def check(self, target: Target, prog: BpfProg) -> None:
-        """Refuse what no image can be made for. KernelError."""
-
-    def hold(self, entries: "Sequence[MultiEntry]") -> None:
-        """Make room for what images need beside themselves, before the first of a link is made. KernelError."""
-
-    def release(self, entries: "Sequence[MultiEntry]") -> None:
-        """Give that back, after the last was put or discarded."""
-
-    def make(self, trampoline: "BpfTrampoline", flags: TrampFlag) -> SiteImage:
-        """An image for the programs of a trampoline as they are now. KernelError, DisplacementError."""
-        ...
-
-    def write(self) -> None:
-        """Images that were made are about to be reached: write what ``make`` put off."""
-
-    def time_programs(self, enabled: bool) -> bool:
-        """Run-time statistics come or go; whether images must be made anew for that."""
-        ...
-
-    def is_outdated(self, before: TrampFlag, flags: TrampFlag) -> bool:
-        """Whether an image made with the flags ``before`` must be made anew because livepatch came or went
-        (SHARE_IPMODIFY in ``flags``).
-        """
-        ...
 
 
 class BpfTrampoline:
@@ -156,7 +54,7 @@ class BpfTrampoline:
         flavour: Flavour,
         boot: Boot,
         sites: DirectSites,
-        images: "Images",
+        images: Images,
         target: Target,
         mutex: Lock,
     ) -> None:
@@ -374,11 +272,11 @@ class BpfTrampoline:
         else:
             self._sites.modify(self, site, self.direct(new), lock_direct_mutex=lock_direct_mutex)
 
-    def direct(self, image: "SiteImage") -> int:
+    def direct(self, image: SiteImage) -> int:
         """The address by which the site reaches an image, as ftrace takes it."""
         return ftrace_jmp_set(image.image) if image.by_jmp else image.image
 
-    def _poke(self, old: "SiteImage | None", new: "SiteImage | None") -> None:
+    def _poke(self, old: SiteImage | None, new: SiteImage | None) -> None:
         def kind(image: SiteImage | None) -> BpfTextPokeType:
             if image is None:
                 return BpfTextPokeType.BPF_MOD_NOP
@@ -397,8 +295,8 @@ def _site(kernel: Kernel, target: Target) -> int:
 class Update(NamedTuple):
     """A change of a trampoline under way: its image now and then (None: no programs), and its flags then."""
 
-    old: "SiteImage | None"
-    new: "SiteImage | None"
+    old: SiteImage | None
+    new: SiteImage | None
     flags: TrampFlag
 
 
@@ -406,7 +304,7 @@ class Trampolines:
     """All trampolines of a kernel by key (``trampoline_table``)."""
 
     def __init__(
-        self, kernel: Kernel, flavour: Flavour, boot: Boot, sites: DirectSites, images: "Images"
+        self, kernel: Kernel, flavour: Flavour, boot: Boot, sites: DirectSites, images: Images
     ) -> None:
         self._kernel, self._flavour = kernel, flavour
         self.sites, self.images = sites, images

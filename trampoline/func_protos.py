@@ -1,12 +1,12 @@
 """The prototypes of a kernel's functions with their types, from BTF or from C declarations."""
 
 from emu.kernel.kernel import Kernel
-from trampoline.bpf_trampoline import Target
 from trampoline.btf import Btf, Kind
 from trampoline.errors import PrototypeError
 from trampoline.part_match import FuncProto, ParamType
 from trampoline.prototype import read_types
 from trampoline.signatures import BtfFunctions
+from trampoline.target import Target
 
 _BTF_ID = 0x7FFFFFFF
 """The bits of a trampoline's key that are a BTF id (``bpf_trampoline_unpack_key``)."""

@@ -23,7 +23,6 @@ from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNC
 from emu.layout import AddressMap
 from emu.vcpu import Call
 from trampoline.attach import AttachType
-from trampoline.bpf_trampoline import Target, TrampLink
 from trampoline.btf import Btf
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
 from trampoline.designs import DESIGNS, METADATA, Entry, Factory
@@ -40,6 +39,7 @@ from trampoline.population import KernelFunction, Population, is_glob, memory_of
 from trampoline.prog import BpfProg, BpfPrograms, ProgFunction, Uses
 from trampoline.signatures import BtfFunctions, denied_names
 from trampoline.structs import asm_symbols
+from trampoline.target import Target, TrampLink
 
 MAX_MULTI = 1 << 20
 """Functions of one multi link at most (as many as a kprobe_multi link takes)."""

@@ -11,11 +11,12 @@ from contextlib import ExitStack, contextmanager
 from errno import E2BIG, EAGAIN, EFAULT, EINVAL, EOPNOTSUPP
 from typing import NamedTuple
 
-from trampoline.bpf_trampoline import BpfTrampoline, Target, TrampLink
+from trampoline.bpf_trampoline import BpfTrampoline
 from trampoline.errors import KernelError, TrampolineError
 from trampoline.population import KernelFunction, is_glob
 from trampoline.prog import BpfProg
 from trampoline.sites import SingleOps, SiteBatch
+from trampoline.target import Target, TrampLink
 
 
 class MultiEntry(NamedTuple):

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 from emu.kernel.kernel import Kernel
-from trampoline.bpf_trampoline import KSYM_PREFIX, BpfTrampoline, Target
+from trampoline.bpf_trampoline import KSYM_PREFIX, BpfTrampoline
 from trampoline.errors import ENOTSUPP, KernelError
 from trampoline.flavour import Flavour
 from trampoline.generator import TrampFlag
 from trampoline.multi import MultiEntry
 from trampoline.prog import BpfProg
 from trampoline.stamp import Stamps
+from trampoline.target import Target
 from trampoline.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
 
 FIXED_BYTES, BYTES_PER_SLOT, BYTES_PER_PROGRAM = 384, 48, 192

@@ -10,13 +10,14 @@ from errno import EOPNOTSUPP
 
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
-from trampoline.bpf_trampoline import BpfTrampoline, Target
+from trampoline.bpf_trampoline import BpfTrampoline
 from trampoline.designs.function_images import most_bytes
 from trampoline.designs.shared_images import SharedImages, identities, ksym
 from trampoline.flavour import Flavour
 from trampoline.generator import TrampFlag, arch_prepare_bpf_trampoline
 from trampoline.model import MAX_BPF_FUNC_ARGS, MAX_REG_SLOTS, FuncModel
 from trampoline.prog import BpfProg
+from trampoline.target import Target
 from trampoline.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
 
 KSYM = "generic_trampoline"

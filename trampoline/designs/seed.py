@@ -14,7 +14,7 @@ from emu.kernel.ftrace import FtraceOps, FtraceOpsCmd
 from emu.kernel.kernel import Kernel
 from emu.process import Lock
 from trampoline.attach import Kind, kind_of
-from trampoline.bpf_trampoline import Target, Trampolines
+from trampoline.bpf_trampoline import Trampolines
 from trampoline.designs import seed_v1_caller, seed_v2_caller
 from trampoline.designs.design import Design, Entry, Factory, TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
@@ -25,6 +25,7 @@ from trampoline.kfunc_md import KfuncMds, MdEntry, SeedDefects
 from trampoline.kfunc_md.structs import asm_symbols
 from trampoline.prog import BpfProg, BpfPrograms
 from trampoline.sites import OpsEach
+from trampoline.target import Target
 
 MAX_ARGS = seed_v2_caller.MAX_ARGS
 """Argument slots of a function that a multi link may be on."""

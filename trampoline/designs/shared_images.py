@@ -6,12 +6,14 @@ from typing import Protocol
 
 from emu.kernel.kernel import Kernel
 from trampoline.attach import Kind
-from trampoline.bpf_trampoline import BpfTrampoline, SiteImage, Target, TrampLink
+from trampoline.bpf_trampoline import BpfTrampoline
 from trampoline.designs.function_images import FunctionImages
 from trampoline.flavour import Flavour
 from trampoline.generator import TrampFlag
+from trampoline.images import SiteImage
 from trampoline.multi import MultiEntry
 from trampoline.prog import BpfProg
+from trampoline.target import Target, TrampLink
 
 _NAMED = 4
 """Programs that a symbol names; of further ones it gives the number."""

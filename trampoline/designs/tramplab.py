@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 
 from emu.kernel.kernel import Kernel
 from trampoline.attach import Kind
-from trampoline.bpf_trampoline import BpfTrampoline, SiteImage, Target, TrampLink
+from trampoline.bpf_trampoline import BpfTrampoline
 from trampoline.designs.caller_image import CallerImage
 from trampoline.designs.caller_spec import CallerProg, CallerSpec, Places
 from trampoline.designs.records import Records
@@ -12,9 +12,11 @@ from trampoline.designs.shared_images import SharedImages, identities, ksym
 from trampoline.designs.thunks import Thunks
 from trampoline.flavour import Flavour
 from trampoline.generator import PATCH_SIZE, TrampFlag, uses_jmp
+from trampoline.images import SiteImage
 from trampoline.kfunc_md import MetadataBackend
 from trampoline.multi import MultiEntry
 from trampoline.prog import BpfPrograms
+from trampoline.target import Target, TrampLink
 
 KSYM = "tramplab_caller"
 """What callers' symbols begin with."""

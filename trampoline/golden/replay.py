@@ -12,7 +12,7 @@ from emu.kernel.functions import Function
 from emu.layout import AddressMap
 from emu.watch import watch_execution
 from trampoline.attach import AttachType, kind_of, links_of
-from trampoline.bpf_trampoline import BpfTrampoline, Target, TrampLink
+from trampoline.bpf_trampoline import BpfTrampoline
 from trampoline.generator import ProgCall
 from trampoline.golden.bodies import Invocation, body_of, invocations, recorded_args, recorded_return
 from trampoline.golden.case import Case, RecordedProgram, RecordedTarget, Step
@@ -20,6 +20,7 @@ from trampoline.golden.images import TRAMPOLINE, Difference, attached_programs, 
 from trampoline.golden.users import REGS_CALLER, FtraceUsers, moments, stub_addresses
 from trampoline.lab import Tracing
 from trampoline.prog import BpfProg, Uses
+from trampoline.target import Target, TrampLink
 
 TEXT_GAP, TEXT_ALIGN, LAST_TEXT = 128 << 20, 2 << 20, 0xFFFFFFFFBD000000
 """Distance of our text from the recorded kernel's (larger than a kernel), its alignment, and where it may begin at
