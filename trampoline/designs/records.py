@@ -45,7 +45,6 @@ class Records:
     def __init__(self, kernel: Kernel, backend: MetadataBackend) -> None:
         self._kernel, self.backend = kernel, backend
         self._records: dict[int, _Record] = {}
-        self._bytes = 0
 
     def hold(self, entries: Sequence[MultiEntry]) -> None:
         """Give each entry's cookie a slot (``TrampLink.cookie_slot``), where there is one. KernelError (-ENOMEM):
