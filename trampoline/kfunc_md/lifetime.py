@@ -111,15 +111,19 @@ class Lifetimes:
     def retire(self, mds: Sequence[int], nodes: Sequence[int] = ()) -> None:
         """Free what look-ups and walks find no more, after its grace periods."""
         if self._refs:
-            for md in mds:
-                self._kernel.percpu_refs.kill(md + _PCREF)
+            with self._kernel.rcu.sharing():
+                for md in mds:
+                    self._kernel.percpu_refs.kill(md + _PCREF)
             mds = ()
         if mds or nodes:
             self._after_grace_periods(lambda: self._free_all(mds, nodes))
 
     def _released(self, md: int) -> None:
         self._exit(md)
-        self._after_grace_periods(lambda: self._free_all((md,), ()))
+        self._kernel.rcu.call_bulk(RcuFlavour.RCU_TASKS_TRACE, self._no_longer_traced, md)
+
+    def _no_longer_traced(self, mds: list[int]) -> None:
+        self._kernel.rcu.call(RcuFlavour.RCU_TASKS, lambda: self._free_all(mds, ()))
 
     def _after_grace_periods(self, free: Callable[[], None]) -> None:
         rcu = self._kernel.rcu
