@@ -51,7 +51,9 @@ def test_bench_names_what_is_refused(capsys):
 
 
 def test_bench_as_json(capsys):
-    status, out, _ = tramp(capsys, "bench", "--json", "--config", "lazy", "--nr-args", "2", "--programs", "2")
+    status, out, _ = tramp(
+        capsys, "bench", "--json", "--design", "per-function", "--config", "lazy", "--nr-args", "2", "--programs", "2"
+    )
     rows = json.loads(out)["rows"]
     assert status == 0
     assert [(row["name"], row["design"], row["flavour"], row["config"]) for row in rows] == [
@@ -64,8 +66,14 @@ def test_bench_as_json(capsys):
     assert all(sum(row["phases"].values()) == row["instructions"] for row in rows)
 
 
+def test_bench_as_json_has_every_design(capsys):
+    _, out, _ = tramp(capsys, "bench", "--json", "--nr-args", "0")
+    rows = json.loads(out)["rows"]
+    assert list(dict.fromkeys(row["design"] for row in rows)) == list(DESIGNS)
+
+
 def test_bench_on_all_kernels(capsys):
-    _, out, _ = tramp(capsys, "bench", "--json", "--flavour", "all", "--config", "all")
+    _, out, _ = tramp(capsys, "bench", "--json", "--design", "per-function", "--flavour", "all", "--config", "all")
     assert len(json.loads(out)["rows"]) == 3 * 3 * len(ROWS)
 
 

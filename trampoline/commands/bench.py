@@ -18,7 +18,7 @@ def add_parser(subparsers: Any) -> None:
         " programs' own; beside the figure of real kernel code.",
     )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--design", metavar="D", help="one design, or all (default: per-function)")
+    parser.add_argument("--design", metavar="D", help="one design, or all (default: per-function; with --json all)")
     parser.add_argument("--flavour", metavar="F", help="6.1, 6.12, 7.2 or all (default: 6.12; with lazy and none 7.2)")
     parser.add_argument(
         "--config", choices=("voluntary", "lazy", "none", "all"), default="voluntary", help="how the kernel is built"
@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     from trampoline.flavour import FLAVOURS, flavour
 
     configs = list(DEFAULT_FLAVOUR) if arguments.config == "all" else [arguments.config]
-    designs = list(DESIGNS) if arguments.design == "all" else [arguments.design or DESIGN]
+    chosen = arguments.design or ("all" if arguments.json else DESIGN)
+    designs = list(DESIGNS) if chosen == "all" else [chosen]
     btf = Btf.read(arguments.functions) if arguments.functions else None
     rows: list[Row] = []
     for config in configs:
