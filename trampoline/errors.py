@@ -7,6 +7,8 @@ from emu.kernel.errors import ENOTSUPP, KernelError, errno_name
 __all__ = [
     "ENOTSUPP",
     "BtfError",
+    "BytecodeError",
+    "BytecodeSyntaxError",
     "GoldenError",
     "KernelError",
     "Oops",
@@ -42,3 +44,26 @@ class BtfError(TrampolineError):
         super().__init__(reason if offset is None else f"BTF at byte 0x{offset:x}: {reason}")
         self.reason = reason
         self.offset = offset
+
+
+class BytecodeError(TrampolineError):
+    """eBPF that is not an instruction.
+
+    ``slot`` is its place in the program, counted in 8 bytes; None where it has none.
+    """
+
+    def __init__(self, reason: str, slot: int | None = None) -> None:
+        super().__init__(reason if slot is None else f"slot {slot}: {reason}")
+        self.reason = reason
+        self.slot = slot
+
+
+class BytecodeSyntaxError(TrampolineError):
+    """eBPF text that cannot be read. ``line`` and ``column`` count from 1; ``expected`` is what could stand there."""
+
+    def __init__(self, line: int, column: int, expected: str, found: str) -> None:
+        super().__init__(f"line {line}, column {column}: expected {expected}, found {found}")
+        self.line = line
+        self.column = column
+        self.expected = expected
+        self.found = found
