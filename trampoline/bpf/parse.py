@@ -61,7 +61,7 @@ def parse(text: str, *, rewritten: bool = False) -> tuple[Insn, ...]:
     labels: dict[str, int] = {}
     statements: list[_Statement] = []
     slot = 0
-    for number, source in enumerate(text.splitlines(), 1):
+    for number, source in enumerate(text.split("\n"), 1):
         line = Line(source, number)
         while line.next.kind == "name" and line.at(line.next.text, ":"):
             if line.next.text in labels:
@@ -193,6 +193,8 @@ def _rewritten(line: Line) -> Insn:
     """An access as the verifier has rewritten it: probe or arena, and what it was."""
     word = line.any()
     start = line.next
+    if start.text in ("probe", "arena"):
+        raise line.fail(f"an access that there is for {word.text}")
     insn, _ = _statement(line)
     mode = _REWRITTEN_MODES.get((insn.cls, word.text, Mode(insn.mode))) if insn.cls in (1, 2, 3) else None
     if mode is None:

@@ -109,7 +109,10 @@ class Line:
             self.take("+")
         if self.next.kind != "number":
             raise self.fail(expected)
-        value = int(self.any().text, 0) if self.next.text[:2] in ("0x", "0X") else int(self.any().text)
+        digits = self.any().text
+        if len(digits) > 40:  # more than any field has, and than int() may take
+            raise self.fail(f"{expected} from {low} to {high}", first)
+        value = int(digits, 16 if digits[:2] in ("0x", "0X") else 10)
         value = -value if negative else value
         if not low <= value <= high:
             raise self.fail(f"{expected} from {low} to {high}", first._replace(text=str(value)))

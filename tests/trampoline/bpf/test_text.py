@@ -1,6 +1,8 @@
 """Programs as text: labels, the spellings that are read, and errors with their place."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trampoline.bpf import Insn, format_program, parse
 from trampoline.errors import BytecodeSyntaxError, TrampolineError
@@ -121,6 +123,7 @@ def test_blank_lines_comments_and_several_labels():
         ("  r12 = 0", 1, 3, "an instruction", "opcode 0xb7: there is no register 12 for dst"),
         ("nospec", 1, 1, "an instruction", "unknown opcode 0xc2"),
         ("probe *(u8 *)(r1 +0) = 1", 1, 7, "an access that there is for probe", "'*'"),
+        ("probe arena exit", 1, 7, "an access that there is for probe", "'arena'"),
         ("arena exit", 1, 7, "an access that there is for arena", "'exit'"),
     ],
 )
@@ -138,3 +141,28 @@ def test_a_label_too_far_for_a_jump_is_refused_and_gotol_reaches_it():
     with pytest.raises(BytecodeSyntaxError, match="line 1, column 6: expected a label within 16 bits of slots"):
         parse("goto end\n" + far)
     assert parse("gotol end\n" + far)[0] == Insn(6, imm=0x8000)
+
+
+def test_a_number_of_any_length_is_refused_with_its_place():
+    with pytest.raises(BytecodeSyntaxError, match="line 1, column 7: expected an immediate from"):
+        parse("r1 += " + "9" * 10_000)
+
+
+_SIGNS = [")", "*", "+", "-", "=", "probe", "lock", "call", "kfunc", "r1", "5"]
+_WORDS = sorted({*PROGRAM.replace("(", " ( ").split(), *_SIGNS})
+
+
+@settings(max_examples=1000)
+@given(st.text(max_size=20) | st.lists(st.sampled_from(_WORDS), max_size=8).map(" ".join))
+def test_any_text_is_a_program_or_the_typed_error(text):
+    for rewritten in (False, True):
+        try:
+            program = parse(text, rewritten=rewritten)
+        except BytecodeSyntaxError as error:
+            lines = text.split("\n")
+            place = error.line, error.column
+        else:
+            assert parse(format_program(program), rewritten=rewritten) == program
+            continue
+        assert 1 <= place[0] <= len(lines)
+        assert 1 <= place[1] <= len(lines[place[0] - 1]) + 1
