@@ -1,0 +1,79 @@
+"""A BPF program and its maps as they are handed to the kernel: what BPF_PROG_LOAD and BPF_MAP_CREATE are told."""
+
+from dataclasses import dataclass
+
+from trampoline.bpf.insn import Insn
+from trampoline.bpf.uapi import Attach, MapType, ProgFlag, ProgType
+from trampoline.btf import Btf
+
+
+@dataclass(frozen=True, slots=True)
+class MapSpec:
+    """A map to be made. Sizes in bytes."""
+
+    name: str
+    type: MapType
+    key_size: int
+    value_size: int
+    max_entries: int
+    flags: int = 0
+    initial: bytes = b""
+    """First value of a map of global data (an array of one element)."""
+    inner: "MapSpec | None" = None
+    readonly: bool = False
+    """Frozen, and BPF_F_RDONLY_PROG: ``.rodata``."""
+    key_type: int = 0
+    value_type: int = 0
+    """BTF type ids in the object's BTF; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FuncInfo:
+    """``struct bpf_func_info``: the type of the function that begins at a slot."""
+
+    slot: int
+    type_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineInfo:
+    """``struct bpf_line_info``: the source of the instructions from a slot on."""
+
+    slot: int
+    file: str
+    line: int
+    column: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What BPF_PROG_LOAD is told. In LD_IMM64 with source MAP_FD or MAP_VALUE the low half of ``imm`` is an index
+    into ``maps``; MAP_VALUE's high half is the offset in its value.
+    """
+
+    name: str
+    insns: tuple[Insn, ...]
+    prog_type: ProgType | int
+    attach: Attach | int = Attach.NONE
+    license: str = "GPL"
+    flags: int = 0
+    """``ProgFlag`` values, or others that a kernel refuses."""
+    attach_btf_id: int = 0
+    attach_prog: "Program | None" = None
+    """Program whose function ``attach_btf_id`` is a target (``attach_prog_fd``)."""
+    maps: tuple[MapSpec, ...] = ()
+    btf: Btf | None = None
+    funcs: tuple[FuncInfo, ...] = ()
+    lines: tuple[LineInfo, ...] = ()
+    section: str = ""
+    target: str = ""
+    """What the section's name says it is for (``vfs_read`` of ``fentry/vfs_read``)."""
+
+    @property
+    def sleepable(self) -> bool:
+        """Whether it asks to be allowed to sleep."""
+        return bool(self.flags & ProgFlag.SLEEPABLE)
