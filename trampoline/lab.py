@@ -32,7 +32,7 @@ from trampoline.func_protos import FuncProtos
 from trampoline.generator import Boot
 from trampoline.link import Link, MultiLink, Skipped, modules_of, no_progress
 from trampoline.model import Arg, FuncModel
-from trampoline.multi import check_multi, check_wanted, no_collections
+from trampoline.multi import check_cookie, check_multi, check_wanted, no_collections
 from trampoline.part_match import AttachFunc, btf_check_func_part_match
 from trampoline.phases import with_phases
 from trampoline.population import KernelFunction, Population, is_glob, memory_of, populate
@@ -206,7 +206,7 @@ class Tracing:
         known = self._known_model(function)
         if given is not None:
             model = FuncModel.parse(given)
-            if known and model.args and [a.size for a in model.args] != [a.size for a in known.args]:
+            if known and model.args and model.arg_sizes != known.arg_sizes:
                 raise PrototypeError(f"{function.qualified} is {known}, not {given!r}")
             return model
         if known is None:
@@ -252,8 +252,7 @@ class Tracing:
         """
         if prog.attach_type.is_multi:
             raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) is attached by a multi link")
-        if not 0 <= cookie < 1 << 64:
-            raise TrampolineError(f"a cookie is an unsigned 64-bit number, not {cookie:#x}")
+        check_cookie(cookie)
         target = self.target(where, prototype)
         self._check_returns(prog.attach_type, target)
         entry = Entry(target, TrampLink(prog, cookie))

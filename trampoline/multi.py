@@ -87,11 +87,9 @@ def _change_one_by_one(entries: Sequence[MultiEntry], progress: Callable[[], obj
 def _change_batched(
     sites: SingleOps, entries: Sequence[MultiEntry], progress: Callable[[], object], *, adding: bool
 ) -> None:
-    """All trampolines are locked (``trampoline_lock_all``), changed in their lists, generated, and patched as one."""
+    """All trampolines are locked, changed in their lists, generated, and patched as one."""
     trampolines = [entry.trampoline for entry in entries]
-    with ExitStack() as locked:
-        for mutex in dict.fromkeys(trampoline.mutex for trampoline in trampolines):
-            locked.enter_context(mutex)
+    with _all_locked(trampolines):
         flags = [trampoline.flags for trampoline in trampolines]
         changed: list[int] = []
         try:
@@ -106,15 +104,22 @@ def _change_batched(
             raise
 
 
+@contextmanager
+def _all_locked(trampolines: Sequence[BpfTrampoline]) -> Iterator[None]:
+    """``trampoline_lock_all``: trampolines may share a mutex of the pool."""
+    with ExitStack() as locked:
+        for mutex in dict.fromkeys(trampoline.mutex for trampoline in trampolines):
+            locked.enter_context(mutex)
+        yield
+
+
 def remake(sites: object, trampolines: Sequence[BpfTrampoline]) -> None:
     """Make the images of trampolines anew, all or none, since something changed that they depend on."""
     mine = [trampoline for trampoline in trampolines if trampoline.site]
     if not mine:
         return
     assert isinstance(sites, SingleOps), "designs whose images depend on more than their programs patch in batches"
-    with ExitStack() as locked:
-        for mutex in dict.fromkeys(trampoline.mutex for trampoline in mine):
-            locked.enter_context(mutex)
+    with _all_locked(mine):
         while not _try_update(sites, mine, lambda: None):
             pass
 
@@ -152,6 +157,12 @@ def _try_update(sites: SingleOps, trampolines: Sequence[BpfTrampoline], progress
     return True
 
 
+def check_cookie(cookie: int) -> None:
+    """TrampolineError for what is no unsigned 64-bit number."""
+    if not 0 <= cookie < 1 << 64:
+        raise TrampolineError(f"a cookie is an unsigned 64-bit number, not {cookie:#x}")
+
+
 def check_wanted(functions: Sequence[object], cookies: Sequence[int] | None) -> None:
     """What a multi link is asked for, before anything is looked up.
 
@@ -169,8 +180,7 @@ def check_wanted(functions: Sequence[object], cookies: Sequence[int] | None) -> 
         if cookies is not None and isinstance(function, str) and is_glob(function):
             raise KernelError(EINVAL, f"{function} may be any number of functions: their cookies can't be told apart")
     for cookie in cookies or ():
-        if not 0 <= cookie < 1 << 64:
-            raise TrampolineError(f"a cookie is an unsigned 64-bit number, not {cookie:#x}")
+        check_cookie(cookie)
 
 
 def check_distinct(targets: Sequence[Target]) -> None:
