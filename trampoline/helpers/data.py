@@ -1,7 +1,7 @@
 """The format of this folder's data files: lines of words, ``#`` comments, ``[sections]``, and releases.
 
-``WORD@RELEASE`` holds from that release on, ``WORD@FIRST..LAST`` no longer than to the second. A file that does not follow its format is a fault of this package, so
-that ValueError is raised.
+``WORD@RELEASE`` holds from that release on, ``WORD@FIRST..LAST`` no longer than to the second. A file that does not
+follow its format is a fault of this package, so that ValueError is raised.
 """
 
 from collections.abc import Iterator
