@@ -263,6 +263,16 @@ class Btf:
             members.append(Member(self._name(name), member_type, bit_offset, bit_size))
         return tuple(members)
 
+    @cached_property
+    def percpu_variables(self) -> frozenset[int]:
+        """Type ids of the variables in the section ``.data..percpu``."""
+        found: set[int] = set()
+        for type_id in range(1, len(self)):
+            if self._kind(type_id) is Kind.DATASEC and self.type(type_id).name == ".data..percpu":
+                at = self._starts[type_id]
+                found.update(self._words[at + 3 : at + 3 + 3 * self.type(type_id).count : 3])
+        return frozenset(found)
+
     def decl_tags(self, type_id: int) -> tuple[DeclTag, ...]:
         """The declaration tags at a type, function or variable."""
         self._kind(type_id)

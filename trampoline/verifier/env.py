@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from trampoline.bpf.insn import Insn
 from trampoline.bpf.program import MapSpec, Program
+from trampoline.bpf.uapi import ProgFlag
 from trampoline.verifier.errors import Unsupported, VerifierError
 from trampoline.verifier.kernel import KernelView
 from trampoline.verifier.kinds import Kind
@@ -76,6 +77,7 @@ class Env:
         self.state: State = State(FuncFrame(0, 0, -1))
         self.frame: FuncFrame = self.state.frames[0]
         """The innermost frame of ``state``. A rule that pushes a frame keeps the old one at hand in a variable."""
+        self.strict_alignment = bool(program.flags & ProgFlag.STRICT_ALIGNMENT)
         self.processed = 0
         self.last_id = 0
         # What Verified says of the whole program.

@@ -13,4 +13,4 @@ def check_kfunc_call(env: Env, insn: Insn) -> None:
 
 
 def check_kfunc_ids(env: Env) -> None:
-    """Before the walk (``add_kfunc_call``): refuses calls of what is no kfunc of this kernel, or needs a GPL program."""
+    """Before the walk (``add_kfunc_call``): refuses calls of what is no kfunc of this kernel, or is GPL only."""

@@ -45,9 +45,8 @@ class Reg(NamedTuple):
     """Bytes that are known to be there behind a packet pointer."""
     detail: tuple[object, ...] = ()
     """What one subject alone needs, first a word that says which: ("dynptr", kind, first slot), ("iter", ...)."""
-    precise: bool = False
-    subreg_zext: bool = False
-    """It was written as 32 bits last (``subreg_def``)."""
+    add_const: bool = False
+    """Of a scalar with an id: it is ``off`` more than those with this id without (BPF_ADD_CONST)."""
 
     def has(self, flag: Flag) -> bool:
         """Whether any of these flags is set."""
