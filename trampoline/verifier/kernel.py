@@ -11,3 +11,5 @@ class KernelView:
 
     release: str
     btf: Btf
+    cpus: int = 1
+    """CPUs that it may have (``nr_cpu_ids``)."""
