@@ -146,8 +146,9 @@ def _check_jump(env: Env, insn: Insn, is32: bool) -> None:
         if insn.code != EXIT or insn.imm or insn.src or insn.dst:
             env.invalid("BPF_EXIT uses reserved fields")
     elif op == Jmp.JCOND:
-        if insn.code != MAY_GOTO or insn.src or insn.dst or insn.imm:
-            env.invalid(f"invalid may_goto imm {insn.imm}")
+        nowhere = not insn.off and not env.rules.may_goto_nowhere
+        if insn.code != MAY_GOTO or insn.src or insn.dst or insn.imm or nowhere:
+            env.invalid(f"invalid may_goto off {insn.off} imm {insn.imm}")
     else:
         if insn.imm if from_reg else insn.src:
             env.invalid("BPF_JMP/JMP32 uses reserved fields")

@@ -5,9 +5,7 @@ from trampoline.verifier.call_rules import CALL_RULES
 from trampoline.verifier.env import Env
 from trampoline.verifier.lists import names
 
-BOOL_HOOKS = frozenset(
-    {"bpf_lsm_xfrm_state_pol_flow_match", "bpf_lsm_audit_rule_known", "bpf_lsm_inode_xattr_skipcap"}
-)
+BOOL_HOOKS = frozenset({"bpf_lsm_xfrm_state_pol_flow_match", "bpf_lsm_audit_rule_known", "bpf_lsm_inode_xattr_skipcap"})
 """Hooks that say yes or no."""
 MAX_ERRNO = 4095
 

@@ -84,7 +84,8 @@ def _next_path(env: Env) -> bool:
         del env.log[log_length:]
     env.state, env.frame = state, state.frame
     env.prev_slot, env.slot = from_slot, slot
-    env.say(f"\nfrom {from_slot} to {slot}: {describe_frame(env.frame)}")
+    registers = f": {describe_frame(env.frame)}" if env.log_level >= 2 else ""
+    env.say(f"\nfrom {from_slot} to {slot}{registers}")
     return True
 
 
