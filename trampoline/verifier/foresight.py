@@ -6,6 +6,7 @@ told whether any jump would be decided otherwise before the limit is reached. If
 The answer can only be a refusal, so that a wrong guess never accepts a program.
 """
 
+import itertools
 from typing import NamedTuple
 
 from trampoline.bpf.insn import EXIT, GOTO, GOTOL, MAY_GOTO, Alu, Cls, Insn, Jmp, X
@@ -166,7 +167,7 @@ def _extrapolated(values: list[Scalar], rounds: int) -> Scalar | None:
     bounds = []
     for (low, high), column in zip(_LIMITS, zip(*map(_bounds, values), strict=True), strict=True):
         step = column[1] - column[0]
-        if any(later - earlier != step for earlier, later in zip(column, column[1:], strict=False)):
+        if any(later - earlier != step for earlier, later in itertools.pairwise(column)):
             return None
         bound = column[-1] + step * rounds
         if not low <= bound <= high:
