@@ -172,16 +172,15 @@ class State:
 
     __slots__ = (
         "branches",
-        "first_slot",
         "frames",
         "in_sleepable",
-        "last_slot",
         "loop_depth",
         "may_goto_depth",
         "parent",
         "preempt_disabled",
         "rcu_read_locks",
         "refs",
+        "slot",
         "speculative",
     )
 
@@ -198,10 +197,10 @@ class State:
         """How often an iterator's or callback's body was entered on this path."""
         self.parent: State | None = None
         """The checkpoint before this state; paths through it are counted there."""
-        self.branches = 0
+        self.branches = 1
         """Paths from this checkpoint that are not done."""
-        self.first_slot = 0
-        self.last_slot = 0
+        self.slot = -1
+        """Of a checkpoint: where it is."""
 
     @property
     def frame(self) -> FuncFrame:
@@ -225,9 +224,8 @@ class State:
         other.may_goto_depth = self.may_goto_depth
         other.loop_depth = self.loop_depth
         other.parent = self.parent
-        other.branches = 0
-        other.first_slot = self.first_slot
-        other.last_slot = self.last_slot
+        other.branches = 1
+        other.slot = -1
         return other
 
     def each_reg(self, change: Callable[[Reg], Reg]) -> None:
