@@ -199,7 +199,8 @@ class Links:
         same = len(kernel.btf.functions_named(probe.symbol))
         if same > 1:
             _refuse(EADDRNOTAVAIL, f"{same} functions are named {probe.symbol}")
-        if not same and probe.symbol not in kernel.names("data_symbols") and probe.symbol not in kernel.names("no_site"):
+        known = probe.symbol in kernel.names("data_symbols") or probe.symbol in kernel.names("no_site")
+        if not same and not known:
             _refuse(ENOENT, f"there is no symbol {probe.symbol}")
         if not same or any(probe.symbol in kernel.names(name) for name in ("no_site", "init_text", "nokprobe")):
             _refuse(EINVAL, f"{probe.symbol} must not be probed")
