@@ -154,7 +154,7 @@ def _signed(number: int, half: int) -> int:
 
 
 def sync_mixed(b: Bounds) -> Scalar:
-    """As since 6.8: all kinds of bounds tighten each other (``__reg_deduce_bounds``), until nothing changes or twice."""
+    """As since 6.8: all kinds of bounds tighten each other (``__reg_deduce_bounds``), twice at most."""
     if not b.bits.mask:
         return known(b.bits.value)
     b.from_bits()
