@@ -10,7 +10,6 @@ from trampoline.verifier.scalar import (
     UNKNOWN_SCALAR,
     Scalar,
     known,
-    s32,
     s64,
 )
 from trampoline.verifier.tnum import U32, U64, Tnum, intersect, tnum_range
@@ -111,10 +110,7 @@ class Bounds:
 
     def to_bits(self) -> None:
         """Known bits that the unsigned bounds imply (``__reg_bound_offset``)."""
-        if self.umin <= self.umax:
-            bits = intersect(self.bits, tnum_range(self.umin, self.umax))
-        else:
-            bits = self.bits
+        bits = intersect(self.bits, tnum_range(self.umin, self.umax)) if self.umin <= self.umax else self.bits
         if self.u32_min <= self.u32_max:
             low = intersect(Tnum(bits.value & U32, bits.mask & U32), tnum_range(self.u32_min, self.u32_max))
             bits = Tnum(bits.value & _HIGH | low.value & U32, bits.mask & _HIGH | low.mask & U32)
@@ -158,7 +154,7 @@ def _signed(number: int, half: int) -> int:
 
 
 def sync_mixed(b: Bounds) -> Scalar:
-    """As since 6.8: all kinds of bounds tighten each other (``__reg_deduce_bounds``), until nothing changes or twice."""
+    """As since 6.8: all kinds of bounds tighten each other (``__reg_deduce_bounds``), twice at most."""
     if not b.bits.mask:
         return known(b.bits.value)
     b.from_bits()

@@ -47,9 +47,8 @@ def is_known(code: int, rules: Rules) -> bool:
 def check_code(env: Env, insn: Insn) -> None:
     """What is checked of every instruction before control flow: its code, and fields of loads and stores."""
     cls = insn.code & 7
-    if cls == Cls.LDX and (insn.mode not in (Mode.MEM, Mode.MEMSX) or insn.imm):
-        if insn.mode in (Mode.MEM, Mode.MEMSX) or is_known(insn.code, env.rules):
-            env.invalid("BPF_LDX uses reserved fields")
+    if cls == Cls.LDX and insn.mode in (Mode.MEM, Mode.MEMSX) and insn.imm:
+        env.invalid("BPF_LDX uses reserved fields")
     if insn.code == LD_IMM64:
         return
     if not is_known(insn.code, env.rules):
