@@ -52,7 +52,7 @@ def use_iterator(env: Env, call: KfuncCall, regno: int, struct: Type) -> None:
             check_mem_access(env, regno, 8 * n, 8, True, -1)
         number = refs.acquire(env)
         for n in range(count):
-            detail = ("iter", name, ACTIVE, 0, first)
+            detail = ("iter", name, ACTIVE, first)
             part = Reg(Kind.NOT_INIT, ref_obj_id=number if n == 0 else 0, detail=detail)
             frame.stack[first - n] = StackSlot(_KINDS, part)
         return
@@ -74,7 +74,7 @@ def _is_special(slot: StackSlot | None) -> bool:
 
 def _is_part(frame: FuncFrame, index: int, first: int) -> bool:
     slot = frame.stack.get(index)
-    return slot is not None and slot.kinds == _KINDS and slot.reg is not None and slot.reg.detail[4:] == (first,)
+    return slot is not None and slot.kinds == _KINDS and slot.reg is not None and slot.reg.detail[3:] == (first,)
 
 
 def _first_slot(env: Env, reg: Reg, count: int, name: str) -> int:
@@ -115,6 +115,5 @@ def give_next(env: Env, call: KfuncCall) -> None:
 def _set_state(frame: FuncFrame, first: int, what: str) -> None:
     slot = frame.stack[first]
     assert slot.reg is not None
-    _, name, _, depth, _ = slot.reg.detail
-    depth = int(str(depth)) + (what == ACTIVE)
-    frame.stack[first] = StackSlot(_KINDS, slot.reg._replace(detail=("iter", name, what, depth, first)))
+    # How often it went round is no part of the state: paths that differ in that alone are the same.
+    frame.stack[first] = StackSlot(_KINDS, slot.reg._replace(detail=("iter", slot.reg.detail[1], what, first)))
