@@ -69,7 +69,9 @@ def program_of(case: VerdictCase, targets: dict[str, Program]) -> Program:
     )
     starts = function_starts(case.insns)
     is_extension = case.prog_type == ProgType.EXT
-    wants_types = is_extension or case.kept_as or len(starts) > 1 or "func-info" in case.name or "line-info" in case.name
+    wants_types = (
+        is_extension or case.kept_as or len(starts) > 1 or "func-info" in case.name or "line-info" in case.name
+    )
     if "no-btf" in case.name or not wants_types:
         return program
     functions = [_function(case, number) for number in range(len(starts))]

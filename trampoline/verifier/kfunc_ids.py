@@ -12,8 +12,8 @@ _MAX_KFUNCS = 256
 
 
 def check_kfunc_ids(env: Env) -> None:
-    """Before the walk (``add_kfunc_call``): refuses calls of what is no function of this kernel, and calls from programs
-    whose licence is not the GPL.
+    """Before the walk (``add_kfunc_call``): refuses calls of what is no function of this kernel, and calls from
+    programs whose licence is not the GPL.
     """
     known: set[int] = set()
     for slot, insn in enumerate(env.insns):
