@@ -123,8 +123,7 @@ def push_iteration(env: Env, null: Callable[[FuncFrame], None], again: Callable[
     other = env.push_branch(env.slot + 1)
     other.loop_depth += 1
     again(other.frame)
-    env.force_checkpoints.add(env.slot)
-    previous = previous_entry(env.state, env.slot)
+    previous = previous_round(env)
     if previous is not None:
         widen(previous, other)
     null(env.frame)
@@ -152,6 +151,12 @@ def leave(env: Env) -> None:
     previous = previous_entry(state, callee.callsite)
     if previous is not None:
         widen(previous, state)
+
+
+def previous_round(env: Env) -> State | None:
+    """The checkpoint of the round before at ``env.slot``, where this round's has just been made."""
+    made = env.state.parent
+    return previous_entry(made, env.slot) if made is not None and made.slot == env.slot else None
 
 
 def previous_entry(state: State, slot: int) -> State | None:
