@@ -3,7 +3,6 @@
 from functools import cache
 
 from btf_writer import Writer
-
 from trampoline.bpf import parse
 from trampoline.bpf.program import MapSpec, Program
 from trampoline.bpf.uapi import Attach, MapType, ProgFlag, ProgType

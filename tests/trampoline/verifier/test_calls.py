@@ -52,7 +52,12 @@ ANY = [
     # What is returned
     (LOOKUP + "r0 = *(u64 *)(r0 +0) / " + DONE, "fentry", EACCES, "R0 invalid mem access 'map_value_or_null'"),
     (LOOKUP + "if r0 == 0 goto +1 / r1 = *(u64 *)(r0 +8) / " + DONE, "fentry", 0, ""),
-    (LOOKUP + "if r0 == 0 goto +1 / r1 = *(u64 *)(r0 +12) / " + DONE, "fentry", EACCES, "R0 min value is outside of the"),
+    (
+        LOOKUP + "if r0 == 0 goto +1 / r1 = *(u64 *)(r0 +12) / " + DONE,
+        "fentry",
+        EACCES,
+        "R0 min value is outside of the",
+    ),
     ("call 5 / r0 = r1 / exit", "kprobe", EACCES, "R1 !read_ok"),
     # References
     (RESERVE + "if r0 == 0 goto +3 / r1 = r0 / r2 = 0 / call 132 / " + DONE, "fentry", 0, ""),
@@ -62,8 +67,18 @@ ANY = [
     (LOOKUP + "if r0 == 0 goto +3 / r1 = r0 / r2 = 0 / call 132 / " + DONE, "fentry", EACCES, "R1 type=map_value"),
     ("r1 = map[fd:2] ll / r2 = 8 / r3 = r10 / r2 = *(u32 *)(r10 -4) / call 131 / " + DONE, "fentry", EACCES, ""),
     # Texts and formats
-    ("*(u64 *)(r10 -8) = 0 / r1 = r10 / r1 += -8 / r2 = 8 / r3 = map[fd:6][0]+0 ll / call 182 / " + DONE, "fentry", 0, ""),
-    ("*(u64 *)(r10 -8) = 0 / r1 = r10 / r1 += -8 / r2 = 8 / r3 = r1 / call 182 / " + DONE, "fentry", EACCES, "R3 type=fp"),
+    (
+        "*(u64 *)(r10 -8) = 0 / r1 = r10 / r1 += -8 / r2 = 8 / r3 = map[fd:6][0]+0 ll / call 182 / " + DONE,
+        "fentry",
+        0,
+        "",
+    ),
+    (
+        "*(u64 *)(r10 -8) = 0 / r1 = r10 / r1 += -8 / r2 = 8 / r3 = r1 / call 182 / " + DONE,
+        "fentry",
+        EACCES,
+        "R3 type=fp",
+    ),
     (
         "r1 = 0 / r2 = 0 / r3 = map[fd:6][0]+0 ll / r4 = 0 / r5 = 0 / call 165 / " + DONE,
         "fentry",
@@ -102,7 +117,13 @@ BY_RELEASE = [
     (RESERVE + "r1 = r0 / call 132 / exit", "fentry", "7.2", EACCES, "expected=ringbuf_mem"),
     # A trusted pointer is memory that helpers may read, since 6.2.
     ("r2 = *(u64 *)(r1 +0) / r1 = map[fd:0] ll / call 1 / exit", "fentry", "6.12", EACCES, "R2 type=ptr_ expected="),
-    ("r2 = *(u64 *)(r1 +0) / r1 = map[fd:0] ll / call 1 / exit", "lsm", "6.12", EACCES, "bpf_map_lookup_elem() may write"),
+    (
+        "r2 = *(u64 *)(r1 +0) / r1 = map[fd:0] ll / call 1 / exit",
+        "lsm",
+        "6.12",
+        EACCES,
+        "bpf_map_lookup_elem() may write",
+    ),
     ("r2 = *(u64 *)(r1 +0) / r1 = map[fd:0] ll / call 1 / exit", "lsm", "6.1", EACCES, "R2 type=ptr_ expected="),
     # A known key of an array finds an element, since 6.14.
     (
@@ -126,7 +147,13 @@ BY_RELEASE = [
         EACCES,
         "map_value_or_null",
     ),
-    ("r2 = map[fd:0] ll / r3 = 0 / call 12 / exit", "fentry", "6.12", EINVAL, "kernel subsystem misconfigured verifier"),
+    (
+        "r2 = map[fd:0] ll / r3 = 0 / call 12 / exit",
+        "fentry",
+        "6.12",
+        EINVAL,
+        "kernel subsystem misconfigured verifier",
+    ),
     ("r2 = map[fd:0] ll / r3 = 0 / call 12 / exit", "fentry", "7.2", EINVAL, "expected prog array map for tail call"),
 ]
 
