@@ -11,7 +11,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from errno import EINVAL
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from emu.kernel.config import CONFIGS, Config
@@ -23,6 +23,7 @@ from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNC
 from emu.layout import AddressMap
 from emu.vcpu import Call
 from trampoline.attach import AttachType
+from trampoline.bpf.program import MapSpec
 from trampoline.btf import Btf
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
 from trampoline.designs import DESIGNS, METADATA, Entry, Factory
@@ -30,7 +31,9 @@ from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
 from trampoline.func_protos import FuncProtos
 from trampoline.generator import Boot
+from trampoline.helpers.runtime import Runtime, TraceLine
 from trampoline.link import Link, MultiLink, Skipped, modules_of, no_progress
+from trampoline.maps import BpfMap, map_layout
 from trampoline.model import Arg, FuncModel
 from trampoline.multi import check_cookie, check_multi, check_wanted, no_collections
 from trampoline.part_match import AttachFunc, btf_check_func_part_match
@@ -166,6 +169,22 @@ class Tracing:
         """Drop the reference that loading gave; links hold their own."""
         self.programs.put(prog)
         self.kernel.rcu.settle()
+
+    # What programs run on -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def runtime(self) -> Runtime:
+        """Helpers and maps, which come into the kernel when somebody asks for them first."""
+        return Runtime(self.programs, self.kernel, map_layout(self.flavour.name))
+
+    def map(self, spec: MapSpec, btf: Btf | None = None) -> BpfMap:
+        """Make a map; ``btf`` has the types of its keys and values. What ``Maps.create`` raises."""
+        return self.runtime.maps.create(spec, btf)
+
+    @property
+    def trace(self) -> list[TraceLine]:
+        """What programs printed (bpf_trace_printk), the oldest line first."""
+        return self.runtime.trace
 
     # Links ----------------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,15 @@ NOTHING = Uses(arg_cnt=False, run_ctx=False)
 """What a program uses that reads its arguments at most."""
 
 
+@dataclass(frozen=True, slots=True)
+class TailOwner:
+    """What the programs of a program array have in common (``struct bpf_map_owner``)."""
+
+    prog_type: int
+    attach_func: str = ""
+    """The function whose prototype its context has (``attach_func_proto``)."""
+
+
 @dataclass(eq=False, slots=True)
 class BpfProg:
     """A loaded program. Addresses are guest addresses."""
@@ -64,6 +73,8 @@ class BpfProg:
     attach_func: AttachFunc | None = None
     """What it was loaded for, where that is known (``aux->attach_btf_id``, ``attach_func_proto``)."""
     symbol: Symbol | None = None
+    tail_owner: TailOwner | None = None
+    """What program arrays it may be in; None where it can't be tail-called."""
 
     def __repr__(self) -> str:
         return f"<BpfProg {self.name} ({self.attach_type}) at {self.bpf_func:#x}>"
@@ -264,6 +275,7 @@ class BpfPrograms:
             undo.pop_all()
         view = bpf_prog.view(kernel.machine, address)
         view.active, view.stats, view.aux, view.bpf_func, view.jited_len = active, stats, aux, bpf_func, size
+        view.bpf_func_7_2 = bpf_func
         view.jited, view.sleepable = 1, SLEEPABLE if sleepable else 0
         loaded = BpfProg(name, attach_type, sleepable, uses, address, bpf_func, size, active, stats)
         self.loaded[address] = loaded
