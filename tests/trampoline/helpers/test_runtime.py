@@ -129,7 +129,9 @@ def test_strings(lab, call, scratch):
     assert call("bpf_strncmp", one, 4, other) == -1
     assert call("bpf_strncmp", other, 4, one) == 1
     assert call("bpf_strncmp", one, 2, other) == 0
-    assert [call("bpf_strcmp", one, other), call("bpf_strcmp", one, one), call("bpf_strcmp", one, 8)] == [-1, 0, -EFAULT]
+    assert call("bpf_strcmp", one, other) == -1
+    assert call("bpf_strcmp", one, one) == 0
+    assert call("bpf_strcmp", one, 8) == -EFAULT
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ def test_look_ups_are_counted_instructions(lab, scratch):
     lab.runtime.maps.close(found)
 
 
-# Output -----------------------------------------------------------------------------------------------------------------
+# Output ---------------------------------------------------------------------------------------------------------------
 
 
 def printed(lab, call, scratch, text, *args):
@@ -283,7 +285,8 @@ def test_formats(lab, call, scratch, text, args, expected):
 
 
 @pytest.mark.parametrize(
-    "text", ["%", "%f", "%n", "%5", "%hd", "%lc", "%pz", "%pi5", "%-%", "%d %d %d %d", "\x01", "caf\u00e9", "%.3s", "%*d"]
+    "text",
+    ["%", "%f", "%n", "%5", "%hd", "%lc", "%pz", "%pi5", "%-%", "%d %d %d %d", "\x01", "caf\u00e9", "%.3s", "%*d"],
 )
 def test_formats_that_programs_may_not_use(lab, call, scratch, text):
     assert printed(lab, call, scratch, text, 0, 0, 0) == -EINVAL
@@ -337,7 +340,7 @@ def test_format_parts():
         parse(b"%")
 
 
-# Adding one -------------------------------------------------------------------------------------------------------------
+# Adding one -----------------------------------------------------------------------------------------------------------
 
 
 def test_helper_in_a_few_lines(lab, call):

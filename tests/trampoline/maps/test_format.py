@@ -1,6 +1,6 @@
 import pytest
-from btf_writer import Writer
 
+from btf_writer import Writer
 from trampoline.btf import Kind
 from trampoline.maps import MapValueError, Record, format_of
 from trampoline.maps.format import plain

@@ -21,7 +21,10 @@ def jumps(lab):
     return lab.map(MapSpec("jumps", MapType.PROG_ARRAY, 4, 4, 3))
 
 
-def program(lab, owner=TailOwner(26, "vfs_read")):
+OWNER = TailOwner(26, "vfs_read")
+
+
+def program(lab, owner=OWNER):
     prog = lab.prog("fentry", "mov eax, 7\nret")
     prog.tail_owner = owner
     return prog
