@@ -32,6 +32,7 @@ from trampoline.flavour import Flavour, flavour
 from trampoline.func_protos import FuncProtos
 from trampoline.generator import Boot
 from trampoline.helpers.runtime import Runtime, TraceLine
+from trampoline.install import Installer
 from trampoline.link import Link, MultiLink, Skipped, modules_of, no_progress
 from trampoline.maps import BpfMap, map_layout
 from trampoline.model import Arg, FuncModel
@@ -99,11 +100,12 @@ class Tracing:
             functions=(AssemblyFunctions(TEST_FUNCTIONS + NR_ARGS_FUNCTIONS), *functions, *populate(known, routines)),
             **memory_of(known),
         )
+        self.boot = boot or Boot()
         self.population = Population(self.kernel, self.flavour, known)
         self.protos = FuncProtos(self.kernel, known)
         self.programs = BpfPrograms(self.kernel)
         self.programs.model_at = self._model_at
-        self.design = design(self.kernel, self.flavour, boot or Boot(), self.programs, metadata)
+        self.design = design(self.kernel, self.flavour, self.boot, self.programs, metadata)
         self.trampolines = self.design.trampolines
         self._denied = {kind: denied_names(self.flavour, kind) for kind in AttachType}
         self._models: dict[str, FuncModel] = {}
@@ -176,6 +178,11 @@ class Tracing:
     def runtime(self) -> Runtime:
         """Helpers and maps, which come into the kernel when somebody asks for them first."""
         return Runtime(self.programs, self.kernel, map_layout(self.flavour.name))
+
+    @cached_property
+    def installer(self) -> Installer:
+        """What compiles programs into guest memory."""
+        return Installer(self.runtime, self.flavour.name, self.boot)
 
     def map(self, spec: MapSpec, btf: Btf | None = None) -> BpfMap:
         """Make a map; ``btf`` has the types of its keys and values. What ``Maps.create`` raises."""

@@ -75,6 +75,8 @@ class BpfProg:
     symbol: Symbol | None = None
     tail_owner: TailOwner | None = None
     """What program arrays it may be in; None where it can't be tail-called."""
+    release: Callable[[], None] | None = None
+    """Gives back what it has beside its structures: images, where they are not one of its own, maps."""
 
     def __repr__(self) -> str:
         return f"<BpfProg {self.name} ({self.attach_type}) at {self.bpf_func:#x}>"
@@ -227,6 +229,23 @@ class BpfPrograms:
         prog.has_image = False
         return prog
 
+    def adopt(
+        self,
+        name: str,
+        attach_type: AttachType,
+        bpf_func: int,
+        size: int,
+        release: Callable[[], None],
+        *,
+        symbol: str,
+        sleepable: bool,
+        uses: Uses,
+    ) -> BpfProg:
+        """A program whose images stand in executable memory already; ``release`` frees them. KernelError -ENOMEM."""
+        prog = self._add(name, attach_type, bpf_func, size, sleepable=sleepable, uses=uses, symbol=symbol)
+        prog.release = release
+        return prog
+
     def get(self, prog: BpfProg) -> None:
         """``bpf_prog_inc``."""
         prog.refs += 1
@@ -262,6 +281,7 @@ class BpfPrograms:
         *,
         sleepable: bool,
         uses: Uses,
+        symbol: str = "",
     ) -> BpfProg:
         kernel = self._kernel
         with ExitStack() as undo:
@@ -279,7 +299,7 @@ class BpfPrograms:
         view.jited, view.sleepable = 1, SLEEPABLE if sleepable else 0
         loaded = BpfProg(name, attach_type, sleepable, uses, address, bpf_func, size, active, stats)
         self.loaded[address] = loaded
-        loaded.symbol = kernel.kallsyms.add(f"bpf_prog_{name}", bpf_func, size)
+        loaded.symbol = kernel.kallsyms.add(symbol or f"bpf_prog_{name}", bpf_func, size)
         return loaded
 
     def _free(self, prog: BpfProg) -> None:
@@ -291,7 +311,9 @@ class BpfPrograms:
         kernel.percpu.free(prog.stats)
         kernel.slab.free(bpf_prog.view(kernel.machine, prog.address).aux)
         kernel.vmalloc.free(prog.address)
-        if prog.has_image:
+        if prog.release is not None:
+            prog.release()
+        elif prog.has_image:
             kernel.execmem.free(prog.bpf_func)
         else:
             kernel.machine.remove_host_call(prog.bpf_func)

@@ -22,7 +22,7 @@ def check_prog_array(spec: MapSpec) -> None:
     check_array(spec)
 
 
-Patch = Callable[[int, BpfProg | None], None]
+Patch = Callable[["ProgArray", int, BpfProg | None], None]
 
 
 class ProgArray(ArrayLike):
@@ -33,7 +33,7 @@ class ProgArray(ArrayLike):
     def allocate(self, undo: ExitStack) -> None:
         """As all arrays."""
         self.patches: list[Patch] = []
-        """Told the slot and its new program, before the old one goes: direct tail calls are patched
+        """Told the array, the slot and its new program, before the old one goes: direct tail calls are patched
         (``map_poke_run``).
         """
         self._held: dict[int, BpfProg] = {}
@@ -70,7 +70,7 @@ class ProgArray(ArrayLike):
             self._held[index] = prog
         self.machine.write_u64(self.slot(index), prog.address if prog is not None else 0)
         for patch in list(self.patches):
-            patch(index, prog)
+            patch(self, index, prog)
         if old is not None:
             self.site.programs.put(old)
 

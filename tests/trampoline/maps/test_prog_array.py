@@ -107,7 +107,7 @@ def test_only_programs_that_go_together(lab, jumps):
 
 def test_patching_sees_the_new_program_before_the_old_goes(lab, jumps):
     first, second, seen = program(lab), program(lab), []
-    jumps.patches.append(lambda index, prog: seen.append((index, prog, first.refs)))
+    jumps.patches.append(lambda array, index, prog: seen.append((index, prog, first.refs)))
     jumps[1] = first
     jumps[1] = second
     del jumps[1]
