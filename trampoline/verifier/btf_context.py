@@ -5,7 +5,8 @@ from importlib.resources import files
 from itertools import accumulate
 
 from trampoline.bpf.uapi import Attach, ProgType
-from trampoline.btf import Btf, Kind as BtfKind, Type
+from trampoline.btf import Btf, Type
+from trampoline.btf import Kind as BtfKind
 from trampoline.errors import BtfError
 from trampoline.verifier.call_rules import CALL_RULES
 from trampoline.verifier.context_field import Access, Field
@@ -184,7 +185,7 @@ def _tracepoint_nulls(env: Env, target: Target, index: int) -> tuple[bool, bool]
 def _listed_nulls() -> dict[str, dict[int, str]]:
     """``raw_tp_null_args``: tracepoint to the marks of its arguments."""
     found: dict[str, dict[int, str]] = {}
-    text = (files(__package__) / "tracepoint_nulls.txt").read_text(encoding="utf-8")
+    text = (files(__package__) / "data" / "tracepoint_nulls.txt").read_text(encoding="utf-8")
     for line in text.splitlines():
         if line and not line.startswith("#"):
             name, *marks = line.split()

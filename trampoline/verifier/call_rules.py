@@ -108,6 +108,10 @@ class CallRules:
     """What bpf_tail_call is refused with whose map is no prog array."""
     leak: str
     """What a tail call is refused with while a reference is held."""
+    tail_call_fault: str
+    """What a tail call is refused with in a region that must be left first, ``{region}``."""
+    func_ip_kinds: str
+    """Programs that bpf_get_func_ip is for, as its refusal says."""
 
 
 CALL_RULES = {
@@ -126,6 +130,8 @@ CALL_RULES = {
         elides_null=False,
         map_owner_fault="kernel subsystem misconfigured verifier",
         leak="tail_call would lead to reference leak",
+        tail_call_fault="tail_call cannot be used inside {region} region",
+        func_ip_kinds="fentry/fexit/fmod_ret",
     ),
     "6.12": CallRules(
         MappingProxyType(_newer(_MEM_6_12)),
@@ -142,6 +148,8 @@ CALL_RULES = {
         elides_null=False,
         map_owner_fault="kernel subsystem misconfigured verifier",
         leak="tail_call would lead to reference leak",
+        tail_call_fault="tail_call cannot be used inside {region} region",
+        func_ip_kinds="fentry/fexit/fmod_ret",
     ),
     "7.2": CallRules(
         MappingProxyType(_newer(_MEM_7_2)),
@@ -158,5 +166,7 @@ CALL_RULES = {
         elides_null=True,
         map_owner_fault="expected prog array map for tail call",
         leak="tail_call would lead to reference leak",
+        tail_call_fault="tail_call cannot be used inside {region} region",
+        func_ip_kinds="fentry/fexit/fsession/fmod_ret",
     ),
 }
