@@ -14,6 +14,7 @@ from trampoline.verifier.callbacks import call_back
 from trampoline.verifier.const_args import check_format
 from trampoline.verifier.context import context_type
 from trampoline.verifier.env import Env
+from trampoline.verifier.frames import check_leaks
 from trampoline.verifier.kinds import Kind
 from trampoline.verifier.map_calls import check_map_func_compatibility, record_map
 from trampoline.verifier.memory import mark_written
@@ -115,7 +116,7 @@ def _release(env: Env, meta: CallMeta) -> None:
 def _check_special(env: Env, meta: CallMeta) -> None:
     """What single helpers ask for beside their prototype."""
     if meta.name == "tail_call":
-        _check_tail_call(env)
+        check_leaks(env, at="tail_call")
     elif meta.name == "get_local_storage" and not env.reg(2).is_null:
         env.invalid("get_local_storage() doesn't support non-zero flags")
     elif meta.name == "snprintf":
@@ -127,24 +128,6 @@ def _check_special(env: Env, meta: CallMeta) -> None:
         env.unsupported("bpf_set_retval in LSM programs of cgroups")
     if meta.proto.ret in _UNMODELLED_RETURNS:
         env.unsupported("dynptrs")
-
-
-def _check_tail_call(env: Env) -> None:
-    """A tail call leaves for good: it may hold nothing (``check_resource_leak``)."""
-    rules = CALL_RULES[env.kernel.release]
-    state = env.state
-    for ref in state.refs:
-        if ref.kind == "pointer":
-            env.say(f"Unreleased reference id={ref.id} alloc_insn={ref.slot}")
-            env.invalid(rules.leak)
-    if state.active_locks:
-        env.invalid(rules.tail_call_fault.format(region="bpf_spin_lock-ed"))
-    if any(ref.kind == "irq" for ref in state.refs):
-        env.invalid(rules.tail_call_fault.format(region="bpf_local_irq_save-ed"))
-    if state.rcu_read_locks:
-        env.invalid(rules.tail_call_fault.format(region="bpf_rcu_read_lock-ed"))
-    if state.preempt_disabled:
-        env.invalid(rules.tail_call_fault.format(region="bpf_preempt_disable-ed"))
 
 
 def _check_func_ip(env: Env, meta: CallMeta) -> None:

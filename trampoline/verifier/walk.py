@@ -13,7 +13,7 @@ from trampoline.verifier.env import Env
 from trampoline.verifier.fields import check_fields
 from trampoline.verifier.foresight import Foresight
 from trampoline.verifier.frames import call, check_leaks, check_range, clobber, leave, previous_entry, widen
-from trampoline.verifier.kfuncs import check_kfunc_call
+from trampoline.verifier.kfuncs import check_kfunc_call, is_throw
 from trampoline.verifier.kinds import Kind
 from trampoline.verifier.memory import check_mem_access
 from trampoline.verifier.names import describe_frame, type_name
@@ -71,6 +71,11 @@ def walk(env: Env, flow: Flow, start: State, slot: int) -> None:
                     continue
             else:
                 _STEPS.get(code, jumps.step)(env, insn)
+                if code == CALL and insn.src == CallKind.KFUNC and is_throw(env, insn):
+                    check_leaks(env, at="bpf_throw")
+                    if not _next_path(env):
+                        return
+                    continue
         else:
             _STEPS[code](env, insn)
         if env.log_level >= 2:
