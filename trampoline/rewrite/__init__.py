@@ -1,0 +1,1 @@
+"""What kernels do to a program between verifying and compiling it."""
