@@ -22,6 +22,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from trampoline.bpf.insn import CALL, EXIT, GOTO, GOTOL, LD_IMM64, Alu, Atomic, CallKind, Cls, Insn, Jmp, Mode, Size, X
+from trampoline.bpf.instruction_set import INSTRUCTION_SETS, InstructionSet
 
 ZONE = WINDOW = 64
 KEPT = 32
@@ -38,20 +39,6 @@ _WIDTHS = {Cls.ALU: (8, 16), Cls.ALU64: (8, 16, 32)}
 
 
 @dataclass(frozen=True)
-class Isa:
-    """What programs may use beside the third instruction set: ``v4`` the fourth, ``acquire`` load_acquire and
-    store_release.
-    """
-
-    v4: bool = True
-    acquire: bool = False
-
-
-ISAS = {"6.1": Isa(v4=False), "6.12": Isa(), "7.2": Isa(acquire=True)}
-"""What the releases that are modelled can run."""
-
-
-@dataclass(frozen=True)
 class Example:
     """A program. ``functions`` has the first slot and the bytes of stack of each function; ``context`` what it is run
     on.
@@ -62,12 +49,12 @@ class Example:
     context: bytes
 
 
-def programs(isa: Isa = ISAS["7.2"]) -> st.SearchStrategy[Example]:
+def programs(isa: InstructionSet = INSTRUCTION_SETS["7.2"]) -> st.SearchStrategy[Example]:
     """Programs, drawn by Hypothesis."""
     return st.randoms(use_true_random=False).map(lambda random: random_program(random, isa))
 
 
-def random_program(random: Random, isa: Isa = ISAS["7.2"]) -> Example:
+def random_program(random: Random, isa: InstructionSet = INSTRUCTION_SETS["7.2"]) -> Example:
     """A program, drawn from a source of random numbers."""
     code = _Code()
     count = random.choice((1, 1, 1, 2, 3))
@@ -122,7 +109,7 @@ class _Code:
 class _Function:
     """One function on its way: statements are drawn and written one after the other."""
 
-    def __init__(self, random: Random, isa: Isa, code: _Code, index: int, count: int) -> None:
+    def __init__(self, random: Random, isa: InstructionSet, code: _Code, index: int, count: int) -> None:
         self.random, self.isa, self.code, self.index, self.count = random, isa, code, index, count
         self.depth = random.choice((0, 8, 32, 64, 128)) if index == 0 else random.choice((0, 16, 32))
         self.depth += KEPT + WINDOW
@@ -240,7 +227,7 @@ class _Function:
         self.alu(self.random.choice(_SHIFTS), self.random.randrange(32), imm64=self.random.randrange(64))
 
     def divide(self) -> None:
-        signed = self.isa.v4 and self.random.random() < 0.5
+        signed = self.isa.extended and self.random.random() < 0.5
         self.alu(self.random.choice((Alu.DIV, Alu.MOD)), self.imm() or 3, off=int(signed))
 
     def unary(self) -> None:
@@ -248,14 +235,14 @@ class _Function:
         if dst is None:
             return
         forms = [Cls.ALU | Alu.END, Cls.ALU | Alu.END | X, Cls.ALU | Alu.NEG, Cls.ALU64 | Alu.NEG]
-        if self.isa.v4:
+        if self.isa.extended:
             forms.append(Cls.ALU64 | Alu.END)
         code = self.random.choice(forms)
         self.code.add(code, dst, imm=self.random.choice((16, 32, 64)) if code & 0xF0 == Alu.END else 0)
 
     def extend(self) -> None:
         dst = self.writable()
-        if dst is None or not self.isa.v4:
+        if dst is None or not self.isa.extended:
             return
         cls = self.random.choice((Cls.ALU, Cls.ALU64))
         self.code.add(cls | Alu.MOV | X, dst, self.any(), self.random.choice(_WIDTHS[cls]))
@@ -267,7 +254,7 @@ class _Function:
 
     def skip(self) -> None:
         """A jump to the next instruction."""
-        if self.isa.v4 and self.random.random() < 0.5:
+        if self.isa.extended and self.random.random() < 0.5:
             self.code.add(GOTOL)
         else:
             self.code.add(GOTO)
@@ -303,7 +290,7 @@ class _Function:
             if kind == 0:
                 code.add(Cls.ST | Mode.MEM | size, base, 0, offset, self.imm())
             elif kind == 1:
-                if self.isa.acquire and random.random() < 0.2 and offset % (size.bits // 8) == 0:
+                if self.isa.ordered and random.random() < 0.2 and offset % (size.bits // 8) == 0:
                     code.add(Cls.STX | Mode.ATOMIC | size, base, value, offset, Atomic.STORE_REL)
                 else:
                     code.add(Cls.STX | Mode.MEM | size, base, value, offset)
@@ -311,10 +298,10 @@ class _Function:
                 dst = self.writable()
                 if dst is None:
                     return
-                if self.isa.acquire and random.random() < 0.2 and offset % (size.bits // 8) == 0:
+                if self.isa.ordered and random.random() < 0.2 and offset % (size.bits // 8) == 0:
                     code.add(Cls.STX | Mode.ATOMIC | size, dst, base, offset, Atomic.LOAD_ACQ)
                 else:
-                    sign_extends = self.isa.v4 and size != Size.DW and random.random() < 0.4
+                    sign_extends = self.isa.extended and size != Size.DW and random.random() < 0.4
                     code.add(Cls.LDX | (Mode.MEMSX if sign_extends else Mode.MEM) | size, dst, base, offset)
 
     def atomic(self) -> None:
@@ -341,7 +328,7 @@ class _Function:
         self.condition(otherwise)
         self.block(nesting + 1)
         if self.random.random() < 0.5:
-            self.code.add(GOTOL if self.isa.v4 and self.random.random() < 0.5 else GOTO, to=end)
+            self.code.add(GOTOL if self.isa.extended and self.random.random() < 0.5 else GOTO, to=end)
             self.code.place(otherwise)
             self.block(nesting + 1)
         else:
