@@ -17,8 +17,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "golden",
         help="compare with recordings of real kernels",
-        description="Regenerate every recorded trampoline, site and call and compare. Exit status 1 where something"
-        " differs.",
+        description="Regenerate every recorded trampoline, site and call, compile every recorded program, and compare."
+        " Exit status 1 where something differs.",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="golden file, JSON lines, gzipped or not")
     parser.add_argument("--json", action="store_true", help="print totals and all differences as JSON")
@@ -43,6 +43,7 @@ def print_report(report: "Report") -> None:
     print(f"{'':8} {'total':>7} {'identical':>10} {'skipped':>8}")
     for name, totals in (("images", report.images), ("sites", report.sites), ("replay", report.replay)):
         print(f"{name:8} {totals.total:7} {totals.identical:10} {totals.skipped:8}")
+    _print_jit(report)
     for difference in report.mismatches[:SHOWN]:
         print()
         print_difference(difference)
@@ -50,10 +51,20 @@ def print_report(report: "Report") -> None:
         print(f"\n{len(report.mismatches) - SHOWN} more differences; --json has them all")
 
 
+def _print_jit(report: "Report") -> None:
+    """Compiled functions by category, where a file has them."""
+    if not report.jit.total:
+        return
+    print(f"\n{'jit':10} {'total':>7} {'identical':>10}")
+    for category, counts in sorted(report.jit.by_category.items()):
+        print(f"{category:10} {counts.total:7} {counts.identical:10}")
+    print(f"{'all':10} {report.jit.total:7} {report.jit.identical:10}")
+
+
 def print_difference(difference: "Difference") -> None:
     """One difference; images as a disassembly side by side."""
     print(f"{difference.id}: {difference.what}" + (f", at byte {difference.offset}" if difference.offset >= 0 else ""))
-    if difference.what.startswith("image at ") and difference.offset >= 0:
+    if difference.what.startswith("image ") and difference.offset >= 0:
         _print_side_by_side(difference)
     else:
         print(f"  recorded  {difference.expected}\n  ours      {difference.got}")

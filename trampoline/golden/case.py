@@ -4,10 +4,7 @@ A file has one JSON object a line (optionally gzipped). Addresses are hexadecima
 wrong kind is a GoldenError that names the file, the line and the field.
 """
 
-import gzip
-import json
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +14,8 @@ from trampoline.attach import AttachType
 from trampoline.errors import GoldenError
 from trampoline.flavour import FLAVOURS, Flavour
 from trampoline.generator import Boot
+from trampoline.golden.fields import Fields as _Fields
+from trampoline.golden.fields import records as _records
 from trampoline.model import Arg, FuncModel
 
 ATTACH_TYPES = frozenset({*AttachType, "kprobe_multi", "kprobe_session"})
@@ -156,79 +155,6 @@ def read_cases(path: Path) -> Iterator[Case]:
         yield _case(record, f"{path}:{number}")
     if not number:
         raise GoldenError(f"{path}: no case in it")
-
-
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if packed else path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise GoldenError(f"{path}:{number}: not JSON: {error}") from None
-                if not isinstance(record, dict):
-                    raise GoldenError(f"{path}:{number}: not a recorded case")
-                yield number, record
-    except (OSError, EOFError, zlib.error) as error:
-        raise GoldenError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-
-
-class _Fields:
-    """Checked access to one JSON object; every complaint names the place."""
-
-    def __init__(self, record: Any, where: str) -> None:
-        if not isinstance(record, dict):
-            raise GoldenError(f"{where}: an object is wanted, not {record!r}")
-        self._record, self.where = record, where
-
-    def get(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        if name not in self._record:
-            raise GoldenError(f"{self.where}: {name!r} is missing")
-        value = self._record[name]
-        wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is int)
-        if wrong:
-            raise GoldenError(f"{self.where}: {name!r} is {value!r}")
-        return value
-
-    def maybe(self, name: str, kind: type) -> Any:
-        """None where the field is missing or null."""
-        return None if self._record.get(name) is None else self.get(name, kind)
-
-    def text(self, name: str) -> str:
-        return str(self.get(name, str))
-
-    def number(self, name: str) -> int:
-        return int(self.get(name, int))
-
-    def address(self, name: str) -> int:
-        return self._hex(name, self.get(name, str))
-
-    def maybe_address(self, name: str) -> int | None:
-        value = self.maybe(name, str)
-        return None if value is None else self._hex(name, value)
-
-    def code(self, name: str) -> bytes:
-        try:
-            return bytes.fromhex(self.maybe(name, str) or "")
-        except ValueError:
-            raise GoldenError(f"{self.where}: {name!r} is not hexadecimal") from None
-
-    def hexes(self, name: str) -> tuple[int, ...]:
-        return tuple(self._hex(name, value) for value in self.get(name, list))
-
-    def objects(self, name: str) -> "list[_Fields]":
-        return [_Fields(value, f"{self.where}: {name}[{i}]") for i, value in enumerate(self.get(name, list))]
-
-    def sub(self, name: str) -> "_Fields":
-        return _Fields(self.get(name, dict), f"{self.where}: {name}")
-
-    def _hex(self, name: str, value: Any) -> int:
-        try:
-            return int(value, 16)
-        except (ValueError, TypeError):
-            raise GoldenError(f"{self.where}: {name!r} is not a hexadecimal number: {value!r}") from None
 
 
 def _case(record: dict[str, Any], where: str) -> Case:

@@ -1,4 +1,4 @@
-"""Compare golden files as a whole: totals for each kind, and every difference."""
+"""Compare golden files as a whole, whatever they record: totals for each kind, and every difference."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -7,9 +7,11 @@ from typing import Any
 
 from asm import AsmError
 from emu.errors import EmuError
-from trampoline.errors import TrampolineError
+from trampoline.errors import GoldenError, TrampolineError
 from trampoline.golden.case import Case, RecordedImage, read_cases
+from trampoline.golden.fields import Fields, records
 from trampoline.golden.images import TRAMPOLINE, Difference, compare_image
+from trampoline.golden.jit import JitTotals, compare_jit_file
 from trampoline.golden.replay import Outcome, ReplayKernel
 
 _OURS = (TrampolineError, EmuError, AsmError)
@@ -37,11 +39,14 @@ class Totals:
 
 @dataclass(slots=True)
 class Report:
-    """``images``: one each; ``sites``: one target at one moment; ``replay``: one live or attached case."""
+    """``images``: one each; ``sites``: one target at one moment; ``replay``: one live or attached case; ``jit``: one
+    function of a program.
+    """
 
     images: Totals = field(default_factory=Totals)
     sites: Totals = field(default_factory=Totals)
     replay: Totals = field(default_factory=Totals)
+    jit: JitTotals = field(default_factory=JitTotals)
     mismatches: list[Difference] = field(default_factory=list)
 
     def add(self, other: "Report") -> None:
@@ -49,6 +54,7 @@ class Report:
         self.images.add(other.images)
         self.sites.add(other.sites)
         self.replay.add(other.replay)
+        self.jit.add(other.jit)
         self.mismatches += other.mismatches
 
     @property
@@ -121,14 +127,53 @@ def _failure(case: Case, what: str, error: Exception) -> Difference:
     return Difference(case.id, what, -1, "as recorded", f"{type(error).__name__}: {error}")
 
 
+def file_kind(path: Path) -> str:
+    """What a file records, by its first line: ``trampolines``, ``jit`` or ``verdicts``.
+
+    Raises GoldenError where it is damaged or none of these.
+    """
+    for number, record in records(path):
+        Fields(record, f"{path}:{number}").text("id")
+        for kind, fields in _KINDS.items():
+            if fields <= record.keys():
+                return kind
+        raise GoldenError(f"{path}:{number}: not a recorded case")
+    raise GoldenError(f"{path}: no case in it")
+
+
+_KINDS = {
+    "trampolines": {"targets", "programs"},
+    "verdicts": {"verdict"},
+    "jit": {"bpf_jit_harden", "category"},
+}
+"""Fields that every line of a kind has, and those before it have not."""
+
+
 def compare_files(paths: Iterable[Path]) -> Report:
     """Compare every case of some golden files. Raises GoldenError for a damaged or foreign file."""
     report = Report()
     for path in paths:
-        comparison = Comparison()
-        try:
-            for case in read_cases(path):
-                report.add(comparison.check(case))
-        finally:
-            comparison.close()
+        report.add(_COMPARE[file_kind(path)](path))
     return report
+
+
+def _compare_trampolines(path: Path) -> Report:
+    report, comparison = Report(), Comparison()
+    try:
+        for case in read_cases(path):
+            report.add(comparison.check(case))
+    finally:
+        comparison.close()
+    return report
+
+
+def _compare_jit(path: Path) -> Report:
+    totals, differences = compare_jit_file(path)
+    return Report(jit=totals, mismatches=differences)
+
+
+def _compare_verdicts(path: Path) -> Report:
+    raise GoldenError(f"{path}: recordings of verdicts are not compared yet")
+
+
+_COMPARE = {"trampolines": _compare_trampolines, "jit": _compare_jit, "verdicts": _compare_verdicts}
