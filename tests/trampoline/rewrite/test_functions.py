@@ -34,7 +34,7 @@ def test_functions_begin_where_they_are_called_or_named():
         ("", "^the program has no instructions"),
         ("r0 = 0", "slot 0: the last instruction of a function is neither exit nor a jump"),
         ("if r1 == 0 goto -1", "slot 0: the last instruction"),
-        ("call pc+0\nr0 = 0 ll", "slot 1: the last instruction"),
+        ("call pc+1\nexit\nr0 = 0 ll", "slot 2: the last instruction"),
         ("goto +1\nexit", "slot 0: the jump to slot 2 leaves its function"),
         ("goto -2\nexit", "slot 0: the jump to slot -1 leaves"),
         ("call f\ngoto f\nf:\nexit", "slot 1: the jump to slot 2 leaves"),
