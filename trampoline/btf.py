@@ -263,6 +263,16 @@ class Btf:
             members.append(Member(self._name(name), member_type, bit_offset, bit_size))
         return tuple(members)
 
+    @cached_property
+    def percpu_variables(self) -> frozenset[int]:
+        """Type ids of the variables in the section ``.data..percpu``."""
+        found: set[int] = set()
+        for type_id in range(1, len(self)):
+            if self._kind(type_id) is Kind.DATASEC and self.type(type_id).name == ".data..percpu":
+                at = self._starts[type_id]
+                found.update(self._words[at + 3 : at + 3 + 3 * self.type(type_id).count : 3])
+        return frozenset(found)
+
     def decl_tags(self, type_id: int) -> tuple[DeclTag, ...]:
         """The declaration tags at a type, function or variable."""
         self._kind(type_id)
@@ -289,6 +299,10 @@ class Btf:
         """The functions of a name, by rising type id: several where static functions share it, none if unknown."""
         return tuple(map(self._func, self._by_name.get(name, ())))
 
+    def struct_named(self, name: str) -> int:
+        """The type id of the first struct of a name; 0: there is none."""
+        return self._struct_ids.get(name, 0)
+
     def signatures(self) -> Iterator[tuple[int, str, int]]:
         """(type id, name, type id of the prototype) of every function, by rising type id: no more is read of it."""
         words, starts = self._words, self._starts
@@ -303,6 +317,12 @@ class Btf:
         at = self._starts[proto_id]
         _, info, ret = self._words[at : at + 3]
         return self._words[at + 4 : at + 3 + 2 * (info & 0xFFFFFF) : 2], ret
+
+    def parameter_names(self, proto_id: int) -> tuple[str, ...]:
+        """Names of the parameters of a FUNC_PROTO; those that have none are empty."""
+        count = len(self.prototype(proto_id)[0])
+        at = self._starts[proto_id]
+        return tuple(map(self._name, self._words[at + 3 : at + 3 + 2 * count : 2]))
 
     def passed(self, type_id: int) -> tuple[Kind, int]:
         """Kind and size of a type as ``value`` gives them, without its spelling."""
@@ -325,6 +345,15 @@ class Btf:
         ids: dict[str, list[int]] = {}
         for type_id in self._func_ids():
             ids.setdefault(self._name(self._words[self._starts[type_id]]), []).append(type_id)
+        return ids
+
+    @cached_property
+    def _struct_ids(self) -> dict[str, int]:
+        ids: dict[str, int] = {}
+        struct, words = int(Kind.STRUCT), self._words
+        for type_id, kind in enumerate(self._kinds):
+            if kind == struct and (at := words[self._starts[type_id]]):
+                ids.setdefault(self._name(at), type_id)
         return ids
 
     @cached_property

@@ -1,0 +1,162 @@
+"""What releases do differently with calls: which register types an argument takes, what is refused in which words."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from trampoline.helpers.protos import Arg
+from trampoline.verifier.kinds import Flag, Kind
+
+RegType = tuple[Kind, Flag]
+"""A base type with the flags that make another type of it."""
+
+_NONE = Flag.NONE
+_STACK = (Kind.PTR_TO_STACK, _NONE)
+_MAP_VALUE = (Kind.PTR_TO_MAP_VALUE, _NONE)
+_BTF_ID = (Kind.PTR_TO_BTF_ID, _NONE)
+_TRUSTED = (Kind.PTR_TO_BTF_ID, Flag.PTR_TRUSTED)
+_RCU = (Kind.PTR_TO_BTF_ID, Flag.MEM_RCU)
+_RINGBUF = (Kind.PTR_TO_MEM, Flag.MEM_RINGBUF)
+_KEY_VALUE: tuple[RegType, ...] = (
+    _STACK,
+    (Kind.PTR_TO_PACKET, _NONE),
+    (Kind.PTR_TO_PACKET_META, _NONE),
+    (Kind.PTR_TO_MAP_KEY, _NONE),
+    _MAP_VALUE,
+)
+_MEM_6_1: tuple[RegType, ...] = (*_KEY_VALUE, (Kind.PTR_TO_MEM, _NONE), _RINGBUF, (Kind.PTR_TO_BUF, _NONE))
+_MEM_6_12 = (*_MEM_6_1, _TRUSTED)
+_MEM_7_2 = (*_MEM_6_12, (Kind.PTR_TO_CTX, _NONE))
+_SOCKS: tuple[RegType, ...] = tuple(
+    (kind, _NONE) for kind in (Kind.PTR_TO_SOCK_COMMON, Kind.PTR_TO_SOCKET, Kind.PTR_TO_TCP_SOCK, Kind.PTR_TO_XDP_SOCK)
+)
+_SCALAR: tuple[RegType, ...] = ((Kind.SCALAR_VALUE, _NONE),)
+
+_COMMON: dict[Arg, tuple[RegType, ...]] = {
+    Arg.CONST_SIZE: _SCALAR,
+    Arg.CONST_SIZE_OR_ZERO: _SCALAR,
+    Arg.CONST_ALLOC_SIZE_OR_ZERO: _SCALAR,
+    Arg.CONST_MAP_PTR: ((Kind.CONST_PTR_TO_MAP, _NONE),),
+    Arg.CTX: ((Kind.PTR_TO_CTX, _NONE),),
+    Arg.SOCK_COMMON: _SOCKS,
+    Arg.RINGBUF_MEM: (_RINGBUF,),
+    Arg.FUNC: ((Kind.PTR_TO_FUNC, _NONE),),
+    Arg.STACK: (_STACK,),
+    Arg.CONST_STR: (_MAP_VALUE,),
+    Arg.TIMER: (_MAP_VALUE,),
+    Arg.DYNPTR: (_STACK, (Kind.CONST_PTR_TO_DYNPTR, _NONE)),
+}
+_BY_6_1 = _COMMON | {
+    Arg.MAP_KEY: _KEY_VALUE,
+    Arg.MAP_VALUE: _KEY_VALUE,
+    Arg.MEM: _MEM_6_1,
+    Arg.LONG: _KEY_VALUE,
+    Arg.BTF_ID: (_BTF_ID,),
+    Arg.BTF_ID_SOCK_COMMON: (*_SOCKS, _BTF_ID),
+    Arg.PERCPU_BTF_ID: ((Kind.PTR_TO_BTF_ID, Flag.MEM_PERCPU),),
+    Arg.SPIN_LOCK: (_MAP_VALUE,),
+    Arg.KPTR: (_MAP_VALUE,),
+}
+_PERCPU_6_12: tuple[RegType, ...] = tuple(
+    (Kind.PTR_TO_BTF_ID, Flag.MEM_PERCPU | flag) for flag in (_NONE, Flag.MEM_RCU, Flag.PTR_TRUSTED)
+)
+_ALLOCATED = (Kind.PTR_TO_BTF_ID, Flag.MEM_ALLOC)
+
+
+def _newer(mem: tuple[RegType, ...]) -> dict[Arg, tuple[RegType, ...]]:
+    return _COMMON | {
+        Arg.MAP_KEY: mem,
+        Arg.MAP_VALUE: mem,
+        Arg.MEM: mem,
+        Arg.FIXED_SIZE_MEM: mem,
+        Arg.BTF_ID: (_BTF_ID, _TRUSTED, _RCU),
+        Arg.BTF_ID_SOCK_COMMON: (*_SOCKS, _BTF_ID, _TRUSTED),
+        Arg.PERCPU_BTF_ID: _PERCPU_6_12,
+        Arg.SPIN_LOCK: (_MAP_VALUE, _ALLOCATED),
+        Arg.KPTR: (_MAP_VALUE, _ALLOCATED),
+    }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallRules:
+    """One release's calls."""
+
+    arg_types: MappingProxyType[Arg, tuple[RegType, ...]]
+    """Register types that an argument takes."""
+    unavailable: str
+    """What a program is told that may not call a helper."""
+    names_context: bool
+    """A helper that may sleep is refused with the place where it may not."""
+    btf_as_memory: bool
+    """Trusted pointers to kernel memory are memory that helpers read."""
+    trusted: bool
+    """Pointers to kernel memory are trusted or not (6.2)."""
+    untrusted_leaves: bool
+    """A pointer in a struct to something other than a struct is untrusted memory, not a number (6.17)."""
+    any_pointer_is_number: bool
+    """An argument that points to something other than a struct is a number; before, only void and integers were."""
+    whole_pointers: bool
+    """An argument that is a pointer is read as 8 bytes or not at all (659b9ba7cb2d)."""
+    lsm_ranges: bool
+    """LSM programs may return what their hook may (6.12)."""
+    release_zero_off: bool
+    """Whatever is given back has to have offset 0, with EINVAL."""
+    cpu_number_bounded: bool
+    """bpf_get_smp_processor_id gives a number below the count of CPUs."""
+    elides_null: bool
+    """An array's element with a constant index in range is there (6.14)."""
+    map_owner_fault: str
+    """What bpf_tail_call is refused with whose map is no prog array."""
+    leak: str
+    """What a tail call is refused with while a reference is held."""
+
+
+CALL_RULES = {
+    "6.1": CallRules(
+        MappingProxyType(_BY_6_1),
+        unavailable="unknown func {name}#{number}",
+        names_context=False,
+        btf_as_memory=False,
+        trusted=False,
+        untrusted_leaves=False,
+        any_pointer_is_number=False,
+        whole_pointers=False,
+        lsm_ranges=False,
+        release_zero_off=False,
+        cpu_number_bounded=False,
+        elides_null=False,
+        map_owner_fault="kernel subsystem misconfigured verifier",
+        leak="tail_call would lead to reference leak",
+    ),
+    "6.12": CallRules(
+        MappingProxyType(_newer(_MEM_6_12)),
+        unavailable="program of this type cannot use helper {name}#{number}",
+        names_context=False,
+        btf_as_memory=True,
+        trusted=True,
+        untrusted_leaves=False,
+        any_pointer_is_number=False,
+        whole_pointers=True,
+        lsm_ranges=True,
+        release_zero_off=True,
+        cpu_number_bounded=True,
+        elides_null=False,
+        map_owner_fault="kernel subsystem misconfigured verifier",
+        leak="tail_call would lead to reference leak",
+    ),
+    "7.2": CallRules(
+        MappingProxyType(_newer(_MEM_7_2)),
+        unavailable="program of this type cannot use helper {name}#{number}",
+        names_context=True,
+        btf_as_memory=True,
+        trusted=True,
+        untrusted_leaves=True,
+        any_pointer_is_number=True,
+        whole_pointers=True,
+        lsm_ranges=True,
+        release_zero_off=True,
+        cpu_number_bounded=True,
+        elides_null=True,
+        map_owner_fault="expected prog array map for tail call",
+        leak="tail_call would lead to reference leak",
+    ),
+}

@@ -1,0 +1,45 @@
+"""LSM hooks: what their programs may return, and whose arguments are trusted (kernel/bpf/bpf_lsm.c)."""
+
+from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.verifier.call_rules import CALL_RULES
+from trampoline.verifier.env import Env
+
+BOOL_HOOKS = frozenset(
+    {"bpf_lsm_xfrm_state_pol_flow_match", "bpf_lsm_audit_rule_known", "bpf_lsm_inode_xattr_skipcap"}
+)
+"""Hooks that say yes or no."""
+UNTRUSTED_HOOKS = frozenset(
+    {
+        "bpf_lsm_bpf_map_free",
+        "bpf_lsm_bpf_map_free_security",
+        "bpf_lsm_bpf_prog_free",
+        "bpf_lsm_bpf_prog_free_security",
+        "bpf_lsm_file_alloc_security",
+        "bpf_lsm_file_free_security",
+        "bpf_lsm_sk_alloc_security",
+        "bpf_lsm_sk_free_security",
+        "bpf_lsm_task_free",
+    }
+)
+"""Hooks whose argument is being made or freed."""
+MAX_ERRNO = 4095
+
+
+def is_trusted_hook(release: str, hook: str) -> bool:
+    """Whether a hook's arguments are trusted (``bpf_lsm_is_trusted``)."""
+    return CALL_RULES[release].trusted and hook not in UNTRUSTED_HOOKS
+
+
+def returns_nothing(env: Env) -> bool:
+    """Whether the hook of an LSM program returns void."""
+    return env.target is not None and env.target.func is not None and env.target.func.ret.type_id == 0
+
+
+def retval_range(env: Env) -> tuple[int, int] | None:
+    """What an LSM program's hook may return (``get_func_retval_range``); None: nothing is said of it."""
+    program = env.program
+    if program.prog_type != ProgType.LSM or program.attach != Attach.LSM_MAC or env.target is None:
+        return None
+    if not CALL_RULES[env.kernel.release].lsm_ranges or returns_nothing(env):
+        return None
+    return (0, 1) if env.target.name in BOOL_HOOKS else (-MAX_ERRNO, 0)
