@@ -312,7 +312,8 @@ class _Function:
             return
         if op == Atomic.CMPXCHG and self.random.random() < 0.5:
             self.set(0)
-        with self.place(size.bits // 8, aligned=True, but=(value, 0)) as (base, offset):
+        but = (value, 0) if op == Atomic.CMPXCHG else (value,)
+        with self.place(size.bits // 8, aligned=True, but=but) as (base, offset):
             self.code.add(Cls.STX | Mode.ATOMIC | size, base, value, offset, op)
 
     def condition(self, to: object) -> None:

@@ -14,7 +14,7 @@ from trampoline.errors import BytecodeError, TrampolineError
 
 PROCESSORS = [("6.1", True), ("6.12", True), ("6.12", False), ("7.2", True), ("7.2", False)]
 DRAWN = 250
-"""Programs for each processor. 30,000 were run once."""
+"""Programs for each processor; many more were run once."""
 
 CONTEXT = 0xFFFF888000001000
 
@@ -55,6 +55,37 @@ def test_machine_code_does_what_the_program_means_drawn(machines, example):
     machine = machines["7.2", True]
     machine.load(example.insns, dict(example.functions))
     assert machine.run(example.context) == meant(example)
+
+
+@pytest.mark.parametrize(("release", "bmi2"), PROCESSORS)
+def test_jumps_about_as_long_as_the_short_form_reaches(machines, release, bmi2):
+    machine = machines[release, bmi2]
+    for narrow in range(4):
+        for wide in range(26, 36):
+            body = "r3 += 1\n" * wide + "w3 += 1\n" * narrow  # four bytes each, and three
+            text = f"""
+                r0 = 0
+                r1 = 3
+                r3 = 0
+            again:
+                r1 += -1
+                if r1 == 1 goto out
+                {body}
+                if r1 != 0 goto again
+                goto end
+                {body}
+            out:
+                if r3 == 0 goto last
+                {body}
+                goto again
+            end:
+                r0 = r3
+            last:
+                exit
+            """
+            insns = parse(text)
+            machine.load(insns)
+            assert machine.run()[0] == Interpreter(insns, Memory({})).run(0, 0) == 3 * (wide + narrow)
 
 
 NUMBERS = (0, 1, 7, -7, -1, 1 << 31, 1 << 32, 0xFFFFFFFF, 1 << 63, (1 << 63) - 1)
