@@ -7,11 +7,11 @@ from hypothesis import given, settings
 
 from bpf_interpreter import Interpreter, Memory
 from bpf_programs import CONTEXT_SIZE, programs, random_program
+from trampoline.bare.functions import functions_of
 from trampoline.bpf import fault, places
 from trampoline.bpf.forms import LOADABLE
 from trampoline.bpf.insn import GOTOX, MAY_GOTO, Cls, Mode
 from trampoline.bpf.instruction_set import INSTRUCTION_SETS
-from trampoline.rewrite.functions import functions_of
 
 SETS = list(INSTRUCTION_SETS.values())
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from trampoline.bare.functions import functions_of
 from trampoline.bpf import parse
 from trampoline.errors import BytecodeError
-from trampoline.rewrite.functions import functions_of
 
 PROGRAM = """
     r1 = 0x5 ll

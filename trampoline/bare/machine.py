@@ -1,4 +1,4 @@
-"""Programs run bare: compiled and called in guest memory, without a kernel, an attach point or verification.
+"""A machine for bare programs: what a program is turned into, where it lies, what a fault of it means.
 
 What verification would have refused for what it does to memory is found when it happens: ``ProgramFault``.
 """
@@ -12,6 +12,8 @@ from emu.errors import GuestFault, GuestTimeout
 from emu.layout import AddressMap
 from emu.machine import Machine, Prot
 from emu.vcpu import Vcpu
+from trampoline.bare.expand import expand
+from trampoline.bare.functions import FunctionCode, functions_of
 from trampoline.bpf.insn import (
     ADDR_SPACE_CAST,
     CALL,
@@ -34,8 +36,6 @@ from trampoline.jit.flavour import JIT_FLAVOURS, JitBoot
 from trampoline.jit.image import JitImage
 from trampoline.jit.program import JitFunc
 from trampoline.rewrite.divmod import safe_division
-from trampoline.rewrite.expand import expand
-from trampoline.rewrite.functions import FunctionCode, functions_of
 from trampoline.rewrite.zext import zero_extended
 
 STACK_SIZE = 512
