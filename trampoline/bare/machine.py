@@ -14,6 +14,7 @@ from emu.machine import Machine, Prot
 from emu.vcpu import Vcpu
 from trampoline.bare.expand import expand
 from trampoline.bare.functions import FunctionCode, functions_of
+from trampoline.bare.zext import zero_extended
 from trampoline.bpf.insn import (
     ADDR_SPACE_CAST,
     CALL,
@@ -36,7 +37,6 @@ from trampoline.jit.flavour import JIT_FLAVOURS, JitBoot
 from trampoline.jit.image import JitImage
 from trampoline.jit.program import JitFunc
 from trampoline.rewrite.divmod import safe_division
-from trampoline.rewrite.zext import zero_extended
 
 STACK_SIZE = 512
 """Bytes of stack that every function gets (MAX_BPF_STACK)."""

@@ -3,7 +3,8 @@
 import pytest
 
 from trampoline.bare.expand import expand
-from trampoline.bpf import format_program, parse
+from trampoline.bare.zext import zero_extended
+from trampoline.bpf import Insn, format_program, parse
 from trampoline.errors import BytecodeError
 from trampoline.rewrite.divmod import safe_division
 
@@ -65,3 +66,11 @@ def test_a_jump_that_becomes_too_long_is_refused():
     long = (*parse("if r1 == 0 goto +32767"), *parse("r0 /= r1") * 32767, *parse("exit"))
     with pytest.raises(BytecodeError, match="slot 0: a jump of 131068 slots does not fit"):
         expand(long, lambda insn: safe_division(insn, 11))
+
+
+def test_a_narrow_compare_and_exchange_clears_the_upper_half():
+    (narrow,) = parse("w0 = cmpxchg32_32(r1 +8, w0, w2)")
+    assert zero_extended(narrow) == (narrow, Insn(0xBC, imm=1))
+    for text in ("r0 = cmpxchg_64(r1 +8, r0, r2)", "w2 = xchg32_32(r1 +8, w2)", "r0 = r1"):
+        (insn,) = parse(text)
+        assert zero_extended(insn) is None
