@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("memory", nargs="?", default="", metavar="MEMORY", help="hexadecimal bytes, none by default")
     parser.add_argument("--program", metavar="HEX", help="the program, instead of standard input")
-    parser.add_argument("--elf", action="store_true", help="the program is an ELF object: refused, give instructions")
+    parser.add_argument("--elf", action="store_true", help="the bytes are an ELF object that has one function's code")
     parser.add_argument("--debug", action="store_true", help="print the program and its memory on standard error")
     parser.add_argument("--flavour", default="7.2", metavar="RELEASE", help="whose JIT: 6.1, 6.12, 7.2 (the default)")
     parser.add_argument("--no-bmi2", action="store_true", help="compile for a processor without BMI2")
@@ -42,12 +42,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the program and print what it returns."""
-    if arguments.elf:
-        raise InputError("objects are not read here: the program is its instructions as hexadecimal bytes")
     if arguments.max_instructions < 1:
         raise InputError(f"--max-instructions {arguments.max_instructions}: at least one is needed")
     program = from_hex(read_input() if arguments.program is None else arguments.program, "the program")
     memory = from_hex(arguments.memory, "the memory")
+    if arguments.elf:
+        from trampoline.bare.elf import code_of
+
+        program = code_of(program)
 
     from trampoline.bpf import decode, format_program
 
