@@ -8,7 +8,7 @@
 42
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from errno import EINVAL
 from functools import cached_property, partial
@@ -23,7 +23,7 @@ from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNC
 from emu.layout import AddressMap
 from emu.vcpu import Call
 from trampoline.attach import AttachType
-from trampoline.bpf.program import MapSpec
+from trampoline.bpf.program import MapSpec, Program
 from trampoline.btf import Btf
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
 from trampoline.designs import DESIGNS, METADATA, Entry, Factory
@@ -34,9 +34,12 @@ from trampoline.generator import Boot
 from trampoline.helpers.runtime import Runtime, TraceLine
 from trampoline.install import Installer
 from trampoline.link import Link, MultiLink, Skipped, modules_of, no_progress
+from trampoline.load import Loader
+from trampoline.loaded_object import LoadedObject
 from trampoline.maps import BpfMap, map_layout
 from trampoline.model import Arg, FuncModel
 from trampoline.multi import check_cookie, check_multi, check_wanted, no_collections
+from trampoline.objects import BpfObject
 from trampoline.part_match import AttachFunc, btf_check_func_part_match
 from trampoline.phases import with_phases
 from trampoline.population import KernelFunction, Population, is_glob, memory_of, populate
@@ -88,6 +91,7 @@ class Tracing:
             config = CONFIGS[config]
         routines = with_phases({**kernel_routines(config), **callees(config)})
         known = None if btf is None else BtfFunctions(btf)
+        self.btf = btf
         self.kernel = Kernel(
             entry=self.flavour.entry,
             config=config,
@@ -137,7 +141,7 @@ class Tracing:
             attach = AttachType(attach_type)
         except ValueError:
             raise TrampolineError(f"no attach type {attach_type!r}; there are {', '.join(AttachType)}") from None
-        loaded_for = self._attach_func(attach, attach_func, accessed_args, accesses_ret)
+        loaded_for = self.loaded_for(attach, attach_func, accessed_args, accesses_ret)
         if not name:
             self._unnamed += 1
             name = f"prog{self._unnamed}"
@@ -152,9 +156,13 @@ class Tracing:
         prog.attach_func = loaded_for
         return prog
 
-    def _attach_func(
+    def loaded_for(
         self, attach: AttachType, where: str | int | KernelFunction | None, args: Collection[int], ret: bool
     ) -> AttachFunc | None:
+        """What a multi program is compared with on other functions: the one it is made for and what it reads there.
+
+        KernelError -EINVAL where it must not be on that function, what ``target`` raises.
+        """
         if where is None:
             if args or ret:
                 raise TrampolineError("what a program reads is compared with a function: which one?")
@@ -169,6 +177,9 @@ class Tracing:
 
     def unload(self, prog: BpfProg) -> None:
         """Drop the reference that loading gave; links hold their own."""
+        for found in prog.own_maps:
+            self.runtime.maps.close(found)
+        prog.own_maps = ()
         self.programs.put(prog)
         self.kernel.rcu.settle()
 
@@ -183,6 +194,26 @@ class Tracing:
     def installer(self) -> Installer:
         """What compiles programs into guest memory."""
         return Installer(self.runtime, self.flavour.name, self.boot)
+
+    @cached_property
+    def loader(self) -> Loader:
+        """What puts real programs into the kernel. TrampolineError where the lab has no BTF."""
+        if self.btf is None:
+            raise TrampolineError("real programs are verified against the kernel's types: make the lab with btf=")
+        return Loader(self, self.btf)
+
+    def load(self, program: Program, maps: Mapping[str, BpfMap] | None = None) -> BpfProg:
+        """Load a real program: ``Loader.load``."""
+        return self.loader.load(program, maps)
+
+    def open(self, obj: BpfObject, **options: Any) -> LoadedObject:
+        """Load the programs and maps of a compiled object: ``Loader.open``."""
+        return self.loader.open(obj, **options)
+
+    @property
+    def maps(self) -> dict[str, BpfMap]:
+        """The maps that exist, by name; of several of one name the last made."""
+        return {found.name: found for found in self.runtime.maps}
 
     def map(self, spec: MapSpec, btf: Btf | None = None) -> BpfMap:
         """Make a map; ``btf`` has the types of its keys and values. What ``Maps.create`` raises."""

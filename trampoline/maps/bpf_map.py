@@ -80,6 +80,11 @@ class BpfMap(MutableMapping[Any, Any]):
         self.frozen = True
         self.view.frozen = 1
 
+    def check_writable(self) -> None:
+        """KernelError -EPERM where user space must not write."""
+        if self.frozen:
+            raise KernelError(EPERM, f"{self.name} is frozen")
+
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of a key, or ``default``."""
         try:
@@ -117,8 +122,7 @@ class BpfMap(MutableMapping[Any, Any]):
 
         KernelError: -EEXIST, -ENOENT, -E2BIG where there is no room, -EINVAL, -EPERM for a frozen map.
         """
-        if self.frozen:
-            raise KernelError(EPERM, f"{self.name} is frozen")
+        self.check_writable()
         self.update_elem(self.key_format.encode(key), self._encode(value), int(flags))
 
     def _encode(self, value: Any) -> bytes:
@@ -137,8 +141,7 @@ class BpfMap(MutableMapping[Any, Any]):
         self.put(key, value)
 
     def __delitem__(self, key: Any) -> None:
-        if self.frozen:
-            raise KernelError(EPERM, f"{self.name} is frozen")
+        self.check_writable()
         try:
             self.delete_elem(self.key_format.encode(key))
         except KernelError as error:

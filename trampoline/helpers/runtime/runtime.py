@@ -66,8 +66,8 @@ class Runtime:
             "percpu_base": kernel.percpu_areas[0],
             "percpu_stride": stride,
         }
-        self._jiffies = kernel.module_data(8, 8)
-        kernel.kallsyms.add("jiffies", self._jiffies, 8)
+        self.jiffies_address = kernel.module_data(8, 8)
+        kernel.kallsyms.add("jiffies", self.jiffies_address, 8)
         kernel.on_clock.append(self._clock_advanced)
         self._clock_advanced(int(PERCPU.view(kernel.machine, kernel.percpu_areas[0]).sched_clock))
         self.add(GuestHelper(CALL_BASE, "    xor eax, eax\n    ret\n"), *HELPERS, *helpers)
@@ -80,7 +80,7 @@ class Runtime:
     def _clock_advanced(self, nanoseconds: int) -> None:
         self._now += nanoseconds
         jiffies = INITIAL_JIFFIES + self._now // NSEC_PER_JIFFY
-        self.kernel.machine.write_u64(self._jiffies, jiffies)
+        self.kernel.machine.write_u64(self.jiffies_address, jiffies)
 
     @property
     def now_ns(self) -> int:
@@ -124,6 +124,11 @@ class Runtime:
         if found is None:
             raise UnsupportedHelper(name)
         return found
+
+    @property
+    def functions(self) -> dict[str, int]:
+        """Every kernel function that programs can call, with its guest address."""
+        return {**{name: self.kernel.kallsyms.address(name) for name in AT_BOOT}, **self._addresses}
 
     @property
     def call_base(self) -> int:
