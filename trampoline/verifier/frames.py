@@ -191,10 +191,7 @@ def check_range(env: Env, regno: int, allowed: tuple[int, int], where: str) -> N
         within = var.umin >= low and var.umax <= high
     if within:
         return
-    if var.is_unknown:
-        found = "unknown scalar value"
-    else:
-        found = f"smin={var.smin} smax={var.smax}"
+    found = "unknown scalar value" if var.is_unknown else f"smin={var.smin} smax={var.smax}"
     env.refuse(EINVAL, f"{where} the register R{regno} has {found} should have been in [{low}, {high}]")
 
 

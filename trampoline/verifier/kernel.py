@@ -12,6 +12,8 @@ class KernelView:
 
     release: str
     btf: Btf
+    cpus: int = 1
+    """CPUs that it may have (``nr_cpu_ids``)."""
 
     def names(self, list_name: str) -> Names:
         """A list of functions as this release has it: the files of ``trampoline/verifier/data``."""

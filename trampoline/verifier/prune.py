@@ -48,13 +48,16 @@ class Checkpoints:
         state, slot = env.state, env.slot
         force = slot in env.callback_slots or slot in env.force_checkpoints
         keep = force or (self.jumps - self.kept_at_jumps >= 2 and env.processed - self.kept_at_insns >= 8)
+        if env.rules.live_registers:
+            regs, dead = state.frame.regs, ~self.flow.live[slot]
+            for n in range(10):
+                if dead >> n & 1:
+                    regs[n] = NOT_INIT
         candidates = self.at.setdefault(slot, [])
         evicted = []
         for candidate in candidates:
             old = candidate.state
-            if len(old.frames) != len(state.frames):
-                continue
-            if any(a.callsite != b.callsite for a, b in zip(old.frames, state.frames, strict=True)):
+            if len(old.frames) != len(state.frames) or (len(state.frames) > 1 and not _same_callers(old, state)):
                 continue
             if old.branches:
                 if force:
@@ -136,6 +139,10 @@ def _same_held(old: State, new: State) -> bool:
         and old.preempt_disabled == new.preempt_disabled
         and old.in_sleepable == new.in_sleepable
     )
+
+
+def _same_callers(old: State, new: State) -> bool:
+    return all(a.callsite == b.callsite for a, b in zip(old.frames, new.frames, strict=True))
 
 
 def _looks_same(old: State, new: State) -> bool:

@@ -73,6 +73,8 @@ class Rules:
     """Trusted kernel pointers and memory are known not to be NULL (6.3)."""
     compares_same: bool
     """A comparison of a register with itself is decided (6.19)."""
+    may_goto_nowhere: bool
+    """may_goto may have the offset 0 (6.15)."""
     ctx_store_imm: bool
     """ST into the context may be valid (6.4)."""
     linked_offsets: bool
@@ -119,6 +121,7 @@ RULES = {
             clobbers_read=True,
             trusts_more_pointers=False,
             compares_same=False,
+            may_goto_nowhere=False,
             ctx_store_imm=False,
             linked_offsets=False,
             live_registers=False,
@@ -154,6 +157,7 @@ RULES = {
             clobbers_read=True,
             trusts_more_pointers=True,
             compares_same=False,
+            may_goto_nowhere=False,
             ctx_store_imm=True,
             linked_offsets=True,
             live_registers=False,
@@ -197,6 +201,7 @@ RULES = {
             clobbers_read=False,
             trusts_more_pointers=True,
             compares_same=True,
+            may_goto_nowhere=True,
             ctx_store_imm=True,
             linked_offsets=True,
             live_registers=True,

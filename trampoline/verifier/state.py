@@ -50,7 +50,7 @@ class Reg(NamedTuple):
 
     def has(self, flag: Flag) -> bool:
         """Whether any of these flags is set."""
-        return bool(self.flags & flag)
+        return self.flags is not NO_FLAGS and bool(self.flags & flag)
 
     @property
     def is_scalar(self) -> bool:
@@ -65,7 +65,7 @@ class Reg(NamedTuple):
     @property
     def maybe_null(self) -> bool:
         """A pointer that has not been checked against NULL."""
-        return bool(self.flags & Flag.PTR_MAYBE_NULL)
+        return self.flags is not NO_FLAGS and bool(self.flags & Flag.PTR_MAYBE_NULL)
 
 
 NOT_INIT = Reg(Kind.NOT_INIT, var=UNKNOWN_SCALAR)

@@ -11,8 +11,9 @@ from trampoline.verifier.calls import check_helper_call
 from trampoline.verifier.cfg import Flow
 from trampoline.verifier.env import Env
 from trampoline.verifier.fields import check_fields
+from trampoline.verifier.foresight import Foresight
 from trampoline.verifier.frames import call, check_leaks, check_range, clobber, leave, previous_entry, widen
-from trampoline.verifier.kfuncs import check_kfunc_call
+from trampoline.verifier.kfuncs import check_kfunc_call, is_throw
 from trampoline.verifier.kinds import Kind
 from trampoline.verifier.memory import check_mem_access
 from trampoline.verifier.names import describe_frame, type_name
@@ -29,6 +30,7 @@ _MAY_READ_SKB = frozenset({1, 3, 4, 8})
 def walk(env: Env, flow: Flow, start: State, slot: int) -> None:
     """Walks every path from ``slot`` on. Refuses, or comes back when all of them are done."""
     checkpoints = Checkpoints(flow)
+    foresight = Foresight(flow, INSN_LIMIT)
     env.state, env.frame = start, start.frame
     env.slot, env.prev_slot = slot, -1
     env.pending = []
@@ -48,6 +50,9 @@ def walk(env: Env, flow: Flow, start: State, slot: int) -> None:
         if insn is None:
             env.invalid("invalid BPF_LD_IMM insn")
         _log_insn(env, slot, insn)
+        if env.processed >= foresight.at and foresight.look(env, insn):
+            env.processed = INSN_LIMIT + 1
+            env.refuse(E2BIG, f"BPF program is too large. Processed {env.processed} insn")
         if not checked[slot]:
             check_fields(env, insn)
             checked[slot] = 1
@@ -66,6 +71,11 @@ def walk(env: Env, flow: Flow, start: State, slot: int) -> None:
                     continue
             else:
                 _STEPS.get(code, jumps.step)(env, insn)
+                if code == CALL and insn.src == CallKind.KFUNC and is_throw(env, insn):
+                    check_leaks(env, at="bpf_throw")
+                    if not _next_path(env):
+                        return
+                    continue
         else:
             _STEPS[code](env, insn)
         if env.log_level >= 2:
@@ -84,7 +94,8 @@ def _next_path(env: Env) -> bool:
         del env.log[log_length:]
     env.state, env.frame = state, state.frame
     env.prev_slot, env.slot = from_slot, slot
-    env.say(f"\nfrom {from_slot} to {slot}: {describe_frame(env.frame)}")
+    registers = f": {describe_frame(env.frame)}" if env.log_level >= 2 else ""
+    env.say(f"\nfrom {from_slot} to {slot}{registers}")
     return True
 
 
