@@ -227,7 +227,8 @@ def _elf_file(binary: "lief.ELF.Binary", raw: bytes, name: str) -> ElfFile:
 
 def _section(index: int, header: "lief.ELF.Section", raw: bytes) -> ElfSection:
     name = text_of(header.name, "section name")
-    number = header.type.value & 0xFFFFFFFF
+    # A type that LIEF has no name for is a bare number; those of some machines it marks above 32 bits.
+    number = int(getattr(header.type, "value", header.type)) & 0xFFFFFFFF
     content = b""
     if number not in (0, SectionType.NOBITS):
         content = raw[header.file_offset : header.file_offset + header.size]

@@ -1,5 +1,6 @@
 """A compiled BPF object: clang's ELF file as programs and maps that a kernel could be given."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -183,21 +184,23 @@ class BpfObject:
     def _initial_slots(self, definitions: tuple[Definition, ...]) -> dict[str, dict[int, str]]:
         section = self._sources.maps
         slots: dict[str, dict[int, str]] = {}
+        placed = sorted(definitions, key=lambda one: one.offset)
+        maps = {one.offset: one.spec.name for one in definitions}
+        programs = {entry.name for entry in self.entries}
         for entry in self._sources.relocations.get(section.index, ()) if section is not None else ():
             if entry.type == R_BPF_NONE:
                 continue
-            outer = next((one for one in definitions if 0 <= entry.offset - one.offset < one.size), None)
+            before = bisect_right(placed, entry.offset, key=lambda one: one.offset)
+            outer = placed[before - 1] if before else None
             at = -1 if outer is None or outer.values is None else entry.offset - outer.offset - outer.values
-            if outer is None or at < 0 or at % _POINTER or entry.type != R_BPF_64_ABS64:
+            if outer is None or not 0 <= at < outer.size or at % _POINTER or entry.type != R_BPF_64_ABS64:
                 reason = f"a relocation at {entry.offset:#x} is of no value of a map"
                 raise ObjectError(reason, section=".maps")
             symbol = self._sources.symbol(entry)
-            target = self._sources.section(symbol)
             if outer.spec.inner is not None:
-                found = next((one.spec.name for one in definitions if one.offset == symbol.value), None)
-                known = found if target is section else None
+                known = maps.get(symbol.value) if self._sources.section(symbol) is section else None
             else:
-                known = next((one.name for one in self.entries if one.name == symbol.name), None)
+                known = symbol.name if symbol.name in programs else None
             if known is None:
                 what = "map" if outer.spec.inner is not None else "program"
                 raise ObjectError(f"{symbol.name or 'a value'} of map {outer.spec.name} is no {what}", section=".maps")

@@ -18,8 +18,6 @@ _MAGIC = 0xEB9F
 _CORE_HEADER_SIZE = 32  # with the place of CO-RE relocations, which older compilers do not write
 _MAX_RECORD = 1 << 12
 
-_T = TypeVar("_T")
-
 
 class CoreKind(IntEnum):
     """``enum bpf_core_relo_kind``."""
@@ -68,9 +66,12 @@ class CoreRecord:
     kind: CoreKind
 
 
+_T = TypeVar("_T", FuncRecord, LineRecord, CoreRecord)
+
+
 @dataclass(frozen=True, slots=True)
 class BtfExt:
-    """The records, by name of the section of code that they are about, in the order of the file."""
+    """The records, by name of the section of code that they are about, sorted by slot."""
 
     funcs: dict[str, tuple[FuncRecord, ...]]
     lines: dict[str, tuple[LineRecord, ...]]
@@ -106,10 +107,11 @@ def _read(raw: bytes, btf: Btf) -> BtfExt:
         offset, length = places[2 * index : 2 * index + 2]
         if size + offset + length > len(raw):
             raise ObjectError(f"{what} reaches byte {size + offset + length} of {len(raw)}", section=".BTF.ext")
-        found: dict[str, tuple[_T, ...]] = {}
+        found: dict[str, list[_T]] = {}
         for section, records in _sections(raw[size + offset : size + offset + length], btf, what, words):
-            found[section] = found.get(section, ()) + tuple(make(section, *record) for record in records)
-        return found
+            found.setdefault(section, []).extend(make(section, *record) for record in records)
+        # Sorted by place, so that those of one function lie together.
+        return {section: tuple(sorted(made, key=lambda one: one.slot)) for section, made in found.items()}
 
     def line(section: str, at: int, file: int, text: int, place: int) -> LineRecord:
         return LineRecord(_slot(at, section, "line"), file, text, place >> 10, place & 0x3FF)

@@ -27,12 +27,16 @@ class ExternKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Extern:
-    """An undefined symbol. ``type_id`` is its type in the object's BTF: a FUNC_PROTO of a function."""
+    """An undefined symbol. ``type_id`` is its type in the object's BTF: a FUNC_PROTO of a function.
+
+    ``number`` counts the externs of the object.
+    """
 
     name: str
     kind: ExternKind
     type_id: int
     weak: bool
+    number: int
 
 
 def externs_of(symbols: tuple[ElfSymbol, ...], btf: Btf | None) -> dict[str, Extern]:
@@ -45,12 +49,12 @@ def externs_of(symbols: tuple[ElfSymbol, ...], btf: Btf | None) -> dict[str, Ext
     if not wanted:
         return {}
     declared = _declared(btf) if btf is not None else {}
-    found = {}
+    found: dict[str, Extern] = {}
     for name, weak in wanted.items():
         if btf is None or name not in declared:
             raise ObjectError(f"{name} is not defined, and no BTF tells what it is")
         section, type_id = declared[name]
-        found[name] = Extern(name, _kind(btf, name, section, type_id), btf.type(type_id).type_id, weak)
+        found[name] = Extern(name, _kind(btf, name, section, type_id), btf.type(type_id).type_id, weak, len(found))
     return found
 
 
@@ -134,15 +138,15 @@ def _value(btf: Btf, extern: Extern, size: int, value: ConfigValue) -> bytes:
     if resolved.kind is not Kind.INT and not is_tristate:
         raise ObjectError(f"{extern.name} is {btf.value(extern.type_id).type}: no such value", section=KCONFIG)
     signed = resolved.kind is Kind.INT and btf.int_encoding(resolved.id)[0]
+    is_bool = resolved.name in ("bool", "_Bool")
     if value in _TRISTATE_VALUES:
         letter = str(value)
-        # A plain `char` holds the letter.
-        if resolved.name == "char":
-            return letter.encode()
         number = _TRISTATE_VALUES[letter]
-        if resolved.name in ("bool", "_Bool") and number > 1:
+        if resolved.name == "char":
+            number = ord(letter)
+        elif not is_tristate and (not is_bool or letter == "m"):
             raise fault
-    elif isinstance(value, int) and not is_tristate and resolved.name not in ("bool", "_Bool", "char"):
+    elif isinstance(value, int) and not is_tristate and not is_bool:
         number = value
     else:
         raise fault

@@ -1,5 +1,6 @@
 """Puts a program together: its function, then those it calls, each once, as libbpf appends them."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -57,13 +58,11 @@ def func_infos(ext: BtfExt | None, placed: dict[Function, Placed]) -> tuple[Func
         return ()
     found = []
     for place in placed.values():
-        records: dict[int, FuncRecord] = {}
-        for record in ext.funcs.get(place.function.section.name, ()):
-            records.setdefault(record.slot, record)
-        record_here = records.get(place.function.start)
-        if record_here is None:
+        records = ext.funcs.get(place.function.section.name, ())
+        at = bisect_left(records, place.function.start, key=_slot)
+        if at == len(records) or records[at].slot != place.function.start:
             return ()
-        found.append(FuncInfo(place.slot, record_here.type_id))
+        found.append(FuncInfo(place.slot, records[at].type_id))
     return tuple(found)
 
 
@@ -74,11 +73,15 @@ def line_infos(ext: BtfExt | None, btf: Btf | None, placed: dict[Function, Place
     found = []
     for place in placed.values():
         function = place.function
-        for record in ext.lines.get(function.section.name, ()):
-            at = record.slot - function.start
-            if 0 <= at < function.slots:
-                found.append(_line(btf, record, place.slot + at))
-    return tuple(sorted(found, key=lambda line: line.slot))
+        records = ext.lines.get(function.section.name, ())
+        first = bisect_left(records, function.start, key=_slot)
+        for record in records[first : bisect_left(records, function.start + function.slots, key=_slot)]:
+            found.append(_line(btf, record, place.slot + record.slot - function.start))
+    return tuple(found)
+
+
+def _slot(record: FuncRecord | LineRecord) -> int:
+    return record.slot
 
 
 def _line(btf: Btf, record: LineRecord, slot: int) -> LineInfo:

@@ -51,6 +51,7 @@ class Code:
     def __init__(self, sources: Sources, map_places: Mapping[int, str], externs: Mapping[str, Extern]) -> None:
         """``map_places`` has the names of maps by their offset in ``.maps``."""
         self._sources, self._map_places, self._externs = sources, map_places, externs
+        self._data = {section.index for section in sources.data}
         self._starts: dict[tuple[int, int], Function] = {}
         for function in sources.functions:
             self._starts.setdefault((function.section.index, function.start), function)
@@ -139,7 +140,7 @@ class Code:
             if name is None or insn.imm:
                 raise self._error(function, slot, f"no map is at byte {offset:#x} of {section.name}")
             return MapUse(name)
-        if section not in self._sources.data:
+        if section.index not in self._data:
             raise self._error(function, slot, f"{section.name} holds no global variables")
         # The place just behind a variable has an address too, which the verifier judges.
         if not 0 <= offset <= section.size:

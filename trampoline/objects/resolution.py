@@ -13,7 +13,7 @@ from trampoline.objects.core_relocation import kernel_types, relocate
 from trampoline.objects.core_types import Comparison
 from trampoline.objects.data_maps import data_map, map_name
 from trampoline.objects.externs import KCONFIG, ConfigValue, Extern, ExternKind, config_layout, essential_name
-from trampoline.objects.linking import Placed, distance, func_infos, lay_out, line_infos
+from trampoline.objects.linking import MAX_PROGRAM, Placed, distance, func_infos, lay_out, line_infos
 from trampoline.objects.references import Code, DataUse, ExternUse, FunctionUse, MapUse, Use
 from trampoline.objects.section_names import SectionKind, target_prefix
 from trampoline.objects.sources import Function, Sources
@@ -21,6 +21,9 @@ from trampoline.objects.sources import Function, Sources
 _MISSING_KFUNC = 2002000000
 """Number of the function that a call of a weak kfunc becomes which a kernel does not have."""
 _F_RDONLY_PROG = 1 << 7
+_MAX_SLOTS = 4 * MAX_PROGRAM
+_MAX_RECORDS = 8
+"""CO-RE relocations of one instruction; compilers make one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Resolution:
     ) -> None:
         self._sources, self._code, self._core, self._externs = sources, code, core, externs
         self._maps, self._data, self._kernel, self._object_name = maps, data, kernel, object_name
+        self._slots = 0
         self._config: tuple[MapSpec, dict[str, int]] | None = None
 
     def program(self, function: Function, kind: SectionKind, *, target: str, attach_to: Program | None) -> Program:
@@ -61,7 +65,10 @@ class Resolution:
 
     def _program(self, function: Function, kind: SectionKind, target: str, attach_to: Program | None) -> Program:
         placed = lay_out(self._code, function)
-        maps: list[MapSpec] = []
+        self._slots += sum(place.function.slots for place in placed.values())
+        if self._slots > _MAX_SLOTS:
+            raise ObjectError(f"programs of more than {_MAX_SLOTS} slots together")
+        maps = _Maps()
         insns: list[Insn] = []
         for place in placed.values():
             insns += self._insns(place, placed, maps)
@@ -76,7 +83,7 @@ class Resolution:
             int(kind.flags),
             self._target_id(kind, target, attach_to),
             attach_to,
-            tuple(maps),
+            tuple(maps.specs),
             btf,
             funcs,
             line_infos(self._sources.ext, btf, placed),
@@ -84,14 +91,14 @@ class Resolution:
             target,
         )
 
-    def _insns(self, place: Placed, placed: dict[Function, Placed], maps: list[MapSpec]) -> list[Insn]:
+    def _insns(self, place: Placed, placed: dict[Function, Placed], maps: "_Maps") -> list[Insn]:
         function, uses, out = place.function, self._code.uses[place.function], []
         slot = 0
         for insn in function.insns:
             use = uses.get(slot)
             records = self._core.get((function.section.index, function.start + slot), ())
-            if records and use is not None:
-                raise ObjectError(f"the instruction at slot {function.start + slot} is relocated twice")
+            if len(records) > _MAX_RECORDS or (records and use is not None):
+                raise ObjectError(f"the instruction at slot {function.start + slot} is relocated more than once")
             if use is not None:
                 out.append(self._resolved(insn, use, place.slot + slot, placed, maps))
             else:
@@ -108,19 +115,19 @@ class Resolution:
             insns = relocate(insns[0], record, self._sources.btf, types)
         return insns
 
-    def _resolved(self, insn: Insn, use: Use, slot: int, placed: dict[Function, Placed], maps: list[MapSpec]) -> Insn:
+    def _resolved(self, insn: Insn, use: Use, slot: int, placed: dict[Function, Placed], maps: "_Maps") -> Insn:
         match use:
             case FunctionUse(function):
                 imm = distance(insn, slot, placed[function].slot)
                 return replace(insn, src=CallKind.SUBPROG if insn.code == CALL else Imm64.FUNC, imm=imm)
             case MapUse(name):
-                return replace(insn, src=Imm64.MAP_FD, imm=_index(maps, self._maps[name]))
+                return replace(insn, src=Imm64.MAP_FD, imm=maps.index(self._maps[name]))
             case DataUse(section, offset):
                 return _of_value(insn, maps, self._data[section], offset)
             case ExternUse(extern):
                 return self._extern(insn, extern, maps)
 
-    def _extern(self, insn: Insn, extern: Extern, maps: list[MapSpec]) -> Insn:
+    def _extern(self, insn: Insn, extern: Extern, maps: "_Maps") -> Insn:
         if extern.kind is ExternKind.CONFIG:
             spec, offsets = self._config_map()
             return _of_value(insn, maps, spec, offsets[extern.name])
@@ -132,7 +139,7 @@ class Resolution:
         type_id = self._kernel_id(extern)
         if insn.code == CALL:
             if type_id is None:
-                return Insn(CALL, imm=_MISSING_KFUNC + list(self._externs).index(extern.name))
+                return Insn(CALL, imm=_MISSING_KFUNC + extern.number)
             return Insn(CALL, src=CallKind.KFUNC, imm=type_id)
         return replace(insn, src=Imm64.VALUE if type_id is None else Imm64.BTF_ID, imm=type_id or 0)
 
@@ -182,16 +189,23 @@ class Resolution:
         return found
 
 
-def _index(maps: list[MapSpec], spec: MapSpec) -> int:
-    for index, known in enumerate(maps):
-        if known is spec:
-            return index
-    maps.append(spec)
-    return len(maps) - 1
+class _Maps:
+    """The maps of a program in the order of their first use."""
+
+    def __init__(self) -> None:
+        self.specs: list[MapSpec] = []
+        self._known: dict[int, int] = {}
+
+    def index(self, spec: MapSpec) -> int:
+        """Its place, which it is given now if it has none."""
+        at = self._known.setdefault(id(spec), len(self.specs))
+        if at == len(self.specs):
+            self.specs.append(spec)
+        return at
 
 
-def _of_value(insn: Insn, maps: list[MapSpec], spec: MapSpec, offset: int) -> Insn:
-    return replace(insn, src=Imm64.MAP_VALUE, imm=offset << 32 | _index(maps, spec))
+def _of_value(insn: Insn, maps: "_Maps", spec: MapSpec, offset: int) -> Insn:
+    return replace(insn, src=Imm64.MAP_VALUE, imm=offset << 32 | maps.index(spec))
 
 
 def _function_of(program: Program, name: str) -> int:

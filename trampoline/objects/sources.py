@@ -95,6 +95,8 @@ def read_sources(source: object, name: str) -> Sources:
     for section in found.values():
         if reason := _REFUSED.get(section.name.removeprefix("?")):
             raise ObjectError(reason, section=section.name)
+        if section.size > _MAX_DATA:
+            raise ObjectError(f"more than {_MAX_DATA} bytes", section=section.name)
     functions = _functions(elf)
     btf = _btf(elf, found.get(".BTF"))
     ext = None
@@ -163,7 +165,7 @@ def _license(section: ElfSection | None) -> str:
 
 
 def _relocations(elf: ElfFile, code: set[int], maps: ElfSection | None) -> dict[int, tuple[ElfRelocation, ...]]:
-    relocations: dict[int, tuple[ElfRelocation, ...]] = {}
+    relocations: dict[int, list[ElfRelocation]] = {}
     for section in elf.sections:
         if section.type not in (SectionType.REL, SectionType.RELA):
             continue
@@ -181,5 +183,5 @@ def _relocations(elf: ElfFile, code: set[int], maps: ElfSection | None) -> dict[
             entries = elf.relocations(section)
         except ElfError as error:
             raise ObjectError(error.reason, section=error.section) from None
-        relocations[target.index] = relocations.get(target.index, ()) + entries
-    return relocations
+        relocations.setdefault(target.index, []).extend(entries)
+    return {index: tuple(entries) for index, entries in relocations.items()}
