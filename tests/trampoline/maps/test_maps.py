@@ -77,7 +77,7 @@ def test_guest_finds_what_python_put_in(lab, make, kind, key_size):
 
 @pytest.mark.parametrize("flags", [0, NO_PREALLOC])
 @pytest.mark.parametrize("kind", [MapType.HASH, MapType.PERCPU_HASH])
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(steps=st.lists(st.tuples(st.sampled_from("sdfx"), st.integers(0, 9), st.integers(0, 2**64 - 1)), max_size=40))
 def test_hash_is_a_dictionary(lab, kind, flags, steps):
     before = memory_of(lab)
