@@ -205,7 +205,7 @@ class Loader:
         version = VERSIONS[self.release]
         known: dict[str, ConfigValue] = {"LINUX_KERNEL_VERSION": version[0] << 16 | version[1] << 8 | version[2]}
         programs = obj.resolve(
-            self.btf, names=names, targets=targets, kconfig={**known, **(kconfig or {})}, ksyms=self._ksyms()
+            self.btf, names=names, targets=targets, kconfig={**known, **(kconfig or {})}, ksyms=self._addresses(obj.symbols)
         )
         first = self._first_values(obj, data or {})
         programs = tuple(
@@ -231,8 +231,9 @@ class Loader:
         sources = {program.name: program for program in programs}
         return LoadedObject(lab, sources, loaded, made, Variables(obj.variables, everything, obj.btf))
 
-    def _ksyms(self) -> dict[str, int]:
-        return {symbol.name: symbol.address for symbol in self._lab.kernel.kallsyms}
+    def _addresses(self, names: Collection[str]) -> dict[str, int]:
+        found = ((name, self._lab.kernel.kallsyms.find(name, None)) for name in names)
+        return {name: symbol.address for name, symbol in found if symbol is not None}
 
     @staticmethod
     def _first_values(obj: BpfObject, data: Mapping[str, Any]) -> dict[str, MapSpec]:
