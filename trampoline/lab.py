@@ -14,16 +14,17 @@ from errno import EINVAL
 from functools import cached_property, partial
 from typing import Any
 
+from emu.errors import GuestFault
 from emu.kernel.config import CONFIGS, Config
 from emu.kernel.functions import AssemblyFunctions, FunctionSource
 from emu.kernel.kernel import Kernel
 from emu.kernel.routines import kernel_routines
 from emu.kernel.stamped import TextSource
 from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNCTIONS
-from emu.layout import AddressMap
+from emu.layout import PAGE_MASK, AddressMap
 from emu.vcpu import Call
 from trampoline.attach import AttachType
-from trampoline.bpf.program import MapSpec, Program
+from trampoline.bpf.program import LineInfo, MapSpec, Program
 from trampoline.btf import Btf
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
 from trampoline.designs import DESIGNS, METADATA, Entry, Factory
@@ -50,6 +51,8 @@ from trampoline.target import Target, TrampLink
 
 MAX_MULTI = 1 << 20
 """Functions of one multi link at most (as many as a kprobe_multi link takes)."""
+STACK_SEARCHED = 1024
+"""Bytes of stack in which a caller is looked for after a fault."""
 PROG_MODEL = FuncModel("bpf_prog", (Arg("ctx", "void *", 8),))
 """A BPF program as a target: ``int prog(void *ctx)``."""
 
@@ -209,6 +212,21 @@ class Tracing:
     def open(self, obj: BpfObject, **options: Any) -> LoadedObject:
         """Load the programs and maps of a compiled object: ``Loader.open``."""
         return self.loader.open(obj, **options)
+
+    def source_of(self, fault: GuestFault) -> LineInfo | None:
+        """The line of a program's source in which the guest faulted, or from which what faulted was called; None
+        where the program has no lines, or none is to blame.
+        """
+        words = [fault.rip, *self._stack_of(fault)]
+        installed = list(self.installer.installed.values())
+        found = (one.source_of(address) for address in words for one in installed)
+        return next((line for line in found if line is not None), None)
+
+    def _stack_of(self, fault: GuestFault) -> list[int]:
+        """What the words on the stack would return to: the last bytes of calls."""
+        machine, top = self.kernel.machine, fault.registers["rsp"]
+        addresses = range(top, min(top + STACK_SEARCHED, (top | PAGE_MASK) + 1) - 7, 8)
+        return [machine.read_u64(address) - 1 for address in addresses if machine.is_mapped(address)]
 
     @property
     def maps(self) -> dict[str, BpfMap]:

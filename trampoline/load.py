@@ -204,9 +204,9 @@ class Loader:
         """
         version = VERSIONS[self.release]
         known: dict[str, ConfigValue] = {"LINUX_KERNEL_VERSION": version[0] << 16 | version[1] << 8 | version[2]}
-        programs = obj.resolve(
-            self.btf, names=names, targets=targets, kconfig={**known, **(kconfig or {})}, ksyms=self._addresses(obj.symbols)
-        )
+        known |= kconfig or {}
+        symbols = self._addresses(obj.symbols)
+        programs = obj.resolve(self.btf, names=names, targets=targets, kconfig=known, ksyms=symbols)
         first = self._first_values(obj, data or {})
         programs = tuple(
             replace(program, maps=tuple(first.get(spec.name, spec) for spec in program.maps)) for program in programs

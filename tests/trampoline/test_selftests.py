@@ -4,9 +4,9 @@ import errno
 from pathlib import Path
 
 import pytest
-from selftests.expected import RECURSION, SELFTESTS, TRAMPOLINE_COUNT, Buffer, placed
 
 from emu.kernel.errors import KernelError
+from selftests.expected import RECURSION, SELFTESTS, TRAMPOLINE_COUNT, Buffer, placed
 from trampoline.btf import Btf
 from trampoline.lab import Tracing
 from trampoline.objects import BpfObject
