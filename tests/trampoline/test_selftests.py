@@ -23,9 +23,16 @@ NO_FMOD_RET = {"bpf_cookie", "get_func_ip", "modify_return", "trampoline_count"}
 OUTSIDE = {"fexit_sleep"}
 """For a function of this project that no kernel's BTF has."""
 
+KERNELS = {"6.1": ("6.1", "per-function", "voluntary"), "6.12": ("6.12", "per-function", "voluntary")} | {
+    "7.2": ("7.2", "per-function", "none"),
+    "7.2 tramplab": ("7.2", "tramplab", "lazy"),
+}
+"""Release, design and configuration."""
+
 CASES = [
-    pytest.param(release, test, id=f"{release}-{test.name or test.object}")
-    for release, has in HAS.items()
+    pytest.param(kernel, test, id=f"{kernel}-{test.name or test.object}")
+    for kernel, (release, _, _) in KERNELS.items()
+    for has in (HAS[release],)
     for test in SELFTESTS
     if test.needs <= has and test.object not in OUTSIDE | (NO_FMOD_RET if release == "6.1" else set())
 ]
@@ -35,11 +42,13 @@ CASES = [
 def labs():
     made = {}
 
-    def lab(release):
-        if release not in made:
-            made[release] = Tracing(release, btf=Btf.read(FOLDER / "fixtures" / "load" / f"{release}.btf.xz"))
-            _ = made[release].installer
-        return made[release]
+    def lab(name):
+        if name not in made:
+            release, design, config = KERNELS[name]
+            btf = Btf.read(FOLDER / "fixtures" / "load" / f"{release}.btf.xz")
+            made[name] = Tracing(release, config, btf=btf, design=design)
+            _ = made[name].installer
+        return made[name]
 
     yield lab
     for one in made.values():
@@ -73,9 +82,9 @@ def call(lab, function, args):
     return value, contents
 
 
-@pytest.mark.parametrize(("release", "test"), CASES)
-def test_selftest(labs, release, test):
-    lab = labs(release)
+@pytest.mark.parametrize(("kernel", "test"), CASES)
+def test_selftest(labs, kernel, test):
+    lab = labs(kernel)
     before = memory_of(lab)
     with opened(lab, test.object, names={one.program for one in test.attach}, data=test.set) as loaded:
         for one in test.attach:
