@@ -7,6 +7,7 @@ A program's code is assembly text, a recorded image, or a Python callable behind
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from asm import assemble
 from emu.kernel.kallsyms import Symbol
@@ -18,6 +19,9 @@ from trampoline.attach import AttachType
 from trampoline.model import FuncModel
 from trampoline.part_match import AttachFunc
 from trampoline.structs import SLEEPABLE, bpf_prog, bpf_prog_aux, bpf_prog_stats, bpf_tramp_run_ctx
+
+if TYPE_CHECKING:
+    from trampoline.maps.bpf_map import BpfMap
 
 COUNT_MASK = 0xFF
 """The count word's low byte is the count; fsession keeps more above it (7.0)."""
@@ -49,8 +53,8 @@ class TailOwner:
     """What the programs of a program array have in common (``struct bpf_map_owner``)."""
 
     prog_type: int
-    attach_func: str = ""
-    """The function whose prototype its context has (``attach_func_proto``)."""
+    attach_proto: int = 0
+    """The prototype of the function that it is for, by its BTF id (``attach_func_proto``)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -75,6 +79,8 @@ class BpfProg:
     symbol: Symbol | None = None
     tail_owner: TailOwner | None = None
     """What program arrays it may be in; None where it can't be tail-called."""
+    own_maps: tuple["BpfMap", ...] = ()
+    """Maps that were made with it and go when it is unloaded."""
     release: Callable[[], None] | None = None
     """Gives back what it has beside its structures: images, where they are not one of its own, maps."""
 

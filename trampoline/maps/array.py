@@ -15,7 +15,7 @@ from trampoline.maps.flags import ARRAY_FLAGS, PCPU_MIN_UNIT_SIZE, MapFlag
 def check_access(spec: MapSpec, allowed: int) -> None:
     """The flags of a map: -EINVAL for others than ``allowed``, and where programs may neither read nor write."""
     both = MapFlag.RDONLY_PROG | MapFlag.WRONLY_PROG
-    if spec.flags & ~allowed or spec.flags & both == both:
+    if spec.flags & ~int(allowed) or spec.flags & both == both:
         raise KernelError(EINVAL, f"{spec.name}: map flags {spec.flags:#x}")
 
 

@@ -80,6 +80,11 @@ class BpfMap(MutableMapping[Any, Any]):
         self.frozen = True
         self.view.frozen = 1
 
+    def check_writable(self) -> None:
+        """KernelError -EPERM where user space must not write."""
+        if self.frozen:
+            raise KernelError(EPERM, f"{self.name} is frozen")
+
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of a key, or ``default``."""
         try:
@@ -117,9 +122,29 @@ class BpfMap(MutableMapping[Any, Any]):
 
         KernelError: -EEXIST, -ENOENT, -E2BIG where there is no room, -EINVAL, -EPERM for a frozen map.
         """
-        if self.frozen:
-            raise KernelError(EPERM, f"{self.name} is frozen")
-        self.update_elem(self.key_format.encode(key), self._encode(value), int(flags))
+        self.check_writable()
+        encoded, content = self.key_format.encode(key), self._encode(value)
+        if self._called("map_update_elem", encoded, content, int(flags)) is None:
+            self.update_elem(encoded, content, int(flags))
+
+    def _called(self, member: str, key: bytes, value: bytes | None = None, flags: int = 0) -> int | None:
+        """Let the kernel's function do it, as a system call does, so that programs on it run; KernelError for what it
+        refuses. None: there is none for user space, or a CPU is busy, which this is called from.
+        """
+        function = self.operations.get(member)
+        if function is None or is_percpu(self.type) or any(vcpu.is_running for vcpu in self.machine.vcpus):
+            return None
+        slab = self.kernel.slab
+        with ExitStack() as scratch:
+            args = [self.address]
+            for content in (key, value) if value is not None else (key,):
+                args.append(slab.alloc(len(content), f"for a system call on {self.name}", content))
+                scratch.callback(slab.free, args[-1])
+            result = self.kernel.call(self.site.function(function), *args, flags & (1 << 64) - 1).value
+        result -= result >> 63 << 64
+        if result < 0:
+            raise KernelError(-result, f"{self.name}: {member}")
+        return result
 
     def _encode(self, value: Any) -> bytes:
         return self.value_format.encode(value)
@@ -137,10 +162,11 @@ class BpfMap(MutableMapping[Any, Any]):
         self.put(key, value)
 
     def __delitem__(self, key: Any) -> None:
-        if self.frozen:
-            raise KernelError(EPERM, f"{self.name} is frozen")
+        self.check_writable()
+        encoded = self.key_format.encode(key)
         try:
-            self.delete_elem(self.key_format.encode(key))
+            if self._called("map_delete_elem", encoded) is None:
+                self.delete_elem(encoded)
         except KernelError as error:
             if error.errno != ENOENT:
                 raise

@@ -31,9 +31,12 @@ class MapFlag(IntFlag):
     RB_OVERWRITE = 1 << 19
 
 
-ACCESS_MASK = MapFlag.RDONLY | MapFlag.WRONLY | MapFlag.RDONLY_PROG | MapFlag.WRONLY_PROG
-ARRAY_FLAGS = MapFlag.NUMA_NODE | MapFlag.MMAPABLE | ACCESS_MASK | MapFlag.PRESERVE_ELEMS | MapFlag.INNER_MAP
-HASH_FLAGS = MapFlag.NO_PREALLOC | MapFlag.NO_COMMON_LRU | MapFlag.NUMA_NODE | ACCESS_MASK | MapFlag.ZERO_SEED
+# Numbers: the complement of a flag knows only the flags that there are.
+ACCESS_MASK = int(MapFlag.RDONLY | MapFlag.WRONLY | MapFlag.RDONLY_PROG | MapFlag.WRONLY_PROG)
+ARRAY_FLAGS = ACCESS_MASK | int(MapFlag.NUMA_NODE | MapFlag.MMAPABLE | MapFlag.PRESERVE_ELEMS | MapFlag.INNER_MAP)
+HASH_FLAGS = ACCESS_MASK | int(
+    MapFlag.NO_PREALLOC | MapFlag.NO_COMMON_LRU | MapFlag.NUMA_NODE | MapFlag.ZERO_SEED
+)
 PCPU_MIN_UNIT_SIZE = 32 << 10
 """Bytes of a per-CPU value at most (include/linux/percpu.h)."""
 KMALLOC_MAX_SIZE = 4 << 20

@@ -38,6 +38,10 @@ class MapSite(Protocol):
         """Guest address of a type's ``struct bpf_map_ops``."""
         ...
 
+    def function(self, name: str) -> int:
+        """Guest address of one of the operations."""
+        ...
+
     def prog_at(self, address: int) -> "BpfProg | None":
         """The program whose ``struct bpf_prog`` is at a guest address."""
         ...

@@ -13,7 +13,7 @@ from trampoline.btf import Btf, Kind
 from trampoline.errors import BtfError, ObjectError
 from trampoline.objects.btf_ext import CoreRecord
 from trampoline.objects.data_maps import data_maps
-from trampoline.objects.externs import ConfigValue, externs_of
+from trampoline.objects.externs import ConfigValue, ExternKind, externs_of
 from trampoline.objects.map_definitions import Definition, map_definitions
 from trampoline.objects.references import R_BPF_64_ABS64, R_BPF_NONE, Code
 from trampoline.objects.resolution import Kernel, Resolution
@@ -102,6 +102,11 @@ class BpfObject:
         Raises ObjectError where one needs a kernel's types or symbols.
         """
         return self.resolve(None)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Kernel symbols without a type whose addresses its programs ask for."""
+        return tuple(one.name for one in self._externs.values() if one.kind is ExternKind.ADDRESS)
 
     def resolve(
         self,

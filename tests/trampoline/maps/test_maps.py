@@ -77,7 +77,7 @@ def test_guest_finds_what_python_put_in(lab, make, kind, key_size):
 
 @pytest.mark.parametrize("flags", [0, NO_PREALLOC])
 @pytest.mark.parametrize("kind", [MapType.HASH, MapType.PERCPU_HASH])
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(steps=st.lists(st.tuples(st.sampled_from("sdfx"), st.integers(0, 9), st.integers(0, 2**64 - 1)), max_size=40))
 def test_hash_is_a_dictionary(lab, kind, flags, steps):
     before = memory_of(lab)
@@ -215,6 +215,9 @@ def test_keys_and_values_must_fit(make):
         (EINVAL, spec(entries=0)),
         (EINVAL, spec(flags=MapFlag.MMAPABLE)),
         (EINVAL, spec(flags=MapFlag.NO_COMMON_LRU)),
+        (EINVAL, spec(flags=1 << 25)),
+        (EINVAL, spec(MapType.ARRAY, flags=1 << 25)),
+        (EINVAL, spec(MapType.RINGBUF, 0, 0, 4096, 1 << 25)),
         (EINVAL, spec(flags=MapFlag.RDONLY_PROG | MapFlag.WRONLY_PROG)),
         (EINVAL, spec(MapType.PERCPU_HASH, flags=MapFlag.NUMA_NODE)),
         (ENOTSUPP, spec(MapType.LRU_HASH, flags=NO_PREALLOC)),

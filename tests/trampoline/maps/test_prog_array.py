@@ -21,7 +21,7 @@ def jumps(lab):
     return lab.map(MapSpec("jumps", MapType.PROG_ARRAY, 4, 4, 3))
 
 
-OWNER = TailOwner(26, "vfs_read")
+OWNER = TailOwner(26, 7)
 
 
 def program(lab, owner=OWNER):
@@ -90,7 +90,7 @@ def test_array_holds_its_programs(lab, jumps):
 
 def test_only_programs_that_go_together(lab, jumps):
     jumps[0] = program(lab)
-    assert errno_of(jumps.put, 1, program(lab, TailOwner(26, "vfs_write"))) == EINVAL
+    assert errno_of(jumps.put, 1, program(lab, TailOwner(26, 8))) == EINVAL
     assert errno_of(jumps.put, 1, program(lab, None)) == EINVAL
     assert errno_of(jumps.put, 1, jumps[0], 1) == EINVAL
     assert errno_of(jumps.put, 3, jumps[0]) == E2BIG

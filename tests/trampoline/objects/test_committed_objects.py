@@ -257,3 +257,11 @@ def test_questions_about_types_are_answered_by_the_kernel():
     assert 128 + 2 in immediates  # the byte that the bit-field is in: bit 21
     assert 64 - 5 - 3 in immediates  # and how far it is to be shifted: bits 5 to 7 of that byte
     assert 64 - 3 in immediates
+
+
+def test_the_example():
+    found = BpfObject.open(OBJECTS.parents[1] / "examples" / "watch_calls.o")
+    (program,) = found.resolve(KERNEL)
+    assert program.target == "bpf_fentry_test5"
+    assert [spec.name for spec in program.maps] == ["watch_ca.bss", "watch_ca.rodata", "calls", "by_result"]
+    assert {"seen", "recorded", "dropped", "at_least"} <= found.variables.keys()

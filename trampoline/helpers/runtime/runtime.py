@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 
+from asm.encodings import jmp_rel32
 from emu.kernel.kernel import Kernel
 from emu.kernel.routines import Routine
 from emu.structs import PERCPU
 from emu.vcpu import Vcpu
 from trampoline.bpf.uapi import MapType
 from trampoline.errors import TrampolineError
+from trampoline.generator import PATCH_SIZE
 from trampoline.helpers.runtime import current, loops, map_code, memory, printing, ringbuf
 from trampoline.helpers.runtime.definition import GuestHelper, Helper, HelperCall, PythonHelper
 from trampoline.helpers.runtime.printing import TraceLine
@@ -66,8 +68,8 @@ class Runtime:
             "percpu_base": kernel.percpu_areas[0],
             "percpu_stride": stride,
         }
-        self._jiffies = kernel.module_data(8, 8)
-        kernel.kallsyms.add("jiffies", self._jiffies, 8)
+        self.jiffies_address = kernel.module_data(8, 8)
+        kernel.kallsyms.add("jiffies", self.jiffies_address, 8)
         kernel.on_clock.append(self._clock_advanced)
         self._clock_advanced(int(PERCPU.view(kernel.machine, kernel.percpu_areas[0]).sched_clock))
         self.add(GuestHelper(CALL_BASE, "    xor eax, eax\n    ret\n"), *HELPERS, *helpers)
@@ -80,7 +82,7 @@ class Runtime:
     def _clock_advanced(self, nanoseconds: int) -> None:
         self._now += nanoseconds
         jiffies = INITIAL_JIFFIES + self._now // NSEC_PER_JIFFY
-        self.kernel.machine.write_u64(self._jiffies, jiffies)
+        self.kernel.machine.write_u64(self.jiffies_address, jiffies)
 
     @property
     def now_ns(self) -> int:
@@ -113,8 +115,24 @@ class Runtime:
             raise
         for name, address in made.items():
             kernel.kallsyms.add(name, address, 1)
-        self._addresses.update(made)
-        self._addresses.update((function.name, function.address) for function in placed)
+        made.update((function.name, function.address) for function in placed)
+        self._addresses.update((name, self._entered(name, address)) for name, address in made.items())
+
+    def _entered(self, name: str, code: int) -> int:
+        """Where a function is called: a kernel made from a BTF has it already, with a patch site but another body.
+
+        There the site stays, so that it can be traced, and a jump to its code stands behind it.
+        """
+        kernel = self.kernel
+        text = next((text for text in kernel.functions.texts if name in text.positions), None)
+        if text is None:
+            return code
+        function = kernel.functions.stamped_at(text.addresses[text.positions[name]])
+        if function is None or function.site is None:
+            return code
+        behind = function.site + PATCH_SIZE
+        kernel.machine.load(behind, jmp_rel32(behind, code))
+        return function.address
 
     def address(self, name: str) -> int:
         """Guest address of a kernel function that programs call; UnsupportedHelper where it has no code."""
@@ -124,6 +142,11 @@ class Runtime:
         if found is None:
             raise UnsupportedHelper(name)
         return found
+
+    @property
+    def functions(self) -> dict[str, int]:
+        """Every kernel function that programs can call, with its guest address."""
+        return {**{name: self.kernel.kallsyms.address(name) for name in AT_BOOT}, **self._addresses}
 
     @property
     def call_base(self) -> int:
@@ -144,6 +167,10 @@ class Runtime:
     def ops(self, kind: MapType) -> int:
         """Guest address of a map type's ``struct bpf_map_ops``."""
         return self._ops[kind]
+
+    def function(self, name: str) -> int:
+        """Guest address of an operation of maps."""
+        return self._addresses[name]
 
     def prog_at(self, address: int) -> BpfProg | None:
         """The program whose ``struct bpf_prog`` is at a guest address."""
