@@ -28,11 +28,7 @@ def call_back(env: Env, meta: CallMeta) -> None:
         push_callback(env, meta.subprog, _for_each(meta.map, meta.map_uid))
     elif meta.name == "loop":
         _note_inlining(env, meta)
-        limit = env.reg(1).var.umax
-        if env.frame.depth < limit:
-            push_callback(env, meta.subprog, _loop)
-        else:
-            env.frame.depth = 0
+        push_callback(env, meta.subprog, _loop, limit=env.reg(1).var.umax)
     elif meta.name == "find_vma":
         push_callback(env, meta.subprog, _find_vma)
     elif meta.name == "user_ringbuf_drain":

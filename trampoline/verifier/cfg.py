@@ -3,12 +3,14 @@
 from dataclasses import dataclass, field
 
 from trampoline.bpf.insn import CALL, EXIT, GOTO, GOTOL, GOTOX, LD_IMM64, MAY_GOTO, CallKind, Cls, Insn, Jmp
+from trampoline.helpers.protos import helper_number
 from trampoline.verifier.env import Env
 from trampoline.verifier.fields import is_call_of_function, is_function_address
 from trampoline.verifier.layout import target_of
 from trampoline.verifier.registers import uses_and_defines
 
 _DISCOVERED, _DONE = 1, 2
+_CALLS_BACK = frozenset(map(helper_number, ("for_each_map_elem", "find_vma", "loop", "user_ringbuf_drain")))
 
 
 @dataclass(slots=True)
@@ -66,6 +68,9 @@ def _edges(env: Env, slot: int, insn: Insn, flow: Flow, following: dict[int, lis
         flow.prune.update((slot, after[1]))
     elif insn.code in (GOTO, GOTOL):
         flow.prune.add(after[0])
+    if insn.code == CALL and insn.src == CallKind.HELPER and insn.imm in _CALLS_BACK and not env.rules.callback_once:
+        flow.prune.add(slot)
+        env.callback_slots.add(slot)
     if insn.code == MAY_GOTO or (insn.code == CALL and insn.src == CallKind.KFUNC):
         flow.prune.add(slot)
     return edges

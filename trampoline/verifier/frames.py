@@ -123,8 +123,7 @@ def push_iteration(env: Env, null: Callable[[FuncFrame], None], again: Callable[
     other = env.push_branch(env.slot + 1)
     other.loop_depth += 1
     again(other.frame)
-    env.force_checkpoints.add(env.slot)
-    previous = previous_entry(env.state, env.slot)
+    previous = previous_round(env)
     if previous is not None:
         widen(previous, other)
     null(env.frame)
@@ -160,6 +159,12 @@ def previous_entry(state: State, slot: int) -> State | None:
     while previous is not None and (previous.slot != slot or len(previous.frames) != len(state.frames)):
         previous = previous.parent
     return previous
+
+
+def previous_round(env: Env) -> State | None:
+    """The checkpoint at ``env.slot`` before the one that the path has just made there."""
+    made = env.state.parent
+    return previous_entry(made, env.slot) if made is not None and made.slot == env.slot else None
 
 
 def widen(previous: State, state: State) -> None:

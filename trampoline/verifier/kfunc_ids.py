@@ -5,6 +5,7 @@ from errno import E2BIG
 from trampoline.bpf.insn import CALL, CallKind
 from trampoline.btf import Kind as BtfKind
 from trampoline.errors import BtfError
+from trampoline.helpers.kfuncs import Kf, kfuncs
 from trampoline.verifier.env import Env
 from trampoline.verifier.pointers import is_gpl
 
@@ -12,8 +13,8 @@ _MAX_KFUNCS = 256
 
 
 def check_kfunc_ids(env: Env) -> None:
-    """Before the walk (``add_kfunc_call``): refuses calls of what is no function of this kernel, and calls from programs
-    whose licence is not the GPL.
+    """Before the walk (``add_kfunc_call``): refuses calls of what is no function of this kernel, and calls from
+    programs whose licence is not the GPL.
     """
     known: set[int] = set()
     for slot, insn in enumerate(env.insns):
@@ -33,8 +34,11 @@ def check_kfunc_ids(env: Env) -> None:
             env.refuse(E2BIG, "too many different kernel function calls")
         known.add(insn.imm)
         try:
-            is_function = env.kernel.btf.type(insn.imm).kind is BtfKind.FUNC
+            kind = env.kernel.btf.type(insn.imm)
         except BtfError:
-            is_function = False
-        if not is_function:
+            kind = env.kernel.btf.type(0)
+        if kind.kind is not BtfKind.FUNC:
             env.invalid(f"kernel btf_id {insn.imm & 0xFFFFFFFF} is not a function")
+        kfunc = kfuncs(env.kernel.release).get(kind.name)
+        if kfunc is not None and kfunc.has(Kf.ITER_NEXT):
+            env.force_checkpoints.add(slot)

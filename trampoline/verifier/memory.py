@@ -96,7 +96,6 @@ def check_mem_access(
         check_ctx_access(env, regno, reg.off + off, size, write, value_regno)
         env.fact.pointee = Pointee.CTX
     elif kind is Kind.PTR_TO_BTF_ID and not reg.maybe_null:
-        env.fact.pointee = Pointee.BTF_ID
         check_btf_access(env, regno, off, size, write, value_regno)
     elif kind is Kind.PTR_TO_MEM and not reg.maybe_null:
         _memory(env, regno, reg, off, size, write, value_regno)

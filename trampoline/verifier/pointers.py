@@ -73,8 +73,8 @@ def check_btf_access(env: Env, regno: int, off: int, size: int, write: bool, val
     """``check_ptr_to_btf_access``: ``off`` is the instruction's offset, without the register's.
 
     Refuses, or puts what a load gives into ``value_regno`` (where it is >= 0). Called for every PTR_TO_BTF_ID,
-    or-null and untrusted ones too: it refuses those that may not be followed. The caller notes
-    ``env.fact.pointee``: BTF_ID by default, which this may set to TRUSTED.
+    or-null and untrusted ones too: it refuses those that may not be followed. Notes ``env.fact.pointee``: TRUSTED only
+    where the pointers of all paths are.
     """
     reg = env.reg(regno)
     if reg.maybe_null:
@@ -100,7 +100,7 @@ def check_btf_access(env: Env, regno: int, off: int, size: int, write: bool, val
     if reg.has(Flag.MEM_ALLOC):
         env.unsupported("objects that programs allocate")
     found = _find(env, btf, reg.btf_id, reg.off + off, size)
-    if not env.fact.seen or env.fact.pointee is not Pointee.BTF_ID:
+    if env.fact.pointee is not Pointee.BTF_ID:
         env.fact.pointee = Pointee.TRUSTED if reg.flags & (TRUSTED_MODIFIERS | Flag.MEM_RCU) else Pointee.BTF_ID
     if value_regno >= 0:
         env.set_reg(value_regno, _loaded(env, reg, btf, found))

@@ -12,7 +12,7 @@ from trampoline.verifier.cfg import Flow
 from trampoline.verifier.env import Env
 from trampoline.verifier.fields import check_fields
 from trampoline.verifier.foresight import Foresight
-from trampoline.verifier.frames import call, check_leaks, check_range, clobber, leave, previous_entry, widen
+from trampoline.verifier.frames import call, check_leaks, check_range, clobber, leave, previous_round, widen
 from trampoline.verifier.kfuncs import check_kfunc_call, is_throw
 from trampoline.verifier.kinds import Kind
 from trampoline.verifier.memory import check_mem_access
@@ -208,7 +208,7 @@ def _may_goto(env: Env, insn: Insn) -> None:
     env.may_gotos.add(env.slot)
     other = env.push_branch(env.slot + 1)
     other.may_goto_depth += 1
-    previous = previous_entry(env.state, env.slot)
+    previous = previous_round(env)
     if previous is not None:
         widen(previous, other)
     env.next_slot = env.slot + 1 + insn.off
