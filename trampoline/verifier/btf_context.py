@@ -5,7 +5,8 @@ from importlib.resources import files
 from itertools import accumulate
 
 from trampoline.bpf.uapi import Attach, ProgType
-from trampoline.btf import Btf, Kind as BtfKind, Type
+from trampoline.btf import Btf, Type
+from trampoline.btf import Kind as BtfKind
 from trampoline.errors import BtfError
 from trampoline.verifier.call_rules import CALL_RULES
 from trampoline.verifier.context_field import Access, Field

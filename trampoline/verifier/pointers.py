@@ -35,9 +35,9 @@ _HASHES = (
 )
 _STORAGES = (MapType.SK_STORAGE, MapType.INODE_STORAGE, MapType.TASK_STORAGE, MapType.CGRP_STORAGE)
 MAP_STRUCTS = MappingProxyType(
-    {kind: "bpf_array" for kind in _ARRAYS}
-    | {kind: "bpf_htab" for kind in _HASHES}
-    | {kind: "bpf_local_storage_map" for kind in _STORAGES}
+    dict.fromkeys(_ARRAYS, "bpf_array")
+    | dict.fromkeys(_HASHES, "bpf_htab")
+    | dict.fromkeys(_STORAGES, "bpf_local_storage_map")
     | {
         MapType.LPM_TRIE: "lpm_trie",
         MapType.STACK_TRACE: "bpf_stack_map",

@@ -5,7 +5,7 @@ from errno import EACCES, EINVAL
 from trampoline.bpf.uapi import Attach, ProgType
 from trampoline.verifier.env import Env
 from trampoline.verifier.kinds import Kind
-from trampoline.verifier.lsm import retval_range, returns_nothing
+from trampoline.verifier.lsm import returns_nothing, retval_range
 from trampoline.verifier.scalar import S64_MAX, S64_MIN
 from trampoline.verifier.state import Reg
 from trampoline.verifier.tnum import UNKNOWN, contains, tnum_range

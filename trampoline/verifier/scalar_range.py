@@ -8,7 +8,7 @@ def signed_range(low: int, high: int) -> Scalar:
     """Any 64-bit number from ``low`` to ``high``, inclusive."""
     if low == high:
         return known(low)
-    narrow = S32_MIN <= low and high <= S32_MAX
+    narrow = low >= S32_MIN and high <= S32_MAX
     s32_min, s32_max = (low, high) if narrow else (S32_MIN, S32_MAX)
     if low < 0 <= high:
         return Scalar(UNKNOWN, 0, U64, low, high, 0, U32, s32_min, s32_max)
