@@ -239,6 +239,10 @@ class Btf:
             type_id, kind, self._name(name), 0 if refers else third, third if refers else 0, count, bool(info >> 31)
         )
 
+    def of_kind(self, kind: Kind) -> Iterator[int]:
+        """Type ids of all types of a kind, rising."""
+        return (type_id for type_id, found in enumerate(self._kinds) if found == kind)
+
     def value(self, type_id: int) -> Value:
         """Spelling, size and kind of a type through typedefs, qualifiers, arrays and type tags."""
         self._kind(type_id)

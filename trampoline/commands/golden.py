@@ -17,38 +17,47 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "golden",
         help="compare with recordings of real kernels",
-        description="Regenerate every recorded trampoline, site and call, compile every recorded program, and compare."
-        " Exit status 1 where something differs.",
+        description="Regenerate every recorded trampoline, site and call, compile every recorded program, verify and attach"
+        " every recorded request, and compare. Exit status 1 where something differs.",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="golden file, JSON lines, gzipped or not")
     parser.add_argument("--json", action="store_true", help="print totals and all differences as JSON")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print all differences")
+    parser.add_argument(
+        "--btf",
+        type=Path,
+        metavar="DIR",
+        help="folder of the kernels' BTF, which verdicts need: 6.12.btf.xz, ... (default: ../../btf beside the file)",
+    )
+    parser.add_argument("--category", default="", metavar="C", help="of verdicts: this category's only")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare, print, and say by the exit status whether anything differs."""
     from trampoline.golden.report import compare_files
 
-    report = compare_files(arguments.files)
+    report = compare_files(arguments.files, arguments.btf, arguments.category)
     if arguments.json:
         import json
 
         print(json.dumps(report.to_json(), indent=2))
     else:
-        print_report(report)
+        print_report(report, len(report.mismatches) if arguments.verbose else SHOWN)
     return 0 if report.agrees else 1
 
 
-def print_report(report: "Report") -> None:
-    """Totals as lines, then the first differences."""
+def print_report(report: "Report", shown: int = SHOWN) -> None:
+    """Totals as lines, then the first ``shown`` differences."""
     print(f"{'':8} {'total':>7} {'identical':>10} {'skipped':>8}")
     for name, totals in (("images", report.images), ("sites", report.sites), ("replay", report.replay)):
         print(f"{name:8} {totals.total:7} {totals.identical:10} {totals.skipped:8}")
     _print_jit(report)
-    for difference in report.mismatches[:SHOWN]:
+    _print_verdicts(report)
+    for difference in report.mismatches[:shown]:
         print()
         print_difference(difference)
-    if len(report.mismatches) > SHOWN:
-        print(f"\n{len(report.mismatches) - SHOWN} more differences; --json has them all")
+    if len(report.mismatches) > shown:
+        print(f"\n{len(report.mismatches) - shown} more differences; -v prints them all")
 
 
 def _print_jit(report: "Report") -> None:
@@ -59,6 +68,16 @@ def _print_jit(report: "Report") -> None:
     for category, counts in sorted(report.jit.by_category.items()):
         print(f"{category:10} {counts.total:7} {counts.identical:10}")
     print(f"{'all':10} {report.jit.total:7} {report.jit.identical:10}")
+
+
+def _print_verdicts(report: "Report") -> None:
+    """Outcomes of loading and attaching by category, where a file has them."""
+    if not report.verdicts.total:
+        return
+    print(f"\n{'verdicts':10} {'total':>7} {'agree':>10} {'false accepts':>14} {'unsupported':>12}")
+    rows = [*sorted(report.verdicts.by_category.items()), ("all", report.verdicts)]
+    for name, counts in rows:
+        print(f"{name:10} {counts.total:7} {counts.agree:10} {counts.false_accepts:14} {counts.unsupported:12}")
 
 
 def print_difference(difference: "Difference") -> None:

@@ -13,6 +13,7 @@ from trampoline.golden.fields import Fields, records
 from trampoline.golden.images import TRAMPOLINE, Difference, compare_image
 from trampoline.golden.jit import JitTotals, compare_jit_file
 from trampoline.golden.replay import Outcome, ReplayKernel
+from trampoline.golden.verdicts import VerdictTotals, compare_verdicts
 
 _OURS = (TrampolineError, EmuError, AsmError)
 
@@ -40,13 +41,14 @@ class Totals:
 @dataclass(slots=True)
 class Report:
     """``images``: one each; ``sites``: one target at one moment; ``replay``: one live or attached case; ``jit``: one
-    function of a program.
+    function of a program; ``verdicts``: one program that was loaded and attached.
     """
 
     images: Totals = field(default_factory=Totals)
     sites: Totals = field(default_factory=Totals)
     replay: Totals = field(default_factory=Totals)
     jit: JitTotals = field(default_factory=JitTotals)
+    verdicts: VerdictTotals = field(default_factory=VerdictTotals)
     mismatches: list[Difference] = field(default_factory=list)
 
     def add(self, other: "Report") -> None:
@@ -55,6 +57,7 @@ class Report:
         self.sites.add(other.sites)
         self.replay.add(other.replay)
         self.jit.add(other.jit)
+        self.verdicts.add(other.verdicts)
         self.mismatches += other.mismatches
 
     @property
@@ -64,7 +67,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values."""
-        return asdict(self)
+        return asdict(self) | {"verdicts": self.verdicts.to_json()}
 
 
 class Comparison:
@@ -149,11 +152,19 @@ _KINDS = {
 """Fields that every line of a kind has, and those before it have not."""
 
 
-def compare_files(paths: Iterable[Path]) -> Report:
-    """Compare every case of some golden files. Raises GoldenError for a damaged or foreign file."""
+def compare_files(paths: Iterable[Path], btf_folder: Path | None = None, category: str = "") -> Report:
+    """Compare every case of some golden files; of recordings of verdicts, those of a category where one is given.
+
+    ``btf_folder`` has the kernels' BTF, which verdicts need. Raises GoldenError for a damaged or foreign file.
+    """
     report = Report()
     for path in paths:
-        report.add(_COMPARE[file_kind(path)](path))
+        kind = file_kind(path)
+        if kind == "verdicts":
+            totals, differences = compare_verdicts(path, btf_folder, category)
+            report.add(Report(verdicts=totals, mismatches=differences))
+        else:
+            report.add(_COMPARE[kind](path))
     return report
 
 
@@ -172,8 +183,4 @@ def _compare_jit(path: Path) -> Report:
     return Report(jit=totals, mismatches=differences)
 
 
-def _compare_verdicts(path: Path) -> Report:
-    raise GoldenError(f"{path}: recordings of verdicts are not compared yet")
-
-
-_COMPARE = {"trampolines": _compare_trampolines, "jit": _compare_jit, "verdicts": _compare_verdicts}
+_COMPARE = {"trampolines": _compare_trampolines, "jit": _compare_jit}

@@ -52,9 +52,11 @@ class Fixups:
             program.target,
         )
         self.tail_calls: list[TailCall] = []
+        self._several = False
 
     def run(self, code: Code) -> None:
         """Rewrites a program. Raises RewriteError where an address is not known or something is not modelled."""
+        self._several = len(code.starts) > 1
         function_of = code.function_of()
         bounded = {function_of[id(node)] for node in code.nodes if node.insn.code == MAY_GOTO}
         slots = 16 if self._flavour.may_goto is MayGoto.TIMED else 8
@@ -94,15 +96,19 @@ class Fixups:
             case Imm64.MAP_FD | Imm64.MAP_IDX:
                 if index >= len(env.maps):
                     raise RewriteError(f"the address of map {index} is not known")
-                node.insn = ops.address(insn.dst, env.maps[index])
+                value = env.maps[index]
             case Imm64.MAP_VALUE | Imm64.MAP_IDX_VALUE:
                 if index not in env.map_values:
                     raise RewriteError(f"where values of map {index} are is not known")
-                node.insn = ops.address(insn.dst, env.map_values[index] + offset)
+                value = env.map_values[index] + offset
             case Imm64.BTF_ID:
                 if index not in env.objects:
                     raise RewriteError(f"the address of the variable with BTF id {index} is not known")
-                node.insn = ops.address(insn.dst, env.objects[index])
+                value = env.objects[index]
+            case _:
+                return
+        # The mark of what it was is taken away when the functions of a program are compiled already.
+        node.insn = replace(insn, src=insn.src if self._several else 0, imm=value)
 
     def _may_goto(self, node: Node, slot: int) -> Made:
         ax = self._flavour.ax

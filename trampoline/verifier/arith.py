@@ -113,10 +113,7 @@ def _mul(w: _Width, a: _Range, b: _Range, _bits: Tnum, how: Tightness) -> _Range
 
 
 def _bitwise(w: _Width, a: _Range, b: _Range, umin: int, umax: int, how: Tightness) -> _Range:
-    if how.casts_bitwise:
-        same_sign = w.signed(umin) <= w.signed(umax)
-    else:
-        same_sign = a.smin >= 0 and b.smin >= 0
+    same_sign = w.signed(umin) <= w.signed(umax) if how.casts_bitwise else a.smin >= 0 and b.smin >= 0
     if same_sign:
         return _Range(umin, umax, w.signed(umin), w.signed(umax))
     return _Range(umin, umax, w.smin, w.smax)

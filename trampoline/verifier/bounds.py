@@ -10,12 +10,12 @@ from trampoline.verifier.scalar import (
     UNKNOWN_SCALAR,
     Scalar,
     known,
-    s32,
     s64,
 )
 from trampoline.verifier.tnum import U32, U64, Tnum, intersect, tnum_range
 
 _HIGH = U64 ^ U32
+_SIGN32, _SIGN64 = 1 << 31, 1 << 63
 
 
 class Bounds:
@@ -76,25 +76,41 @@ class Bounds:
     def from_bits(self) -> None:
         """Bounds that the known bits imply (``__update_reg_bounds``)."""
         value, mask = self.bits
+        if mask == U64:
+            return
         top = value | mask
-        self.umin = max(self.umin, value)
-        self.umax = min(self.umax, top)
-        sign = 1 << 63
-        self.smin = max(self.smin, s64(value | (mask & sign)))
-        self.smax = min(self.smax, s64(value | (mask & (sign - 1))))
-        low_value, low_mask = value & U32, mask & U32
-        self.u32_min = max(self.u32_min, low_value)
-        self.u32_max = min(self.u32_max, low_value | low_mask)
-        sign = 1 << 31
-        self.s32_min = max(self.s32_min, s32(low_value | (low_mask & sign)))
-        self.s32_max = min(self.s32_max, s32(low_value | (low_mask & (sign - 1))))
+        if value > self.umin:
+            self.umin = value
+        if top < self.umax:
+            self.umax = top
+        low = value | (mask & _SIGN64)
+        low -= (low & _SIGN64) << 1
+        top = value | (mask & ~_SIGN64)
+        top -= (top & _SIGN64) << 1
+        if low > self.smin:
+            self.smin = low
+        if top < self.smax:
+            self.smax = top
+        value, mask = value & U32, mask & U32
+        if mask == U32:
+            return
+        top = value | mask
+        if value > self.u32_min:
+            self.u32_min = value
+        if top < self.u32_max:
+            self.u32_max = top
+        low = value | (mask & _SIGN32)
+        low -= (low & _SIGN32) << 1
+        top = value | (mask & ~_SIGN32)
+        top -= (top & _SIGN32) << 1
+        if low > self.s32_min:
+            self.s32_min = low
+        if top < self.s32_max:
+            self.s32_max = top
 
     def to_bits(self) -> None:
         """Known bits that the unsigned bounds imply (``__reg_bound_offset``)."""
-        if self.umin <= self.umax:
-            bits = intersect(self.bits, tnum_range(self.umin, self.umax))
-        else:
-            bits = self.bits
+        bits = intersect(self.bits, tnum_range(self.umin, self.umax)) if self.umin <= self.umax else self.bits
         if self.u32_min <= self.u32_max:
             low = intersect(Tnum(bits.value & U32, bits.mask & U32), tnum_range(self.u32_min, self.u32_max))
             bits = Tnum(bits.value & _HIGH | low.value & U32, bits.mask & _HIGH | low.mask & U32)
@@ -138,56 +154,72 @@ def _signed(number: int, half: int) -> int:
 
 
 def sync_mixed(b: Bounds) -> Scalar:
-    """As since 6.8: all kinds of bounds tighten each other (``__reg_deduce_bounds`` twice)."""
+    """As since 6.8: all kinds of bounds tighten each other (``__reg_deduce_bounds``), twice at most."""
     if not b.bits.mask:
         return known(b.bits.value)
     b.from_bits()
     for _ in range(2):
+        before = (b.umin, b.umax, b.smin, b.smax, b.u32_min, b.u32_max, b.s32_min, b.s32_max)
         _deduce32(b)
         _deduce64(b)
         _deduce_halves(b)
+        if before == (b.umin, b.umax, b.smin, b.smax, b.u32_min, b.u32_max, b.s32_min, b.s32_max):
+            break
     b.to_bits()
+    if not b.bits.mask:
+        return known(b.bits.value)
     b.from_bits()
     return b.frozen()
 
 
 def _deduce32(b: Bounds) -> None:
-    if b.umin >> 32 == b.umax >> 32:
-        low, high = b.umin & U32, b.umax & U32
-        b.u32_min, b.u32_max = max(b.u32_min, low), min(b.u32_max, high)
-        if s32(low) <= s32(high):
-            b.s32_min, b.s32_max = max(b.s32_min, s32(low)), min(b.s32_max, s32(high))
-    if b.smin >> 32 == b.smax >> 32:
-        low, high = b.smin & U32, b.smax & U32
-        if low <= high:
-            b.u32_min, b.u32_max = max(b.u32_min, low), min(b.u32_max, high)
-        if s32(low) <= s32(high):
-            b.s32_min, b.s32_max = max(b.s32_min, s32(low)), min(b.s32_max, s32(high))
+    umin, umax, smin, smax = b.umin, b.umax, b.smin, b.smax
+    u32_min, u32_max, s32_min, s32_max = b.u32_min, b.u32_max, b.s32_min, b.s32_max
+    low_umin, low_umax = ((umin & U32) ^ _SIGN32) - _SIGN32, ((umax & U32) ^ _SIGN32) - _SIGN32
+    low_smin, low_smax = ((smin & U32) ^ _SIGN32) - _SIGN32, ((smax & U32) ^ _SIGN32) - _SIGN32
+    high, next_high = umin >> 32, umax >> 32
+    if high == next_high:
+        u32_min, u32_max = max(u32_min, umin & U32), min(u32_max, umax & U32)
+        if low_umin <= low_umax:
+            s32_min, s32_max = max(s32_min, low_umin), min(s32_max, low_umax)
     # The upper halves are neighbours around zero: the lower ones run from negative to positive.
-    if (b.umin >> 32) + 1 & U32 == b.umax >> 32 and s32(b.umin) < 0 <= s32(b.umax):
-        b.s32_min, b.s32_max = max(b.s32_min, s32(b.umin)), min(b.s32_max, s32(b.umax))
-    if (b.smin >> 32) + 1 == b.smax >> 32 and s32(b.smin) < 0 <= s32(b.smax):
-        b.s32_min, b.s32_max = max(b.s32_min, s32(b.smin)), min(b.s32_max, s32(b.smax))
-    if s32(b.u32_min) <= s32(b.u32_max):
-        b.s32_min, b.s32_max = max(b.s32_min, s32(b.u32_min)), min(b.s32_max, s32(b.u32_max))
-    if b.s32_min & U32 <= b.s32_max & U32:
-        b.u32_min, b.u32_max = max(b.s32_min & U32, b.u32_min), min(b.s32_max & U32, b.u32_max)
+    elif high + 1 & U32 == next_high and low_umin < 0 <= low_umax:
+        s32_min, s32_max = max(s32_min, low_umin), min(s32_max, low_umax)
+    high, next_high = smin >> 32, smax >> 32
+    if high == next_high:
+        low, top = smin & U32, smax & U32
+        if low <= top:
+            u32_min, u32_max = max(u32_min, low), min(u32_max, top)
+        if low_smin <= low_smax:
+            s32_min, s32_max = max(s32_min, low_smin), min(s32_max, low_smax)
+    elif high + 1 == next_high and low_smin < 0 <= low_smax:
+        s32_min, s32_max = max(s32_min, low_smin), min(s32_max, low_smax)
+    low, top = ((u32_min & U32) ^ _SIGN32) - _SIGN32, ((u32_max & U32) ^ _SIGN32) - _SIGN32
+    if low <= top:
+        s32_min, s32_max = max(s32_min, low), min(s32_max, top)
+    low, top = s32_min & U32, s32_max & U32
+    if low <= top:
+        u32_min, u32_max = max(low, u32_min), min(top, u32_max)
+    b.u32_min, b.u32_max, b.s32_min, b.s32_max = u32_min, u32_max, s32_min, s32_max
 
 
 def _deduce64(b: Bounds) -> None:
-    if s64(b.umin) <= s64(b.umax):
-        b.smin, b.smax = max(b.smin, s64(b.umin)), min(b.smax, s64(b.umax))
-    if b.smin & U64 <= b.smax & U64:
-        b.umin, b.umax = max(b.smin & U64, b.umin), min(b.smax & U64, b.umax)
+    low, top = ((b.umin & U64) ^ _SIGN64) - _SIGN64, ((b.umax & U64) ^ _SIGN64) - _SIGN64
+    if low <= top:
+        b.smin, b.smax = max(b.smin, low), min(b.smax, top)
+    low, top = b.smin & U64, b.smax & U64
+    if low <= top:
+        b.umin, b.umax = max(low, b.umin), min(top, b.umax)
 
 
 def _deduce_halves(b: Bounds) -> None:
     """64-bit bounds whose lower halves are outside the 32-bit ones move inwards (``__reg_deduce_mixed_bounds``)."""
-    low, high = b.umin & _HIGH | b.u32_min, b.umax & _HIGH | b.u32_max
-    b.umin, b.umax = max(b.umin, low), min(b.umax, high)
-    slow = s64(b.smin & U64 & _HIGH | b.u32_min)
-    shigh = s64(b.smax & U64 & _HIGH | b.u32_max)
-    b.smin, b.smax = max(b.smin, slow), min(b.smax, shigh)
+    u32_min, u32_max = b.u32_min, b.u32_max
+    if u32_min or u32_max != U32:
+        b.umin = max(b.umin, b.umin & _HIGH | u32_min)
+        b.umax = min(b.umax, b.umax & _HIGH | u32_max)
+        b.smin = max(b.smin, (b.smin >> 32 << 32) + u32_min)
+        b.smax = min(b.smax, (b.smax >> 32 << 32) + u32_max)
     # A number that fits int and is not negative as one is what its lower half says.
     if b.s32_min >= 0 and b.smin >= S32_MIN and b.smax <= S32_MAX:
         b.smin, b.smax = b.s32_min, b.s32_max

@@ -152,6 +152,12 @@ def _argument(env: Env, target: Target, index: int, type_id: int, access: Access
     return Field(Kind.PTR_TO_BTF_ID, flags, btf, pointed.id)
 
 
+def kernel_context(env: Env, prog_type: int) -> int:
+    """Type id of the kernel's own struct behind the context of a program type; 0: none is known."""
+    known = [struct for kind, (_, struct) in _CONTEXTS.items() if kind == prog_type]
+    return env.kernel.btf.struct_named(known[0]) if known else 0
+
+
 def _trusted(env: Env) -> bool:
     """``prog_args_trusted``."""
     if env.program.prog_type == ProgType.LSM:
@@ -185,7 +191,7 @@ def _tracepoint_nulls(env: Env, target: Target, index: int) -> tuple[bool, bool]
 def _listed_nulls() -> dict[str, dict[int, str]]:
     """``raw_tp_null_args``: tracepoint to the marks of its arguments."""
     found: dict[str, dict[int, str]] = {}
-    text = (files(__package__) / "tracepoint_nulls.txt").read_text(encoding="utf-8")
+    text = (files(__package__) / "data" / "tracepoint_nulls.txt").read_text(encoding="utf-8")
     for line in text.splitlines():
         if line and not line.startswith("#"):
             name, *marks = line.split()

@@ -106,8 +106,8 @@ class CallRules:
     """An array's element with a constant index in range is there (6.14)."""
     map_owner_fault: str
     """What bpf_tail_call is refused with whose map is no prog array."""
-    leak: str
-    """What a tail call is refused with while a reference is held."""
+    func_ip_kinds: str
+    """Programs that bpf_get_func_ip is for, as its refusal says."""
 
 
 CALL_RULES = {
@@ -125,7 +125,7 @@ CALL_RULES = {
         cpu_number_bounded=False,
         elides_null=False,
         map_owner_fault="kernel subsystem misconfigured verifier",
-        leak="tail_call would lead to reference leak",
+        func_ip_kinds="fentry/fexit/fmod_ret",
     ),
     "6.12": CallRules(
         MappingProxyType(_newer(_MEM_6_12)),
@@ -141,7 +141,7 @@ CALL_RULES = {
         cpu_number_bounded=True,
         elides_null=False,
         map_owner_fault="kernel subsystem misconfigured verifier",
-        leak="tail_call would lead to reference leak",
+        func_ip_kinds="fentry/fexit/fmod_ret",
     ),
     "7.2": CallRules(
         MappingProxyType(_newer(_MEM_7_2)),
@@ -157,6 +157,6 @@ CALL_RULES = {
         cpu_number_bounded=True,
         elides_null=True,
         map_owner_fault="expected prog array map for tail call",
-        leak="tail_call would lead to reference leak",
+        func_ip_kinds="fentry/fexit/fsession/fmod_ret",
     ),
 }

@@ -1,10 +1,23 @@
 """The verification of one program: what is done in which order (``bpf_check``)."""
 
+from errno import E2BIG
+
+from trampoline.bpf.insn import LD_IMM64, MAY_GOTO
 from trampoline.bpf.program import Program
+from trampoline.prog import Uses
+from trampoline.verifier.cfg import Flow, check_cfg
+from trampoline.verifier.depth import check_depth, order_by_calls
 from trampoline.verifier.env import Capabilities, Env
+from trampoline.verifier.fields import check_code, check_fields
+from trampoline.verifier.imm64 import resolve
 from trampoline.verifier.kernel import KernelView
+from trampoline.verifier.kinds import Kind
+from trampoline.verifier.layout import check_functions, find_functions, slots_of
+from trampoline.verifier.programs import set_global_arguments, set_main_arguments
 from trampoline.verifier.result import Verified
+from trampoline.verifier.state import FuncFrame, Reg, State
 from trampoline.verifier.target import Target
+from trampoline.verifier.walk import INSN_LIMIT, walk
 
 
 def bpf_check(
@@ -13,11 +26,99 @@ def bpf_check(
     target: Target | None = None,
     *,
     capabilities: Capabilities | None = None,
-    log_level: int = 2,
+    log_level: int = 1,
 ) -> Verified:
     """Verifies a program whose load attributes and target are checked.
 
-    Raises VerifierError where the kernel refuses, Unsupported where verifier-lite cannot say.
+    ``log_level`` 1 gives the log of the path that fails, 2 that of all paths, with registers. Raises VerifierError
+    where the kernel refuses, Unsupported where verifier-lite cannot say.
     """
     env = Env(program, kernel, target, capabilities, log_level)
-    env.unsupported("programs")
+    if len(env.insns) > INSN_LIMIT:
+        env.refuse(E2BIG, "")
+    find_functions(env)
+    check_functions(env)
+    _check_insns(env)
+    flow = check_cfg(env)
+    if env.rules.call_loops_by_order:
+        order_by_calls(env)
+    if env.rules.main_first:
+        _verify_main(env, flow)
+        _verify_called_globals(env, flow)
+    else:
+        for number, function in enumerate(env.subprogs):
+            if number and function.is_global and env.subprog_types:
+                _verify_global(env, flow, number)
+        _verify_main(env, flow)
+    check_depth(env)
+    return _result(env)
+
+
+def _check_insns(env: Env) -> None:
+    """Every instruction by itself, reached or not."""
+    for slot, insn in enumerate(env.insns):
+        if insn is None:
+            continue
+        env.slot = slot
+        if env.rules.fields_first:
+            check_code(env, insn)
+            check_fields(env, insn)
+        if insn.code == LD_IMM64:
+            resolve(env, insn)
+        if not env.rules.fields_first:
+            check_code(env, insn)
+        if insn.code == MAY_GOTO:
+            env.force_checkpoints.add(slot)
+            env.may_gotos.add(slot)
+
+
+def _verify_main(env: Env, flow: Flow) -> None:
+    start = _begin(env, 0)
+    set_main_arguments(env)
+    walk(env, flow, start, 0)
+
+
+def _verify_called_globals(env: Env, flow: Flow) -> None:
+    """Each global function that a verified one calls, until there is no new one."""
+    verified: set[int] = set()
+    while waiting := sorted(env.called_globals - verified):
+        number = waiting[0]
+        verified.add(number)
+        _verify_global(env, flow, number)
+
+
+def _verify_global(env: Env, flow: Flow, number: int) -> None:
+    env.say(f"Validating {env.subprogs[number].name}() func#{number}...")
+    start = _begin(env, number)
+    set_global_arguments(env, number)
+    walk(env, flow, start, env.subprogs[number].start)
+    env.say(f"Func#{number} is safe for any args that match its prototype")
+
+
+def _begin(env: Env, subprog: int) -> State:
+    frame = FuncFrame(subprog, 0, -1)
+    frame.regs[10] = Reg(Kind.PTR_TO_STACK)
+    state = State(frame)
+    state.in_sleepable = env.program.sleepable
+    env.state, env.frame = state, frame
+    env.slot = env.subprogs[subprog].start
+    return state
+
+
+def _result(env: Env) -> Verified:
+    return Verified(
+        env.program,
+        [env.facts[slot] for slot in slots_of(env)],
+        env.subprogs,
+        Uses(
+            func_ip="func_ip" in env.uses,
+            arg_cnt="arg_cnt" in env.uses,
+            run_ctx="run_ctx" in env.uses,
+            session_cookie="session_cookie" in env.uses,
+        ),
+        frozenset(env.accessed_args),
+        env.accesses_ret,
+        env.max_ctx_offset,
+        tuple(env.maps),
+        env.final_log(),
+    )

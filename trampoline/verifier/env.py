@@ -1,8 +1,8 @@
 """The state of one verification: the program, what is learnt of it, the current path, and the log."""
 
 from dataclasses import dataclass
-from errno import EACCES, EINVAL
-from typing import NoReturn
+from errno import E2BIG, EACCES, EINVAL
+from typing import NamedTuple, NoReturn
 
 from trampoline.bpf.insn import Insn
 from trampoline.bpf.program import MapSpec, Program
@@ -33,6 +33,19 @@ class Capabilities:
     def uninit_stack(self) -> bool:
         """``bpf_allow_uninit_stack``."""
         return self.perfmon
+
+
+MAX_PENDING = 8192
+"""BPF_COMPLEXITY_LIMIT_JMP_SEQ."""
+
+
+class Pending(NamedTuple):
+    """A path that waits."""
+
+    state: State
+    slot: int
+    from_slot: int
+    log_length: int
 
 
 class Env:
@@ -79,6 +92,26 @@ class Env:
         """The innermost frame of ``state``. A rule that pushes a frame keeps the old one at hand in a variable."""
         self.strict_alignment = bool(program.flags & ProgFlag.STRICT_ALIGNMENT)
         self.processed = 0
+        self.next_slot = 0
+        """Where the path goes on; the walk sets it to the slot behind, a jump to another."""
+        self.pending: list[Pending] = []
+        """Paths that are to be walked, the next one last."""
+        self.entered_callback: FuncFrame | None = None
+        """A callback's frame, to be entered when the call's check is done."""
+        self.callback_slots: set[int] = set()
+        """Calls that call back."""
+        self.force_checkpoints: set[int] = set()
+        """Calls of an iterator's next, and may_goto: their states are always kept."""
+        self.may_gotos: set[int] = set()
+        self.pointer_kinds: dict[int, Kind] = {}
+        """What the base of a load or store was when it was first walked."""
+        self.checked_fields = bytearray(len(self.insns))
+        self.texts: dict[int, str] = {}
+        """Lines of the log by slot."""
+        self.line_at = {line.slot: line for line in program.lines}
+        self.async_entries: dict[int, int] = {}
+        self.called_globals: set[int] = set()
+        """Global functions that some path calls, which are to be verified themselves."""
         self.last_id = 0
         # What Verified says of the whole program.
         self.uses: set[str] = set()
@@ -135,6 +168,18 @@ class Env:
         """Notes that the program uses this map."""
         if not any(spec is used for used in self.maps):
             self.maps.append(spec)
+
+    # Paths
+
+    def push_branch(self, slot: int) -> State:
+        """A copy of the current path, which is walked from ``slot`` on later. Give it what it has of its own."""
+        other = self.state.copy()
+        if other.parent is not None:
+            other.parent.branches += 1
+        self.pending.append(Pending(other, slot, self.slot, len(self.log)))
+        if len(self.pending) > MAX_PENDING:
+            self.refuse(E2BIG, f"The sequence of {len(self.pending)} jumps is too complex.")
+        return other
 
     # What is said
 

@@ -47,9 +47,8 @@ def is_known(code: int, rules: Rules) -> bool:
 def check_code(env: Env, insn: Insn) -> None:
     """What is checked of every instruction before control flow: its code, and fields of loads and stores."""
     cls = insn.code & 7
-    if cls == Cls.LDX and (insn.mode not in (Mode.MEM, Mode.MEMSX) or insn.imm):
-        if insn.mode in (Mode.MEM, Mode.MEMSX) or is_known(insn.code, env.rules):
-            env.invalid("BPF_LDX uses reserved fields")
+    if cls == Cls.LDX and insn.mode in (Mode.MEM, Mode.MEMSX) and insn.imm:
+        env.invalid("BPF_LDX uses reserved fields")
     if insn.code == LD_IMM64:
         return
     if not is_known(insn.code, env.rules):
@@ -146,8 +145,9 @@ def _check_jump(env: Env, insn: Insn, is32: bool) -> None:
         if insn.code != EXIT or insn.imm or insn.src or insn.dst:
             env.invalid("BPF_EXIT uses reserved fields")
     elif op == Jmp.JCOND:
-        if insn.code != MAY_GOTO or insn.src or insn.dst or insn.imm:
-            env.invalid(f"invalid may_goto imm {insn.imm}")
+        nowhere = not insn.off and not env.rules.may_goto_nowhere
+        if insn.code != MAY_GOTO or insn.src or insn.dst or insn.imm or nowhere:
+            env.invalid(f"invalid may_goto off {insn.off} imm {insn.imm}")
     else:
         if insn.imm if from_reg else insn.src:
             env.invalid("BPF_JMP/JMP32 uses reserved fields")

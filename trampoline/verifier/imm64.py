@@ -4,40 +4,18 @@ from errno import E2BIG, EBADF, EINVAL, ENOENT
 
 from trampoline.bpf.insn import Imm64, Insn
 from trampoline.bpf.program import MapSpec
-from trampoline.bpf.uapi import MapType, ProgType
+from trampoline.bpf.uapi import MapType
 from trampoline.btf import Kind as BtfKind
 from trampoline.errors import BtfError
 from trampoline.verifier.env import Env
 from trampoline.verifier.kinds import Flag, Kind
 from trampoline.verifier.layout import target_of
+from trampoline.verifier.map_calls import check_map_prog_compatibility
 from trampoline.verifier.state import Reg, known_reg
 
 MAX_USED_MAPS = 64
 MAX_VAR_OFF = 1 << 29
 _EPROTO = 71
-_SLEEPABLE_MAPS = frozenset(
-    {
-        MapType.HASH,
-        MapType.LRU_HASH,
-        MapType.ARRAY,
-        MapType.PERCPU_HASH,
-        MapType.PERCPU_ARRAY,
-        MapType.LRU_PERCPU_HASH,
-        MapType.ARRAY_OF_MAPS,
-        MapType.HASH_OF_MAPS,
-        MapType.RINGBUF,
-        MapType.USER_RINGBUF,
-        MapType.INODE_STORAGE,
-        MapType.SK_STORAGE,
-        MapType.TASK_STORAGE,
-        MapType.CGRP_STORAGE,
-        MapType.QUEUE,
-        MapType.STACK,
-        MapType.ARENA,
-        MapType.INSN_ARRAY,
-    }
-)
-"""Maps that a sleepable program may use (``check_map_prog_compatibility``)."""
 
 
 def resolve(env: Env, insn: Insn) -> None:
@@ -54,7 +32,7 @@ def resolve(env: Env, insn: Insn) -> None:
     if insn.src not in (Imm64.MAP_FD, Imm64.MAP_VALUE) or (insn.src == Imm64.MAP_FD and insn.imm >> 32):
         env.invalid("unrecognized bpf_ld_imm64 insn")
     spec = map_of(env, insn)
-    _check_compatible(env, spec)
+    check_map_prog_compatibility(env, spec)
     if insn.src == Imm64.MAP_VALUE:
         _check_direct_value(env, spec, insn.imm >> 32)
     env.use_map(spec)
@@ -71,19 +49,6 @@ def map_of(env: Env, insn: Insn) -> MapSpec:
     if spec.type == MapType.UNSPEC:
         env.refuse(EINVAL, f"fd {number} is not pointing to valid bpf_map")
     return spec
-
-
-def _check_compatible(env: Env, spec: MapSpec) -> None:
-    if env.program.sleepable and spec.type not in _SLEEPABLE_MAPS:
-        env.invalid("Sleepable programs can only use array, hash, ringbuf and local storage maps")
-    if spec.type == MapType.STRUCT_OPS:
-        env.invalid("bpf_struct_ops map cannot be used in prog")
-    if spec.type in (MapType.CGROUP_STORAGE, MapType.PERCPU_CGROUP_STORAGE) and env.program.prog_type in (
-        ProgType.TRACING,
-        ProgType.LSM,
-        ProgType.RAW_TRACEPOINT,
-    ):
-        env.unsupported("cgroup storage")
 
 
 def _check_direct_value(env: Env, spec: MapSpec, off: int) -> None:

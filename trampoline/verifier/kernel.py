@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from trampoline.btf import Btf
+from trampoline.verifier.lists import Names, names
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -11,3 +12,13 @@ class KernelView:
 
     release: str
     btf: Btf
+    cpus: int = 1
+    """CPUs that it may have (``nr_cpu_ids``)."""
+
+    def names(self, list_name: str) -> Names:
+        """A list of functions as this release has it: the files of ``trampoline/verifier/data``."""
+        return names(list_name, self.release)
+
+    def has_address(self, name: str) -> bool:
+        """Whether kallsyms knows the function: BTF has a few that the linker left out or the compiler renamed."""
+        return name not in self.names("no_address")

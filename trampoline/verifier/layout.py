@@ -5,7 +5,7 @@ from errno import E2BIG, EPERM
 from trampoline.bpf.insn import CALL, EXIT, GOTO, GOTOL, GOTOX, CallKind, Cls, Insn, Jmp, Mode, places
 from trampoline.verifier.env import Env
 from trampoline.verifier.fields import is_call_of_function, is_function_address
-from trampoline.verifier.kfuncs import check_kfunc_ids
+from trampoline.verifier.kfunc_ids import check_kfunc_ids
 from trampoline.verifier.result import SubprogFacts
 
 MAX_SUBPROGS = 256

@@ -3,31 +3,16 @@
 from trampoline.bpf.uapi import Attach, ProgType
 from trampoline.verifier.call_rules import CALL_RULES
 from trampoline.verifier.env import Env
+from trampoline.verifier.lists import names
 
-BOOL_HOOKS = frozenset(
-    {"bpf_lsm_xfrm_state_pol_flow_match", "bpf_lsm_audit_rule_known", "bpf_lsm_inode_xattr_skipcap"}
-)
+BOOL_HOOKS = frozenset({"bpf_lsm_xfrm_state_pol_flow_match", "bpf_lsm_audit_rule_known", "bpf_lsm_inode_xattr_skipcap"})
 """Hooks that say yes or no."""
-UNTRUSTED_HOOKS = frozenset(
-    {
-        "bpf_lsm_bpf_map_free",
-        "bpf_lsm_bpf_map_free_security",
-        "bpf_lsm_bpf_prog_free",
-        "bpf_lsm_bpf_prog_free_security",
-        "bpf_lsm_file_alloc_security",
-        "bpf_lsm_file_free_security",
-        "bpf_lsm_sk_alloc_security",
-        "bpf_lsm_sk_free_security",
-        "bpf_lsm_task_free",
-    }
-)
-"""Hooks whose argument is being made or freed."""
 MAX_ERRNO = 4095
 
 
 def is_trusted_hook(release: str, hook: str) -> bool:
     """Whether a hook's arguments are trusted (``bpf_lsm_is_trusted``)."""
-    return CALL_RULES[release].trusted and hook not in UNTRUSTED_HOOKS
+    return CALL_RULES[release].trusted and hook not in names("lsm_untrusted", release)
 
 
 def returns_nothing(env: Env) -> bool:

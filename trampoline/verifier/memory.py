@@ -22,7 +22,18 @@ from trampoline.verifier.stack import write as write_stack
 from trampoline.verifier.state import UNKNOWN_REG, Reg
 from trampoline.verifier.tnum import Tnum, add, is_aligned
 
-MAX_VAR_OFF = 1 << 29
+__all__ = [
+    "check_helper_mem_access",
+    "check_map_access",
+    "check_mem_access",
+    "check_mem_region",
+    "check_mem_size_reg",
+    "check_ptr_off_reg",
+    "check_stack_range",
+    "is_sign_extending",
+    "mark_written",
+]
+
 MAX_VAR_SIZ = 1 << 29
 _UNMODELLED = frozenset(
     {
@@ -250,7 +261,9 @@ def check_stack_range(
         raw = False
     if raw:
         return size
-    check_initialised(env, regno, frame_of(env, reg), low, high + size, off, size, clobber=write)
+    check_initialised(
+        env, regno, frame_of(env, reg), low, high + size, off, size, clobber=write or env.rules.clobbers_read
+    )
     return 0
 
 

@@ -64,8 +64,8 @@ def check_map_type(env: Env, regno: int, off: int, size: int, *, write: bool) ->
 
 
 def check_map_access(env: Env, regno: int, off: int, size: int, *, zero_ok: bool = False, direct: bool = False) -> None:
-    """``check_map_access``: ``size`` bytes at PTR_TO_MAP_VALUE ``regno`` are within the value; ``off`` has the register's
-    constant offset in it. ``direct``: by an instruction, for which a kptr is not just refused.
+    """``check_map_access``: ``size`` bytes at a PTR_TO_MAP_VALUE are within the value; ``off`` has the
+    register's constant offset in it. ``direct``: by an instruction, for which a kptr is not just refused.
     """
     reg = env.frame.regs[regno]
     spec = reg.map

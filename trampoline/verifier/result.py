@@ -44,6 +44,8 @@ class InsnFacts:
     loop_callback: int = 0
     """Its callback's function number."""
     callback_flags: int = 0
+    calls_seen: bool = False
+    """Of a call: some path called it before, so that what is noted of it is the common part."""
 
 
 @dataclass(slots=True)

@@ -73,9 +73,7 @@ def program_range(env: Env) -> tuple[int, int] | None:
     return None
 
 
-def _enforce(
-    env: Env, reg: Reg, regno: int, entity: str, allowed: tuple[int, int], *, narrow: bool = False
-) -> None:
+def _enforce(env: Env, reg: Reg, regno: int, entity: str, allowed: tuple[int, int], *, narrow: bool = False) -> None:
     """Refuses a register that may hold something else than ``allowed``; ``narrow``: as an int."""
     low, high = allowed
     if not reg.is_scalar:

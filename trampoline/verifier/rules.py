@@ -67,6 +67,14 @@ class Rules:
     """A size that may be zero is refused with its bounds (6.8)."""
     ctx_fixed_off: bool
     """A context pointer that was moved by a constant may be used (7.0)."""
+    clobbers_read: bool
+    """Stack that a call only reads is taken to be written too (until 6.13)."""
+    trusts_more_pointers: bool
+    """Trusted kernel pointers and memory are known not to be NULL (6.3)."""
+    compares_same: bool
+    """A comparison of a register with itself is decided (6.19)."""
+    may_goto_nowhere: bool
+    """may_goto may have the offset 0 (6.15)."""
     ctx_store_imm: bool
     """ST into the context may be valid (6.4)."""
     linked_offsets: bool
@@ -110,6 +118,10 @@ RULES = {
             links_low_half=False,
             names_zero_size=False,
             ctx_fixed_off=False,
+            clobbers_read=True,
+            trusts_more_pointers=False,
+            compares_same=False,
+            may_goto_nowhere=False,
             ctx_store_imm=False,
             linked_offsets=False,
             live_registers=False,
@@ -142,6 +154,10 @@ RULES = {
             links_low_half=True,
             names_zero_size=True,
             ctx_fixed_off=False,
+            clobbers_read=True,
+            trusts_more_pointers=True,
+            compares_same=False,
+            may_goto_nowhere=False,
             ctx_store_imm=True,
             linked_offsets=True,
             live_registers=False,
@@ -182,6 +198,10 @@ RULES = {
             links_low_half=True,
             names_zero_size=True,
             ctx_fixed_off=True,
+            clobbers_read=False,
+            trusts_more_pointers=True,
+            compares_same=True,
+            may_goto_nowhere=True,
             ctx_store_imm=True,
             linked_offsets=True,
             live_registers=True,

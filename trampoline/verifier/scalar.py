@@ -59,7 +59,7 @@ def known(number: int) -> Scalar:
     """Exactly this number, of which the low 64 bits count."""
     low = number & U64
     low32 = number & U32
-    signed, signed32 = s64(low), s32(low)
+    signed, signed32 = (low ^ 1 << 63) - (1 << 63), (low32 ^ 1 << 31) - (1 << 31)
     return Scalar(Tnum(low, 0), low, low, signed, signed, low32, low32, signed32, signed32)
 
 

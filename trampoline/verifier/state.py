@@ -50,7 +50,7 @@ class Reg(NamedTuple):
 
     def has(self, flag: Flag) -> bool:
         """Whether any of these flags is set."""
-        return bool(self.flags & flag)
+        return self.flags is not NO_FLAGS and bool(self.flags & flag)
 
     @property
     def is_scalar(self) -> bool:
@@ -65,7 +65,7 @@ class Reg(NamedTuple):
     @property
     def maybe_null(self) -> bool:
         """A pointer that has not been checked against NULL."""
-        return bool(self.flags & Flag.PTR_MAYBE_NULL)
+        return self.flags is not NO_FLAGS and bool(self.flags & Flag.PTR_MAYBE_NULL)
 
 
 NOT_INIT = Reg(Kind.NOT_INIT, var=UNKNOWN_SCALAR)
@@ -172,16 +172,15 @@ class State:
 
     __slots__ = (
         "branches",
-        "first_slot",
         "frames",
         "in_sleepable",
-        "last_slot",
         "loop_depth",
         "may_goto_depth",
         "parent",
         "preempt_disabled",
         "rcu_read_locks",
         "refs",
+        "slot",
         "speculative",
     )
 
@@ -198,10 +197,10 @@ class State:
         """How often an iterator's or callback's body was entered on this path."""
         self.parent: State | None = None
         """The checkpoint before this state; paths through it are counted there."""
-        self.branches = 0
+        self.branches = 1
         """Paths from this checkpoint that are not done."""
-        self.first_slot = 0
-        self.last_slot = 0
+        self.slot = -1
+        """Of a checkpoint: where it is."""
 
     @property
     def frame(self) -> FuncFrame:
@@ -225,9 +224,8 @@ class State:
         other.may_goto_depth = self.may_goto_depth
         other.loop_depth = self.loop_depth
         other.parent = self.parent
-        other.branches = 0
-        other.first_slot = self.first_slot
-        other.last_slot = self.last_slot
+        other.branches = 1
+        other.slot = -1
         return other
 
     def each_reg(self, change: Callable[[Reg], Reg]) -> None:

@@ -1,0 +1,140 @@
+"""What BPF_PROG_LOAD asks before it verifies: types, attach types, flags and capabilities, by release."""
+
+from dataclasses import dataclass
+
+from trampoline.bpf.uapi import MapType, ProgFlag, ProgType
+
+MAX_INSNS = 1_000_000
+"""``BPF_COMPLEXITY_LIMIT_INSNS``: instructions (slots) at most with CAP_BPF."""
+MAX_INSNS_UNPRIVILEGED = 4096
+"""``BPF_MAXINSNS``."""
+MAX_TYPE_ID = 0x000FFFFF
+"""``BTF_MAX_TYPE``: the greatest ``attach_btf_id`` that is looked up."""
+
+UNPRIVILEGED_TYPES = frozenset({ProgType.SOCKET_FILTER, ProgType.CGROUP_SKB})
+"""What may be loaded without CAP_BPF, where kernel.unprivileged_bpf_disabled is 0."""
+
+NET_ADMIN_TYPES = frozenset(
+    {
+        ProgType.SCHED_CLS,
+        ProgType.SCHED_ACT,
+        ProgType.XDP,
+        ProgType.LWT_IN,
+        ProgType.LWT_OUT,
+        ProgType.LWT_XMIT,
+        ProgType.LWT_SEG6LOCAL,
+        ProgType.SK_SKB,
+        ProgType.SK_MSG,
+        ProgType.FLOW_DISSECTOR,
+        ProgType.CGROUP_DEVICE,
+        ProgType.CGROUP_SOCK,
+        ProgType.CGROUP_SOCK_ADDR,
+        ProgType.CGROUP_SOCKOPT,
+        ProgType.CGROUP_SYSCTL,
+        ProgType.SOCK_OPS,
+        ProgType.EXT,
+        ProgType.NETFILTER,
+    }
+)
+"""``is_net_admin_prog_type``."""
+
+PERFMON_TYPES = frozenset(
+    {
+        ProgType.KPROBE,
+        ProgType.TRACEPOINT,
+        ProgType.PERF_EVENT,
+        ProgType.RAW_TRACEPOINT,
+        ProgType.RAW_TRACEPOINT_WRITABLE,
+        ProgType.TRACING,
+        ProgType.LSM,
+        ProgType.STRUCT_OPS,
+        ProgType.EXT,
+    }
+)
+"""``is_perfmon_prog_type``."""
+
+ATTACH_TYPES = {
+    ProgType.CGROUP_SOCK: (2, 12, 13, 34),
+    ProgType.CGROUP_SOCK_ADDR: (8, 9, 10, 11, 14, 15, 19, 20, 29, 30, 31, 32, 47, 48, 49, 50, 51),
+    ProgType.CGROUP_SKB: (0, 1),
+    ProgType.CGROUP_SOCKOPT: (21, 22),
+    ProgType.SK_LOOKUP: (36,),
+    ProgType.SK_REUSEPORT: (39, 40),
+    ProgType.NETFILTER: (45,),
+    ProgType.SYSCALL: (0,),
+    ProgType.EXT: (0,),
+}
+"""``bpf_prog_load_check_attach``: the expected attach types of a type; others are not asked here. CGROUP_SOCK's 0 is
+set to 2 first (``bpf_prog_load_fixup_attach_type``).
+"""
+FIXED_UP = {ProgType.CGROUP_SOCK: 2, ProgType.SK_REUSEPORT: 39}
+"""Expected attach type that stands for 0."""
+
+_SLEEPABLE_MAPS = frozenset(
+    {
+        MapType.HASH,
+        MapType.LRU_HASH,
+        MapType.ARRAY,
+        MapType.PERCPU_HASH,
+        MapType.PERCPU_ARRAY,
+        MapType.LRU_PERCPU_HASH,
+        MapType.ARRAY_OF_MAPS,
+        MapType.HASH_OF_MAPS,
+        MapType.RINGBUF,
+        MapType.USER_RINGBUF,
+        MapType.INODE_STORAGE,
+        MapType.SK_STORAGE,
+        MapType.TASK_STORAGE,
+    }
+)
+_FLAGS = (
+    ProgFlag.STRICT_ALIGNMENT
+    | ProgFlag.ANY_ALIGNMENT
+    | ProgFlag.TEST_RND_HI32
+    | ProgFlag.TEST_STATE_FREQ
+    | ProgFlag.SLEEPABLE
+    | ProgFlag.XDP_HAS_FRAGS
+)
+_LATER_FLAGS = ProgFlag.XDP_DEV_BOUND_ONLY | ProgFlag.TEST_REG_INVARIANTS | ProgFlag.TOKEN_FD
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRules:
+    """One release's BPF_PROG_LOAD. A new release is a new value here."""
+
+    flags: int
+    """Flags that it knows; others are EINVAL."""
+    types: int
+    """Number of program types (``ARRAY_SIZE(bpf_prog_types)``)."""
+    sleepable_maps: frozenset[MapType]
+    """Maps that a sleepable program may use."""
+    sleepable_maps_fault: str
+    """What the log says of others."""
+
+
+LOAD_RULES = {
+    "6.1": LoadRules(
+        _FLAGS, 32, _SLEEPABLE_MAPS, "Sleepable programs can only use array, hash, and ringbuf maps"
+    ),
+    "6.12": LoadRules(
+        _FLAGS | _LATER_FLAGS,
+        33,
+        _SLEEPABLE_MAPS | {MapType.CGRP_STORAGE, MapType.QUEUE, MapType.STACK, MapType.ARENA},
+        "Sleepable programs can only use array, hash, ringbuf and local storage maps",
+    ),
+    "7.2": LoadRules(
+        _FLAGS | _LATER_FLAGS,
+        33,
+        _SLEEPABLE_MAPS
+        | {
+            MapType.CGRP_STORAGE,
+            MapType.QUEUE,
+            MapType.STACK,
+            MapType.ARENA,
+            MapType.INSN_ARRAY,
+            MapType.PROG_ARRAY,
+            MapType.LPM_TRIE,
+        },
+        "Sleepable programs can only use array, hash, ringbuf and local storage maps",
+    ),
+}
