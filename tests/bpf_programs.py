@@ -29,6 +29,10 @@ KEPT = 32
 """Bytes of a frame above everything else: the zone's address, room for a register, counters."""
 CONTEXT_SIZE = ZONE + 10 * 8 + WINDOW
 
+MIX = 7
+HELPERS = {MIX: lambda a, b, c, d, e: 3 * a + 5 * b + 7 * c + 11 * d + 13 * e}
+"""What programs may call, by helpers' numbers."""
+
 _IMMS = (0, 1, 2, -1, -2, 7, 8, 127, 128, -128, -129, 255, 256, 0x7FFF, 0xFFFF, 2**31 - 1, -(2**31))
 _IMMS64 = (*(imm % 2**64 for imm in _IMMS), 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**63 + 2**31, 2**64 - 2**31)
 _BINARY = (Alu.ADD, Alu.SUB, Alu.MUL, Alu.OR, Alu.AND, Alu.XOR, Alu.MOV)
@@ -54,11 +58,17 @@ def programs(isa: InstructionSet = INSTRUCTION_SETS["7.2"]) -> st.SearchStrategy
     return st.randoms(use_true_random=False).map(lambda random: random_program(random, isa))
 
 
-def random_program(random: Random, isa: InstructionSet = INSTRUCTION_SETS["7.2"]) -> Example:
-    """A program, drawn from a source of random numbers."""
+def random_program(
+    random: Random, isa: InstructionSet = INSTRUCTION_SETS["7.2"], *, verifiable: bool = False
+) -> Example:
+    """A program, drawn from a source of random numbers.
+
+    ``verifiable``: one that verifiers accept as a syscall program: accesses are aligned, the context is only loaded
+    and stored at fixed offsets, every function is called, loops count in registers, nothing is called outside.
+    """
     code = _Code()
     count = random.choice((1, 1, 1, 2, 3))
-    functions = [_Function(random, isa, code, index, count) for index in range(count)]
+    functions = [_Function(random, isa, code, index, count, verifiable) for index in range(count)]
     for function in functions:
         function.write()
     starts = [code.places[("function", index)] for index in range(count)]
@@ -109,8 +119,13 @@ class _Code:
 class _Function:
     """One function on its way: statements are drawn and written one after the other."""
 
-    def __init__(self, random: Random, isa: InstructionSet, code: _Code, index: int, count: int) -> None:
+    def __init__(
+        self, random: Random, isa: InstructionSet, code: _Code, index: int, count: int, verifiable: bool
+    ) -> None:
         self.random, self.isa, self.code, self.index, self.count = random, isa, code, index, count
+        self.verifiable = verifiable
+        self.orders = isa.ordered and not verifiable
+        """Whether loads and stores may be ordered: contexts are not for them."""
         self.depth = random.choice((0, 8, 32, 64, 128)) if index == 0 else random.choice((0, 16, 32))
         self.depth += KEPT + WINDOW
         registers = list(range(10))
@@ -149,6 +164,9 @@ class _Function:
             if not (self.index and 2 <= register <= 5):
                 self.set(register)
         self.block(0)
+        if self.verifiable and not self.index:
+            for callee in range(1, self.count):
+                self.call(callee)
         if 0 not in self.used:
             self.set(0)
         self.end()
@@ -163,7 +181,11 @@ class _Function:
         elif kind == 1:
             code.add(random.choice((Cls.ALU, Cls.ALU64)) | Alu.MOV, register, imm=self.imm())
         else:
-            code.add(Cls.LDX | Mode.MEM | Size.DW, register, 10, random.randrange(0, WINDOW - 7) - self.depth)
+            code.add(Cls.LDX | Mode.MEM | Size.DW, register, 10, self.offset(8) - self.depth)
+
+    def offset(self, size: int, *, aligned: bool = False) -> int:
+        """A place for so many bytes in the window or the zone."""
+        return self.random.randrange(0, WINDOW - size + 1, size if aligned or self.verifiable else 1)
 
     def end(self) -> None:
         """What was computed goes to the context, or some of it to the caller's zone."""
@@ -174,7 +196,7 @@ class _Function:
         if self.index:
             for register in self.used[-2:]:
                 if register != 1:
-                    code.add(Cls.STX | Mode.MEM | Size.DW, 1, register, self.random.randrange(0, ZONE - 7))
+                    code.add(Cls.STX | Mode.MEM | Size.DW, 1, register, self.offset(8))
         else:
             for register in self.used:
                 if register != 1:
@@ -197,6 +219,8 @@ class _Function:
         statements += [self.memory] * 4 + [self.atomic] * 2 + [self.skip]
         if nesting < 3:
             statements += [self.branch] * 2 + [self.loop]
+        if not self.verifiable:
+            statements += [self.call_helper]
         if self.index + 1 < self.count:
             statements += [self.call]
         for _ in range(budget):
@@ -260,11 +284,12 @@ class _Function:
             self.code.add(GOTO)
 
     @contextmanager
-    def place(self, size: int, *, aligned: bool, but: tuple[int, ...] = ()) -> Iterator[tuple[int, int]]:
+    def place(self, size: int, *, atomic: bool = False, but: tuple[int, ...] = ()) -> Iterator[tuple[int, int]]:
         """A register and an offset that reach ``size`` bytes of the window or the zone; afterwards it is a number."""
         random, code = self.random, self.code
-        in_zone = random.random() < 0.3
-        offset = random.randrange(0, WINDOW - size + 1, size if aligned else 1)
+        is_context = self.verifiable and not self.index
+        in_zone = random.random() < 0.3 and not (atomic and is_context)
+        offset = self.offset(size, aligned=atomic)
         base = self.writable(*but)
         if base is None or (not in_zone and random.random() < 0.4):
             yield 10, offset - self.depth
@@ -274,7 +299,7 @@ class _Function:
         else:
             code.add(Cls.ALU64 | Alu.MOV | X, base, 10)
             offset -= self.depth
-        if random.random() < 0.6:
+        if random.random() < 0.6 and not (in_zone and is_context):
             moved = random.choice((1, -1, 8, 100, -4096, 32767 - 4096))
             code.add(Cls.ALU64 | Alu.ADD, base, imm=moved)
             offset -= moved
@@ -284,13 +309,13 @@ class _Function:
     def memory(self) -> None:
         random, code = self.random, self.code
         size = random.choice(list(Size))
-        kind = random.randrange(3)
+        kind = random.randrange(int(self.verifiable and not self.isa.extended), 3)
         value = self.any()
-        with self.place(size.bits // 8, aligned=False, but=(value,)) as (base, offset):
+        with self.place(size.bits // 8, but=(value,)) as (base, offset):
             if kind == 0:
                 code.add(Cls.ST | Mode.MEM | size, base, 0, offset, self.imm())
             elif kind == 1:
-                if self.isa.ordered and random.random() < 0.2 and offset % (size.bits // 8) == 0:
+                if self.orders and random.random() < 0.2 and offset % (size.bits // 8) == 0:
                     code.add(Cls.STX | Mode.ATOMIC | size, base, value, offset, Atomic.STORE_REL)
                 else:
                     code.add(Cls.STX | Mode.MEM | size, base, value, offset)
@@ -298,7 +323,7 @@ class _Function:
                 dst = self.writable()
                 if dst is None:
                     return
-                if self.isa.ordered and random.random() < 0.2 and offset % (size.bits // 8) == 0:
+                if self.orders and random.random() < 0.2 and offset % (size.bits // 8) == 0:
                     code.add(Cls.STX | Mode.ATOMIC | size, dst, base, offset, Atomic.LOAD_ACQ)
                 else:
                     sign_extends = self.isa.extended and size != Size.DW and random.random() < 0.4
@@ -313,7 +338,7 @@ class _Function:
         if op == Atomic.CMPXCHG and self.random.random() < 0.5:
             self.set(0)
         but = (value, 0) if op == Atomic.CMPXCHG else (value,)
-        with self.place(size.bits // 8, aligned=True, but=but) as (base, offset):
+        with self.place(size.bits // 8, atomic=True, but=but) as (base, offset):
             self.code.add(Cls.STX | Mode.ATOMIC | size, base, value, offset, op)
 
     def condition(self, to: object) -> None:
@@ -342,6 +367,8 @@ class _Function:
         code, again = self.code, self.code.label()
         counters = [register for register in (6, 7, 8, 9) if register in self.free]
         counter = self.random.choice(counters) if counters and self.random.random() < 0.7 else None
+        if self.verifiable and counter is None:
+            return
         slot = -24 - 8 * self.loops
         self.loops += 1
         turns = self.random.randint(1, 4)
@@ -365,21 +392,32 @@ class _Function:
                 code.add(Cls.JMP | Jmp.JSGT, register, to=again)
         self.loops -= 1
 
-    def call(self) -> None:
+    def call(self, callee: int | None = None) -> None:
         """A call of a later function, with numbers and the address of a zone as its arguments."""
         random, code = self.random, self.code
-        if not {0, 1, 2, 3, 4, 5} & set(self.used) <= self.free:
-            return
         for register in (2, 3, 4, 5):
             if register not in self.used:
                 self.set(register)
-        if random.random() < 0.5:
+        if random.random() < 0.5 and not self.verifiable:
             code.add(Cls.LDX | Mode.MEM | Size.DW, 1, 10, -8)
         else:
             code.add(Cls.ALU64 | Alu.MOV | X, 1, 10)
             code.add(Cls.ALU64 | Alu.ADD, 1, imm=-self.depth)
-        callee = random.randrange(self.index + 1, self.count)
+        if callee is None:
+            callee = random.randrange(self.index + 1, self.count)
         code.add(CALL, 0, CallKind.SUBPROG, to=("function", callee))
+        self.after_call()
+
+    def call_helper(self) -> None:
+        """A call out of the program, with numbers."""
+        for register in (1, 2, 3, 4, 5):
+            if register not in self.used:
+                self.set(register)
+        self.code.add(CALL, imm=MIX)
+        self.after_call()
+
+    def after_call(self) -> None:
+        """The registers that calls do not keep are numbers again."""
         for register in (1, 2, 3, 4, 5):
             if register in self.used:
                 self.set(register)

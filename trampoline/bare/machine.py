@@ -36,7 +36,8 @@ from trampoline.jit.compile import compile_func
 from trampoline.jit.flavour import JIT_FLAVOURS, JitBoot
 from trampoline.jit.image import JitImage
 from trampoline.jit.program import JitFunc
-from trampoline.rewrite.divmod import safe_division
+from trampoline.rewrite.division import safe_division
+from trampoline.rewrite.flavour import REWRITE_FLAVOURS
 
 STACK_SIZE = 512
 """Bytes of stack that every function gets (MAX_BPF_STACK)."""
@@ -78,7 +79,7 @@ class BareMachine:
         if release not in JIT_FLAVOURS:
             raise TrampolineError(f"no flavour {release!r}; there are {', '.join(JIT_FLAVOURS)}")
         self.flavour, self.boot = JIT_FLAVOURS[release], JitBoot(bmi2=bmi2)
-        self._instruction_set = INSTRUCTION_SETS[release]
+        self._instruction_set, self._ax = INSTRUCTION_SETS[release], REWRITE_FLAVOURS[release].ax
         layout = AddressMap()
         self.machine = Machine(layout, ram_bytes=8 << 20, counting="off")
         self.machine.map(layout.modules, CODE_SIZE, Prot.READ | Prot.EXEC, name="programs")
@@ -90,11 +91,6 @@ class BareMachine:
             for number, function in (helpers or {}).items()
         }
         self._placed: list[_Placed] = []
-
-    @property
-    def scratch_register(self) -> int:
-        """Number of the verifier's own register (BPF_REG_AX)."""
-        return len(self.flavour.registers) - 1
 
     def load(self, insns: Sequence[Insn], stack: Mapping[int, int] | None = None) -> None:
         """Compile a program and put it into guest memory.
@@ -164,12 +160,12 @@ class BareMachine:
         if reason:
             raise BytecodeError(reason, slot)
 
-    def _patch(self, insn: Insn) -> tuple[Insn, ...] | None:
-        if insn.cls in (Cls.ALU, Cls.ALU64) and not insn.from_register:
-            constant = _by_constant(insn)
-            if constant is not None:
-                return constant
-        return safe_division(insn, self.scratch_register) or zero_extended(insn)
+    def _patch(self, insn: Insn) -> Sequence[Insn] | None:
+        if insn.cls not in (Cls.ALU, Cls.ALU64):
+            return zero_extended(insn)
+        if not insn.from_register and (constant := _by_constant(insn)) is not None:
+            return constant
+        return safe_division(insn, self._ax) if insn.op in (Alu.DIV, Alu.MOD) else None
 
     def _compile(self, function: FunctionCode, depths: Mapping[int, int], starts: Mapping[int, int]) -> JitImage:
         insns = []

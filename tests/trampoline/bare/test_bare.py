@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from bpf_interpreter import Interpreter, Memory
-from bpf_programs import programs, random_program
+from bpf_programs import HELPERS, programs, random_program
 from trampoline.bare import BareMachine, ProgramFault
 from trampoline.bpf import parse
 from trampoline.bpf.instruction_set import INSTRUCTION_SETS
@@ -22,7 +22,7 @@ CONTEXT = 0xFFFF888000001000
 @pytest.fixture(scope="module")
 def machines():
     """One machine for each release and processor; programs follow one another."""
-    made = {(release, bmi2): BareMachine(release, bmi2=bmi2) for release, bmi2 in PROCESSORS}
+    made = {(release, bmi2): BareMachine(release, bmi2=bmi2, helpers=HELPERS) for release, bmi2 in PROCESSORS}
     yield made
     for machine in made.values():
         machine.close()
@@ -36,7 +36,7 @@ def machine(machines):
 def meant(example):
     """What a program returns and leaves in its context, by its meaning."""
     memory = Memory({CONTEXT: example.context})
-    value = Interpreter(example.insns, memory, max_steps=100_000).run(CONTEXT, len(example.context))
+    value = Interpreter(example.insns, memory, helpers=HELPERS, max_steps=100_000).run(CONTEXT, len(example.context))
     return value, bytes(memory.regions[CONTEXT])
 
 

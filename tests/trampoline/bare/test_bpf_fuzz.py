@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from bpf_programs import random_program
+from bpf_programs import HELPERS, random_program
 from trampoline.bare import BareMachine
 from trampoline.bpf import Insn, decode, encode, fault, format_insn, format_program, parse
 from trampoline.bpf.forms import LOADABLE, REWRITTEN
@@ -93,7 +93,7 @@ def test_bytes_are_compiled_or_refused(kind, release):
 def test_bytes_run_or_are_refused(kind, release):
     """Through the rewriting and the JIT, and in the machine, which must be as good as new for the next one."""
     random, seen = Random(f"{kind} {release}"), Counter()
-    machine = BareMachine(release)
+    machine = BareMachine(release, helpers=HELPERS)
     for _ in range(DRAWN):
         try:
             machine.load(decode(KINDS[kind](random)))

@@ -5,8 +5,15 @@ import pytest
 from trampoline.bare.expand import expand
 from trampoline.bare.zext import zero_extended
 from trampoline.bpf import Insn, format_program, parse
+from trampoline.bpf.insn import Alu
 from trampoline.errors import BytecodeError
-from trampoline.rewrite.divmod import safe_division
+from trampoline.rewrite.division import safe_division
+
+
+def safe(insn):
+    """What replaces a division by a register."""
+    return safe_division(insn, 11) if insn.code & 7 in (4, 7) and insn.op in (Alu.DIV, Alu.MOD) else None
+
 
 PROGRAM = """\
     r1 = subprog[L9] ll
@@ -29,7 +36,7 @@ L9:
 
 
 def test_jumps_and_calls_go_where_they_went():
-    expanded = expand(parse(PROGRAM), lambda insn: safe_division(insn, 11))
+    expanded = expand(parse(PROGRAM), safe)
     assert format_program(expanded.insns) == """\
     r1 = subprog[L13] ll
     if r1 == 0 goto L12
@@ -65,7 +72,7 @@ def test_a_jump_that_goes_nowhere_has_its_place():
 def test_a_jump_that_becomes_too_long_is_refused():
     long = (*parse("if r1 == 0 goto +32767"), *parse("r0 /= r1") * 32767, *parse("exit"))
     with pytest.raises(BytecodeError, match="slot 0: a jump of 131068 slots does not fit"):
-        expand(long, lambda insn: safe_division(insn, 11))
+        expand(long, safe)
 
 
 def test_a_narrow_compare_and_exchange_clears_the_upper_half():

