@@ -248,13 +248,13 @@ class Btf:
             type_id, kind, self._name(name), 0 if refers else third, third if refers else 0, count, bool(info >> 31)
         )
 
-    def kind(self, type_id: int) -> Kind:
-        """Kind of a type."""
-        return self._kind(type_id)
-
     def of_kind(self, kind: Kind) -> Iterator[int]:
         """Type ids of all types of a kind, rising."""
         return (type_id for type_id, found in enumerate(self._kinds) if found == kind)
+
+    def kind(self, type_id: int) -> Kind:
+        """Kind of a type."""
+        return self._kind(type_id)
 
     def value(self, type_id: int) -> Value:
         """Spelling, size and kind of a type through typedefs, qualifiers, arrays and type tags."""
@@ -279,6 +279,16 @@ class Btf:
             bit_offset, bit_size = (offset & 0xFFFFFF, offset >> 24) if info >> 31 else (offset, 0)
             members.append(Member(self._name(name), member_type, bit_offset, bit_size))
         return tuple(members)
+
+    @cached_property
+    def percpu_variables(self) -> frozenset[int]:
+        """Type ids of the variables in the section ``.data..percpu``."""
+        found: set[int] = set()
+        for type_id in range(1, len(self)):
+            if self._kind(type_id) is Kind.DATASEC and self.type(type_id).name == ".data..percpu":
+                at = self._starts[type_id]
+                found.update(self._words[at + 3 : at + 3 + 3 * self.type(type_id).count : 3])
+        return frozenset(found)
 
     def enumerators(self, type_id: int) -> tuple[tuple[str, int], ...]:
         """Names and values of an enum of 32 or 64 bits, in its order; its flag says whether values are signed."""
@@ -338,16 +348,6 @@ class Btf:
         if not 0 <= offset < len(self._strings):
             raise BtfError(f"string offset {offset} is not below {len(self._strings)}")
         return self._strings[offset : self._strings.index(b"\0", offset)].decode("utf-8", "backslashreplace")
-
-    @cached_property
-    def percpu_variables(self) -> frozenset[int]:
-        """Type ids of the variables in the section ``.data..percpu``."""
-        found: set[int] = set()
-        for type_id in range(1, len(self)):
-            if self._kind(type_id) is Kind.DATASEC and self.type(type_id).name == ".data..percpu":
-                at = self._starts[type_id]
-                found.update(self._words[at + 3 : at + 3 + 3 * self.type(type_id).count : 3])
-        return frozenset(found)
 
     def decl_tags(self, type_id: int) -> tuple[DeclTag, ...]:
         """The declaration tags at a type, function or variable."""
