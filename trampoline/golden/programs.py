@@ -11,9 +11,9 @@ from trampoline.bpf.insn import LD_IMM64, Imm64, Insn
 from trampoline.bpf.program import MapSpec, Program
 from trampoline.bpf.uapi import Attach, MapType, ProgType
 from trampoline.btf import Btf, Kind
-from trampoline.errors import GoldenError, TrampolineError
+from trampoline.btf_writer import BtfWriter
+from trampoline.errors import GoldenError, KernelError, TrampolineError
 from trampoline.golden.case import Case, RecordedProgram
-from trampoline.golden.described_btf import BtfWriter
 from trampoline.golden.images import Difference
 from trampoline.golden.jit import first_difference
 from trampoline.jit import JIT_FLAVOURS, JitBoot, JitImage, compile_func
@@ -60,7 +60,7 @@ def compare_program(case: Case, recorded: RecordedProgram, kernel: ProgramKernel
     what = f"program {recorded.name}"
     try:
         code = compile_program(case, recorded, kernel).code
-    except TrampolineError as error:
+    except (TrampolineError, KernelError) as error:
         yield Difference(case.id, what, -1, "as recorded", f"{type(error).__name__}: {error}")
         return
     if code != recorded.jited:

@@ -28,6 +28,8 @@ class RewrittenFunc:
     uses_private_stack: bool
     indirect_targets: frozenset[int]
     name: str = ""
+    origins: tuple[int | None, ...] | None = None
+    """The slot of each instruction in the loaded program; None of one that rewriting made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ def rewrite(
                 uses_private_stack=subprog.uses_private_stack,
                 indirect_targets=frozenset(reached),
                 name=subprog.name,
+                origins=tuple(node.origin for node in nodes),
             )
         )
     return RewrittenProgram(tuple(funcs), tuple(fixups.tail_calls), env.call_base)
