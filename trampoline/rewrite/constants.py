@@ -31,16 +31,18 @@ Known = Mapping[int, int]
 
 
 def decide_branches(code: Code) -> None:
-    """Comparisons of known registers with constants become jumps, or nothing."""
+    """Conditional jumps whose operands are known become jumps, or nothing."""
     after = dict(zip(map(id, code.nodes), [*code.nodes[1:], None], strict=True))
     for node, known in _follow(code, after):
         insn = node.insn
         if node.target is None or not _is_condition(insn):
             continue
         left = known.get(insn.dst)
-        if left is None or insn.code & X:
+        right = known.get(insn.src) if insn.code & X else insn.imm & _U64
+        # Only numbers of 32 bits are kept for this.
+        if left is None or left > _U32 or right is None or (insn.code & X and right > _U32):
             continue
-        taken = _holds(insn.op, left, insn.imm, wide=insn.cls == Cls.JMP)
+        taken = _holds(insn.op, left, right, wide=insn.cls == Cls.JMP)
         node.insn = Insn(GOTO)
         if not taken:
             node.target = after[id(node)]
@@ -91,8 +93,11 @@ def _after(insn: Insn, known: dict[int, int]) -> dict[int, int]:
         then.pop(insn.dst, None)
         if value is not None:
             then[insn.dst] = value
-    elif cls in (Cls.LD, Cls.LDX):
-        then.pop(insn.dst if cls == Cls.LDX else 0, None)
+    elif cls == Cls.LD:
+        for reg in range(6):
+            then.pop(reg, None)
+    elif cls == Cls.LDX:
+        then.pop(insn.dst, None)
     elif cls == Cls.STX and insn.mode == Mode.ATOMIC:
         then.pop(0 if insn.imm == Atomic.CMPXCHG else insn.src, None)
         if insn.imm == Atomic.LOAD_ACQ:
@@ -101,30 +106,26 @@ def _after(insn: Insn, known: dict[int, int]) -> dict[int, int]:
 
 
 def _computed(insn: Insn, known: Known) -> int | None:
-    """The result of arithmetic on known numbers: moves, sums and bit operations."""
-    wide = insn.cls == Cls.ALU64
-    right = known.get(insn.src) if insn.code & X else insn.imm & _U64
-    if right is None or insn.off:
-        return None
+    """The result of arithmetic on known numbers, as far as the kernel follows it."""
+    left, value = known.get(insn.dst), insn.imm & _U64
+    from_register = bool(insn.code & X)
+    right = known.get(insn.src) if from_register else value
+    result: int | None = None
     if insn.op == Alu.MOV:
-        return right if wide else right & _U32
-    left = known.get(insn.dst)
-    if left is None:
+        result = right
+        if from_register and insn.off:
+            extends = right is not None and insn.off in (8, 16, 32)
+            result = _signed(right & (1 << insn.off) - 1, insn.off) if right is not None and extends else None
+    elif insn.op == Alu.AND and 0 in (left, right):
+        result = 0
+    elif left is not None and right is not None:
+        if insn.op == Alu.AND:
+            result = left & right
+        elif insn.op in (Alu.ADD, Alu.SUB) and not from_register:
+            result = left + right if insn.op == Alu.ADD else left - right
+    if result is None:
         return None
-    match insn.op:
-        case Alu.ADD:
-            value = left + right
-        case Alu.SUB:
-            value = left - right
-        case Alu.AND:
-            value = left & right
-        case Alu.OR:
-            value = left | right
-        case Alu.XOR:
-            value = left ^ right
-        case _:
-            return None
-    return value & (_U64 if wide else _U32)
+    return result & (_U64 if insn.cls == Cls.ALU64 else _U32)
 
 
 def _signed(value: int, bits: int) -> int:

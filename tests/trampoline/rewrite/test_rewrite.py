@@ -429,3 +429,22 @@ def test_branches_on_constants_are_decided_in_new_releases():
     assert rewritten(text, "6.12").funcs[0].insns == parse(text)
     met = "r2 = 5\nif r1 == 0 goto l\nr2 = 6\nl: if r2 == 5 goto m\nr1 += 1\nm: r0 = 0\nexit"
     assert rewritten(met).funcs[0].insns == parse(met)
+
+
+@pytest.mark.parametrize(
+    ("text", "decided"),
+    [
+        ("r2 = 5\nr3 = 6\nif r2 > r3 goto l", True),
+        ("r2 = -5\nif r2 == -5 goto l", False),  # more than 32 bits
+        ("w2 = -5\nif w2 == -5 goto l", True),
+        ("r2 = 5\nr2 += 1\nif r2 == 6 goto l", True),
+        ("r2 = 5\nr2 |= 2\nif r2 == 7 goto l", False),
+        ("r2 &= 0\nif r2 != 0 goto l", True),
+        ("r2 = 200\nr3 = (s8)r2\nr3 &= 255\nif r3 == 200 goto l", True),
+        ("r2 = 1\ncall 5\nif r2 == 1 goto l", False),
+    ],
+)
+def test_which_constants_are_followed(text, decided):
+    (func,) = rewritten(f"{text}\nr0 = 1\nl: r0 = 2\nexit").funcs
+    conditions = [insn for insn in func.insns if insn.code & 7 in (5, 6) and insn.code not in (0x05, 0x85, 0x95)]
+    assert decided is not bool(conditions)
