@@ -32,9 +32,10 @@ class _Declarations(BtfWriter):
         from pycparser import c_ast
 
         self._ast: Any = c_ast
+        # It refuses what is no prototype of a traced function.
+        CReader({}).read(declaration)
         self._reader = CReader({})
         node = self._reader.function(declaration)
-        self._reader.read(declaration)
         params = [(param.name or "", param.type) for param in (node.type.args.params if node.type.args else ())]
         if len(params) == 1 and not params[0][0] and self._is_void(params[0][1]):
             params = []
