@@ -11,6 +11,7 @@ from trampoline.attach import AttachType
 from trampoline.bpf.program import MapSpec, Program
 from trampoline.bpf.uapi import Attach, ProgType
 from trampoline.btf import Btf
+from trampoline.declared_btf import with_declarations
 from trampoline.errors import TrampolineError
 from trampoline.install import Function, PokeKey
 from trampoline.loaded_object import LoadedObject, Variables
@@ -58,9 +59,30 @@ class Loader:
     """Loads the programs of one lab, whose kernel has a BTF."""
 
     def __init__(self, lab: "Tracing", btf: Btf) -> None:
-        self._lab, self.btf = lab, btf
+        self._lab, self._kernel_btf = lab, btf
         self.release = lab.flavour.name
+        self._declared: tuple[str, ...] = ()
         self.view = KernelView(self.release, btf)
+
+    @property
+    def btf(self) -> Btf:
+        """The types that programs are verified against."""
+        return self.view.btf
+
+    def _know(self, targets: Collection[str]) -> None:
+        """Where the kernel's BTF lacks a target that the lab has, take in the functions of modules and of the lab."""
+        lab = self._lab
+        if all(not name or "*" in name or self.btf.functions_named(name) for name in targets):
+            return
+        own = lab.kernel.functions.single.values()
+        declared = tuple(
+            function.prototype
+            for function in own
+            if function.prototype and not self._kernel_btf.functions_named(function.name)
+        )
+        if declared != self._declared:
+            self._declared = declared
+            self.view = KernelView(self.release, with_declarations(self._kernel_btf, declared))
 
     @cached_property
     def _variables(self) -> dict[str, int]:
@@ -112,6 +134,7 @@ class Loader:
         """A program that only names its target gets its BTF id."""
         if program.attach_btf_id or not program.target or program.attach_prog is not None:
             return program
+        self._know([program.target])
         functions = self.btf.functions_named(program.target)
         return replace(program, attach_btf_id=functions[0].id) if functions else program
 
@@ -202,6 +225,8 @@ class Loader:
         ones instead of the object's. Raises what ``load`` and ``BpfObject.resolve`` raise; KeyError for a variable
         that there is not; nothing is left behind then.
         """
+        wanted = [entry.name for entry in obj.entries if (entry.autoload if names is None else entry.name in names)]
+        self._know([(targets or {}).get(one.name, one.kind.target) for one in obj.entries if one.name in wanted])
         version = VERSIONS[self.release]
         known: dict[str, ConfigValue] = {"LINUX_KERNEL_VERSION": version[0] << 16 | version[1] << 8 | version[2]}
         known |= kconfig or {}

@@ -292,6 +292,7 @@ def test_helper_of_ones_own(lab, number, answer):
         (VerifierError, EINVAL, program("r0 = 1\nexit")),
         (VerifierError, EACCES, program("r0 = *(u64 *)(r1 +512)\nexit")),
         (VerifierError, EINVAL, program("r0 = 0\nexit", target="no_such_function")),
+        (VerifierError, EINVAL, program("r0 = 0\nexit", target="bpf_testmod_fentry_test7")),
         (VerifierError, EINVAL, program("r0 = 0\nexit", flags=1 << 30)),
         (KernelError, EINVAL, program("r0 = 0\nexit", MapSpec("bad", MapType.HASH, 0, 8, 8))),
         (UnsupportedMap, 0, program("r0 = 0\nexit", MapSpec("trie", MapType.LPM_TRIE, 8, 8, 8, 1))),
@@ -379,7 +380,7 @@ def test_object_that_can_not_be_loaded_leaves_nothing(lab):
     with pytest.raises(KeyError):
         opened(lab, "fentry_test", data={"no_such_variable": 1})
     with pytest.raises(TrampolineError):
-        opened(lab, "fexit_sleep")
+        opened(lab, "many_args")
     assert memory_of(lab) == before
 
 

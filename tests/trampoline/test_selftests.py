@@ -12,17 +12,12 @@ from trampoline.lab import Tracing
 from trampoline.objects import BpfObject
 
 FOLDER = Path(__file__).parent.parent
-HAS = {
-    "6.1": set(),
-    "6.12": {"stack-args", "get-func-args", "modify-return-test2"},
-    "7.2": {"stack-args", "get-func-args", "modify-return-test2", "fsession", "multi"},
-}
-"""What the kernels of the fixtures have; a module's types are in none of them."""
+MODULE = {"module", "struct-args"}
+SINCE = {*MODULE, "stack-args", "get-func-args", "modify-return-test2"}
+HAS = {"6.1": MODULE, "6.12": SINCE, "7.2": {*SINCE, "fsession", "multi"}}
+"""What the kernels of the fixtures have."""
 NO_FMOD_RET = {"bpf_cookie", "get_func_ip", "modify_return", "trampoline_count"}
 """6.1 was recorded without a function that fmod_ret may be on."""
-OUTSIDE = {"fexit_sleep"}
-"""For a function of this project that no kernel's BTF has."""
-
 KERNELS = {"6.1": ("6.1", "per-function", "voluntary"), "6.12": ("6.12", "per-function", "voluntary")} | {
     "7.2": ("7.2", "per-function", "none"),
     "7.2 tramplab": ("7.2", "tramplab", "lazy"),
@@ -34,7 +29,7 @@ CASES = [
     for kernel, (release, _, _) in KERNELS.items()
     for has in (HAS[release],)
     for test in SELFTESTS
-    if test.needs <= has and test.object not in OUTSIDE | (NO_FMOD_RET if release == "6.1" else set())
+    if test.needs <= has and not (release == "6.1" and test.object in NO_FMOD_RET)
 ]
 
 
@@ -47,6 +42,7 @@ def labs():
             release, design, config = KERNELS[name]
             btf = Btf.read(FOLDER / "fixtures" / "load" / f"{release}.btf.xz")
             made[name] = Tracing(release, config, btf=btf, design=design)
+            made[name].load_testmod()
             _ = made[name].installer
         return made[name]
 
