@@ -52,7 +52,8 @@ class CallText:
         while rest[place:].strip():
             found = _ARGUMENT.match(rest, place)
             if found is None:
-                raise TrampolineError(f"{text!r}: argument {len(args) + 1} is no number, \"text\", &number or {{words}}")
+                forms = "a number, \"text\", &number or {words}"
+                raise TrampolineError(f"{text!r}: argument {len(args) + 1} is not {forms}")
             args.append(_argument(found.lastgroup or "", found[found.lastgroup or 0], text))
             place = found.end()
         return cls(function, tuple(args), text)
@@ -74,8 +75,9 @@ class CallText:
                 )
             words = arg.words
             if arg.pointed is not None:
-                memory.append((kernel.slab.alloc(len(arg.pointed), f"argument of {self.text}", arg.pointed), arg.pointed))
-                words = (memory[-1][0],)
+                address = kernel.slab.alloc(len(arg.pointed), f"argument of {self.text}", arg.pointed)
+                memory.append((address, arg.pointed))
+                words = (address,)
             where = registers if in_registers else stack
             where.update({first + n: word for n, word in enumerate(words)})
         return PlacedCall(

@@ -1,10 +1,11 @@
 """Functions that a kernel's BTF does not have, from their C declarations: those of modules, and a lab's own."""
 
+import struct
 from collections.abc import Iterable
 from typing import Any
 
 from trampoline.btf import Btf, Kind
-from trampoline.btf_writer import BtfWriter
+from trampoline.btf_writer import RECORD_SIZE, BtfWriter
 from trampoline.prototype import CReader
 
 _BOOL = 4
@@ -92,6 +93,9 @@ class _Declarations(BtfWriter):
             known = self._base.struct_named(node.name) if kind is Kind.STRUCT else 0
             self._known[key] = known or self.add(Kind.FWD, node.name)
             return self._known[key]
+        # Its members may point to it: it has its number before theirs are known.
+        at, count = len(self.types), len(node.decls)
+        self._known[key] = self.add(kind, node.name or "", self._reader.size(node), count, (0,) * 3 * count)
         words: list[int] = []
         offset = 0
         for member in node.decls:
@@ -100,8 +104,7 @@ class _Declarations(BtfWriter):
             place = 0 if kind is Kind.UNION else 8 * offset
             words += [self._name(member.name), self._type(member.type), place]
             offset += size
-        size = self._reader.size(node)
-        self._known[key] = self.add(kind, node.name or "", size, len(node.decls), tuple(words))
+        struct.pack_into(f"<{len(words)}I", self.types, at + RECORD_SIZE, *words)
         return self._known[key]
 
     def _name(self, text: str) -> int:

@@ -22,7 +22,7 @@ from trampoline.objects.externs import ConfigValue
 from trampoline.prog import BpfProg, TailOwner
 from trampoline.rewrite import REWRITE_FLAVOURS, Environment, RewrittenProgram, rewrite
 from trampoline.verifier.env import Capabilities
-from trampoline.verifier.errors import Unsupported
+from trampoline.verifier.errors import Unsupported, VerifierError
 from trampoline.verifier.kernel import KernelView
 from trampoline.verifier.load import Loaded, bpf_prog_load
 
@@ -117,7 +117,11 @@ class Loader:
                     undo.callback(maps_of.close, found)
                     own.append(found)
                 used.append(found)
-            loaded = bpf_prog_load(program, self.view, capabilities=capabilities)
+            try:
+                loaded = bpf_prog_load(program, self.view, capabilities=capabilities)
+            except (VerifierError, Unsupported) as error:
+                error.where = program.place(error.slot)
+                raise
             prog = self._install(attach_type, loaded, used, undo)
             prog.own_maps = tuple(own)
             undo.pop_all()

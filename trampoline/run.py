@@ -95,7 +95,8 @@ def run_object(
         options = {"names": names, "data": data, "targets": targets}
         with lab.open(obj, **options) as loaded:
             loaded.attach_all(cookies)
-            outcome.attached = [f"{link.prog.name} ({link.prog.attach_type}) on {_where(link)}" for link in loaded.links]
+            for link in loaded.links:
+                outcome.attached.append(f"{link.prog.name} ({link.prog.attach_type}) on {_where(link)}")
             for call, alone in zip(wanted, before, strict=True):
                 made = _call(lab, call)
                 outcome.calls.append(replace(made, before=alone.instructions))

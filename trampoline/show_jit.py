@@ -1,11 +1,12 @@
 """What the JIT makes of a program: bytecode and machine code side by side."""
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from asm import decode
-from trampoline.bpf.insn import Insn, places
+from trampoline.bpf.insn import CALL, LD_IMM64, CallKind, Imm64, Insn, places
 from trampoline.bpf.text import format_insn
 from trampoline.btf import Btf
 from trampoline.errors import TrampolineError
@@ -20,10 +21,10 @@ LEFT = 44
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One eBPF instruction (None: what the JIT puts in front and behind) and its machine code."""
+    """One eBPF instruction as text (empty: what the JIT puts in front and behind) and its machine code."""
 
     slot: int | None
-    insn: Insn | None
+    insn: str
     source: str
     code: bytes
     address: int
@@ -36,6 +37,8 @@ class Compiled:
     name: str
     address: int
     rows: tuple[Row, ...]
+    names: Mapping[int, str]
+    """Of the functions that it may call, by address."""
 
     @property
     def code(self) -> bytes:
@@ -49,11 +52,20 @@ class Compiled:
             if row.source and row.source != source:
                 source = row.source
                 lines.append(f"; {source}")
-            left = "" if row.insn is None else f"{row.slot:4}: {format_insn(row.insn)}"
-            right = [f"{i.address:x}: {i.mnemonic} {i.operands}".rstrip() for i in decode(row.code, row.address)]
-            for number, text in enumerate(right or [""]):
-                lines.append(f"{left if not number else '':{LEFT}} {text}".rstrip())
+            left = "" if row.slot is None else f"{row.slot:4}: {row.insn}"
+            for number, made in enumerate(decode(row.code, row.address)):
+                right = f"{made.address:x}: {made.mnemonic} {self._named(made.operands)}"
+                lines.append(f"{left if not number else '':{LEFT}} {right}".rstrip())
+            if not row.code:
+                lines.append(left)
         return "\n".join(lines)
+
+    def _named(self, operands: str) -> str:
+        """Operands, a function's name instead of its address."""
+        try:
+            return self.names.get(int(operands, 16), operands)
+        except ValueError:
+            return operands
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -64,7 +76,7 @@ class Compiled:
             "instructions": [
                 {
                     "slot": row.slot,
-                    "insn": None if row.insn is None else format_insn(row.insn),
+                    "insn": row.insn or None,
                     "source": row.source,
                     "address": row.address,
                     "code": row.code.hex(),
@@ -89,24 +101,36 @@ def compiled_object(
             return [
                 function
                 for prog in loaded.programs.values()
-                for function in compiled(lab.installer.installed[prog.address])
+                for function in compiled(lab, lab.installer.installed[prog.address])
             ]
 
 
-def compiled(installed: Installed) -> list[Compiled]:
+def compiled(lab: Tracing, installed: Installed) -> list[Compiled]:
     """The functions of an installed program, the main one first."""
-    return [Compiled(one.name, one.image.address, tuple(_rows(one))) for one in installed.functions]
+    names = {symbol.address: symbol.name for symbol in lab.kernel.kallsyms}
+    own = [one.name for one in installed.functions]
+
+    def text(insn: Insn) -> str:
+        """A rewritten instruction: calls by name, map addresses as what they are."""
+        if insn.code == CALL and insn.src == CallKind.SUBPROG:
+            return f"call {own[insn.off]}"
+        if insn.code == CALL and (name := names.get(lab.runtime.call_base + insn.imm)):
+            return f"call {name}"
+        if insn.code == LD_IMM64 and insn.src != Imm64.FUNC:
+            return format_insn(Insn(LD_IMM64, insn.dst, imm=insn.imm))
+        return format_insn(insn)
+
+    return [Compiled(one.name, one.image.address, tuple(_rows(one, text)), names) for one in installed.functions]
 
 
-def _rows(listing: Listing) -> list[Row]:
+def _rows(listing: Listing, text: Callable[[Insn], str]) -> Iterator[Row]:
     code, start, offsets = listing.image.code, listing.image.address, listing.image.offsets
     slots = places(listing.func.insns)
-    rows = [Row(None, None, "", code[: offsets[0]], start)]
+    yield Row(None, "", "", code[: offsets[0]], start)
     for slot, insn in zip(slots, listing.func.insns, strict=False):
         first, after = offsets[slot], offsets[slot + insn.slots]
         line = listing.line_of(slot)
         source = f"{line}: {line.text.strip()}" if line is not None else ""
-        rows.append(Row(slot, insn, source, code[first:after], start + first))
+        yield Row(slot, text(insn), source, code[first:after], start + first)
     if offsets[slots[-1]] < len(code):
-        rows.append(Row(None, None, "", code[offsets[slots[-1]] :], start + offsets[slots[-1]]))
-    return rows
+        yield Row(None, "", "", code[offsets[slots[-1]] :], start + offsets[slots[-1]])

@@ -29,14 +29,19 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--design", metavar="D", default="per-function", help="any design (default: per-function)")
     parser.add_argument("--config", metavar="C", default="voluntary", help="voluntary (default), lazy or none")
     parser.add_argument(
-        "--kernel-btf", type=Path, metavar="BTF", help="the kernel's BTF, raw or packed: it then has all functions there"
+        "--kernel-btf", type=Path, metavar="BTF", help="a BTF, raw or packed: the kernel then has all functions in it"
     )
     parser.add_argument("--program", action="append", metavar="NAME", help="this program only; may be given again")
     parser.add_argument(
-        "--set", action="append", default=[], type=_setting, metavar="VARIABLE=N", help="first value of a global variable"
+        "--set", action="append", default=[], type=_setting, metavar="NAME=N", help="a global variable's first value"
     )
     parser.add_argument(
-        "--target", action="append", default=[], type=_named, metavar="PROGRAM=F", help="another function than its section's"
+        "--target",
+        action="append",
+        default=[],
+        type=_named,
+        metavar="PROGRAM=F",
+        help="another function than its section's",
     )
     parser.add_argument(
         "--cookie", action="append", default=[], type=_setting, metavar="PROGRAM=N", help="cookie of a program's link"
@@ -98,9 +103,12 @@ def print_call(call: "Called") -> None:
         f"\n{call.text}{value}\n  {call.instructions} instructions, {call.before} without programs"
         f" ({call.instructions - call.before:+d}){unbalanced}"
     )
-    width = max(map(len, call.by_phase), default=0)
-    for phase, count in call.by_phase.items():
-        print(f"  {phase:{width}} {count:6}")
+    for phase in sorted(call.by_phase, key=_PHASES.index):
+        print(f"  {phase:8} {call.by_phase[phase]:6}")
+
+
+_PHASES = ("other", "entry", "save", "lookup", "enter", "program", "exit", "origin", "restore", "leave")
+"""In the order in which they come; ``other`` is the function itself, and what it calls."""
 
 
 def _shown(value: Any) -> str:
