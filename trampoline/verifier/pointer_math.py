@@ -77,7 +77,30 @@ def pointer_alu(
     else:
         env.denied(f"R{dst} pointer arithmetic with {_SIGNS[op >> 4]} operator prohibited")
     _check_sane(env, pointer, result.var, result.off)
+    if not env.capabilities.perfmon:
+        _check_unprivileged(env, dst, result, operand)
     return result
+
+
+def _check_unprivileged(env: Env, dst: int, result: Reg, operand: Scalar) -> None:
+    """Without CAP_PERFMON a pointer must not leave its memory even in speculation (``sanitize_ptr_alu``,
+    ``sanitize_check_bounds``).
+    """
+    if not operand.is_const and (operand.smin < 0) != (operand.smax < 0):
+        env.denied(
+            f"R{dst} has unknown scalar with mixed signed bounds, pointer arithmetic with it prohibited for !root"
+        )
+    var, off = result.var, result.off
+    if result.kind is Kind.PTR_TO_STACK:
+        if not var.is_const:
+            env.denied(f"R{dst} variable stack access prohibited for !root, var_off={var.bits} off={off}")
+        if not -512 <= off + var.signed < 0:
+            env.denied(f"R{dst} stack pointer arithmetic goes out of range, prohibited for !root")
+    elif result.map is not None and result.kind is Kind.PTR_TO_MAP_VALUE:
+        size = result.map.value_size
+        inside = off + var.smin >= 0 and off + var.umax < size
+        if not inside:
+            env.denied(f"R{dst} pointer arithmetic of map value goes out of range, prohibited for !root")
 
 
 def _check_sane(env: Env, pointer: Reg, var: Scalar, off: int) -> None:

@@ -11,6 +11,7 @@ from trampoline.bpf.program import MapSpec, Program
 from trampoline.bpf.uapi import MapType, ProgType
 from trampoline.verifier.check import bpf_check
 from trampoline.verifier.decode import decode_program
+from trampoline.verifier.env import Capabilities
 from trampoline.verifier.errors import VerifierError
 from trampoline.verifier.kernel import KernelView
 from trampoline.verifier.result import Pointee
@@ -94,6 +95,13 @@ REFUSED = [
         ("6.12",),
     ),
     ("a function calls itself", f"call f\n{END}\nf:\ncall f\n{END}", EINVAL, "recursive call from () to ()", ("7.2",)),
+    (
+        "a tail call in a function of unknown type",
+        f"call f\n{END}\nf:\nr2 = map[fd:0]\nr3 = 0\ncall 12\n{END}",
+        EINVAL,
+        "tail_call is not allowed in subprogs without BTF",
+        ALL,
+    ),
     # Arithmetic.
     ("a division by zero", f"r1 = 1\nr1 /= 0\n{END}", EINVAL, "div by zero", ALL),
     ("a shift too far", f"r1 = 1\nr1 <<= 64\n{END}", EINVAL, "invalid shift 64", ALL),
@@ -246,7 +254,8 @@ ACCEPTED = [
     ),
     (
         "a copy was compared",
-        f"r2 = *(u64 *)(r1 +0)\nr3 = r2\nif r3 > 8 goto L\nr1 = map[fd:0][0]+0\nr1 += r2\nr2 = *(u64 *)(r1 +0)\nL:\n{END}",
+        "r2 = *(u64 *)(r1 +0)\nr3 = r2\nif r3 > 8 goto L\nr1 = map[fd:0][0]+0\nr1 += r2\nr2 = *(u64 *)(r1 +0)\nL:\n"
+        + END,
         ALL,
     ),
     (
@@ -336,6 +345,24 @@ def test_a_pointers_constant_offset_counts_against_what_is_subtracted_since_it_i
     text = f"r2 = *(u64 *)(r1 +0)\nr2 &= 7\nr3 = map[fd:0][0]+8\nr3 -= r2\nr4 = *(u8 *)(r3 +0)\n{END}"
     assert refusal(text, "6.12").errno == EACCES
     check(text, "7.2")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("r2 = r10\nr2 += -520", "R2 stack pointer arithmetic goes out of range, prohibited for !root"),
+        ("r2 = map[fd:0][0]+0\nr2 += 16", "R2 pointer arithmetic of map value goes out of range, prohibited for !root"),
+        ("r2 = *(u64 *)(r10 -8)", "invalid read from stack off -8+0 size 8"),
+        ("r2 = map[fd:0][0]+0\n*(u64 *)(r2 +0) = r10", "R10 leaks addr into map"),
+        ("r0 = r10\nexit", "R0 leaks addr as return value"),
+        ("L:\nr2 = 0\ngoto L", "back-edge from insn 1 to 0"),
+    ],
+)
+def test_without_capabilities_more_is_refused(text, message):
+    program = Program("p", parse(f"{text}\n{END}" if "exit" not in text and "goto" not in text else text), 1, maps=MAPS)
+    with pytest.raises(VerifierError) as caught:
+        bpf_check(program, KernelView("7.2", BTF), capabilities=Capabilities(False, False, False))
+    assert caught.value.summary == message
 
 
 def test_the_log_shows_what_registers_hold_and_ends_with_a_count():
