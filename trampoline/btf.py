@@ -20,7 +20,7 @@ from pathlib import Path
 from trampoline.errors import BtfError, KernelError
 from trampoline.model import MAX_ARG_SIZE, MAX_BPF_FUNC_ARGS, Arg, FuncModel
 
-__all__ = ["Btf", "BtfError", "DeclTag", "Func", "Kind", "Member", "Type", "Value", "model_of"]
+__all__ = ["Btf", "BtfError", "DeclTag", "Func", "Kind", "Member", "Type", "Value", "Variable", "model_of"]
 
 MAX_SIZE = 32 << 20
 """Bytes at most, after decompression; a distribution's kernel has 4 to 8 MiB."""
@@ -122,6 +122,15 @@ class Member:
     type_id: int
     bit_offset: int
     bit_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """An entry of a DATASEC: the VAR ``type_id`` (a FUNC, of functions declared in a section), its place in bytes."""
+
+    type_id: int
+    offset: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +252,10 @@ class Btf:
         """Type ids of all types of a kind, rising."""
         return (type_id for type_id, found in enumerate(self._kinds) if found == kind)
 
+    def kind(self, type_id: int) -> Kind:
+        """Kind of a type."""
+        return self._kind(type_id)
+
     def value(self, type_id: int) -> Value:
         """Spelling, size and kind of a type through typedefs, qualifiers, arrays and type tags."""
         self._kind(type_id)
@@ -276,6 +289,65 @@ class Btf:
                 at = self._starts[type_id]
                 found.update(self._words[at + 3 : at + 3 + 3 * self.type(type_id).count : 3])
         return frozenset(found)
+
+    def enumerators(self, type_id: int) -> tuple[tuple[str, int], ...]:
+        """Names and values of an enum of 32 or 64 bits, in its order; its flag says whether values are signed."""
+        kind, at = self._kind(type_id), self._starts[type_id]
+        if kind not in (Kind.ENUM, Kind.ENUM64):
+            raise BtfError(f"type id {type_id} is {kind.name}, not an enum")
+        words, info = self._words, self._words[at + 1]
+        step = _ENTRY_WORDS[kind]
+        bits = 32 * (step - 1)
+        found = []
+        for entry in range(at + 3, at + 3 + step * (info & 0xFFFFFF), step):
+            value = words[entry + 1] | (words[entry + 2] << 32 if step == 3 else 0)
+            if info >> 31 and value >> bits - 1:
+                value -= 1 << bits
+            found.append((self._name(words[entry]), value))
+        return tuple(found)
+
+    def variables(self, type_id: int) -> tuple[Variable, ...]:
+        """The entries of a DATASEC, in its order."""
+        if (kind := self._kind(type_id)) is not Kind.DATASEC:
+            raise BtfError(f"type id {type_id} is {kind.name}, not a section")
+        words, at = self._words, self._starts[type_id]
+        first, after = at + 3, at + 3 + 3 * (words[at + 1] & 0xFFFFFF)
+        return tuple(Variable(*words[entry : entry + 3]) for entry in range(first, after, 3))
+
+    def linkage(self, type_id: int) -> str:
+        """``static``, ``global`` or ``extern`` of a VAR or FUNC."""
+        kind, at = self._kind(type_id), self._starts[type_id]
+        if kind not in (Kind.VAR, Kind.FUNC):
+            raise BtfError(f"type id {type_id} is {kind.name}, neither a variable nor a function")
+        number = self._words[at + 3] if kind is Kind.VAR else self._words[at + 1] & 0xFFFFFF
+        if number >= len(_LINKAGES):
+            raise self._error(at, f"type id {type_id} has the unknown linkage {number}")
+        return _LINKAGES[number]
+
+    def int_encoding(self, type_id: int) -> tuple[bool, int, int]:
+        """Of an INT: whether it is signed, its bit offset, its width in bits."""
+        if (kind := self._kind(type_id)) is not Kind.INT:
+            raise BtfError(f"type id {type_id} is {kind.name}, not an integer")
+        word = self._words[self._starts[type_id] + 3]
+        return bool(word & _INT_SIGNED), word >> 16 & 0xFF, word & 0xFF
+
+    def place(self, type_id: int) -> int:
+        """Where the record of a type stands: bytes from the (uncompressed) start."""
+        self._kind(type_id)
+        return self._base + 4 * self._starts[type_id]
+
+    def names(self) -> Iterator[tuple[int, Kind, str]]:
+        """(type id, kind, name) of every type with a name, by rising type id."""
+        words, starts, kinds = self._words, self._starts, self._kinds
+        for type_id in range(1, len(starts)):
+            if offset := words[starts[type_id]]:
+                yield type_id, _KINDS[kinds[type_id]], self._name(offset)
+
+    def string(self, offset: int) -> str:
+        """The string at an offset into the string section, of any length: what ``.BTF.ext`` refers to."""
+        if not 0 <= offset < len(self._strings):
+            raise BtfError(f"string offset {offset} is not below {len(self._strings)}")
+        return self._strings[offset : self._strings.index(b"\0", offset)].decode("utf-8", "backslashreplace")
 
     def decl_tags(self, type_id: int) -> tuple[DeclTag, ...]:
         """The declaration tags at a type, function or variable."""

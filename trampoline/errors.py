@@ -11,6 +11,7 @@ __all__ = [
     "BytecodeSyntaxError",
     "GoldenError",
     "KernelError",
+    "ObjectError",
     "Oops",
     "PrototypeError",
     "TrampolineError",
@@ -44,6 +45,19 @@ class BtfError(TrampolineError):
         super().__init__(reason if offset is None else f"BTF at byte 0x{offset:x}: {reason}")
         self.reason = reason
         self.offset = offset
+
+
+class ObjectError(TrampolineError):
+    """A BPF object that cannot be read, or not be resolved against a kernel: nothing of it is loaded.
+
+    ``object_name`` is the file, ``section`` the section or program at fault (may be empty), ``reason`` what.
+    """
+
+    def __init__(self, reason: str, *, section: str = "", object_name: str = "") -> None:
+        super().__init__(": ".join(part for part in (object_name, section, reason) if part))
+        self.reason = reason
+        self.section = section
+        self.object_name = object_name
 
 
 class BytecodeError(TrampolineError):

@@ -4,14 +4,13 @@ Kept is what a kernel would keep when it loads a module: text, constants and dat
 patch sites. Prototypes are not in an object: who traces a function states its prototype.
 """
 
-import stat
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING
 
 from asm.encodings import ENDBR64
+from emu.kernel.elf_sections import MAX_OBJECT_SIZE, lief_binary, read_file, text_of
 from emu.kernel.entry import NOP5, SITE_SIZE
 from emu.kernel.linking import LinkedFunction, LinkedObject, LinkedSection, link_object
 from emu.kernel.object_file import (
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     import lief
 
 __all__ = [
+    "MAX_OBJECT_SIZE",
     "FentrySite",
     "LinkedFunction",
     "LinkedObject",
@@ -46,8 +46,6 @@ __all__ = [
 MCOUNT_LOC = "__mcount_loc"
 """The section in which -mrecord-mcount notes the patch sites."""
 
-MAX_OBJECT_SIZE = 64 << 20
-"""Bytes of a file that `read_object` still reads."""
 MAX_LOADED_SIZE = 64 << 20
 """Bytes that all kept sections of an object may have, .bss included."""
 MAX_ALIGNMENT = 2 << 20
@@ -75,46 +73,16 @@ def read_object(source: str | Path | bytes, name: str = "") -> ObjectFile:
         raw, name = source, name or "object"
     else:
         name = name or Path(source).name
-        raw = _read_file(Path(source), name)
+        raw = read_file(Path(source), name)
     try:
         return _read(raw, name)
     except ObjectError as error:
         raise ObjectError(error.reason, section=error.section, object_name=name) from None
 
 
-def _read_file(path: Path, name: str) -> bytes:
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ObjectError("not a regular file", object_name=name)
-        with path.open("rb") as file:
-            return file.read(MAX_OBJECT_SIZE + 1)
-    except OSError as error:
-        raise ObjectError(error.strerror or str(error), object_name=name) from error
-
-
 def _read(raw: bytes, name: str) -> ObjectFile:
-    # Takes a quarter of a second, which only those pay who read objects.
-    import lief
-
-    if len(raw) > MAX_OBJECT_SIZE:
-        raise ObjectError(f"larger than {MAX_OBJECT_SIZE} bytes")
-    if raw[:4] != b"\x7fELF":
-        raise ObjectError("not an ELF file")
-    config = lief.ELF.ParserConfig()
-    config.parse_relocations = config.parse_dyn_symbols = config.parse_symbol_versions = False
-    config.parse_notes = config.parse_overlay = False
-    level = lief.logging.get_level()
-    lief.logging.set_level(lief.logging.LEVEL.OFF)
-    try:
-        with warnings.catch_warnings():
-            # LIEF warns of each number that it has no name for; those that matter are checked here.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            binary = lief.ELF.parse(raw, config)
-            if binary is None:
-                raise ObjectError("damaged ELF header")
-            return _Reader(binary).read(name)
-    finally:
-        lief.logging.set_level(level)
+    with lief_binary(raw) as binary:
+        return _Reader(binary).read(name)
 
 
 class _Reader:
@@ -136,7 +104,7 @@ class _Reader:
         self.headers = list(binary.sections)
         if len(self.headers) != header.numberof_sections:
             raise ObjectError("damaged section headers, or a truncated file")
-        self.names = [_text(raw.name, "section name") for raw in self.headers]
+        self.names = [text_of(raw.name, "section name") for raw in self.headers]
         self.kept = {index: raw for index, raw in enumerate(self.headers) if self._is_kept(index)}
         if sum(raw.size for raw in self.kept.values()) > MAX_LOADED_SIZE:
             raise ObjectError(f"more than {MAX_LOADED_SIZE} bytes to load")
@@ -203,7 +171,7 @@ class _Reader:
 
     def _symbol(self, raw: "lief.ELF.Symbol") -> Symbol | None:
         """The symbol, or None if it stands for nothing that is kept."""
-        name = _text(raw.name, "symbol name")
+        name = text_of(raw.name, "symbol name")
         absolute = raw.shndx == _SHN_ABS and raw.type != self.symbol_types.FILE
         if raw.shndx == _SHN_COMMON:
             raise ObjectError(f"{name} is a common symbol: compile with -fno-common")
@@ -246,12 +214,6 @@ class _Reader:
         if reloc.type != RelocationType.R_X86_64_64 or reloc.symbol.section is None:
             raise ObjectError(f"the entry at {reloc.offset:#x} is not the address of code here", section=MCOUNT_LOC)
         return reloc.symbol.section, reloc.symbol.offset + reloc.addend
-
-
-def _text(name: str | bytes, what: str) -> str:
-    if isinstance(name, bytes) or not name.isprintable():
-        raise ObjectError(f"a {what} is not text: {name!r}")
-    return name
 
 
 def _fentry_sites(

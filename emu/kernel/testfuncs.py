@@ -94,6 +94,17 @@ TEST_FUNCTIONS = (
 
 TESTMOD_FUNCTIONS = (
     Function(
+        "bpf_testmod_fentry_test1", _lines("lea eax, [rdi + 1]", "ret"), "int bpf_testmod_fentry_test1(int a)"
+    ),
+    Function(
+        "bpf_testmod_fentry_test2", _lines("lea eax, [rdi + rsi]", "ret"), "int bpf_testmod_fentry_test2(int a, u64 b)"
+    ),
+    Function(
+        "bpf_testmod_fentry_test3",
+        _lines("movsx eax, dil ; char a", "add eax, esi", "add eax, edx", "ret"),
+        "int bpf_testmod_fentry_test3(char a, int b, u64 c)",
+    ),
+    Function(
         "bpf_testmod_fentry_test7",
         _lines(*_SUM_TEST7, "add eax, [rsp + 8] ; int g", "ret"),
         "int bpf_testmod_fentry_test7(u64 a, void *b, short c, int d, void *e, char f, int g)",
@@ -159,6 +170,19 @@ TESTMOD_FUNCTIONS = (
         _TESTMOD_STRUCTS
         + "int bpf_testmod_test_struct_arg_8(u64 a, void *b, short c, int d, void *e,"
         " struct bpf_testmod_struct_arg_4 f, int g)",
+    ),
+    Function(
+        "bpf_testmod_test_struct_arg_9",
+        _lines(
+            *_SUM_TEST7, "movsx edx, word ptr [rsp + 8] ; short g", "add eax, edx",
+            "movsx edx, byte ptr [rsp + 0x10] ; h.a", "add eax, edx", "movsx edx, word ptr [rsp + 0x12] ; h.b",
+            "add eax, edx", "add eax, [rsp + 0x14] ; h.c", "add eax, [rsp + 0x18] ; h.d",
+            "add eax, [rsp + 0x20] ; long i", "ret",
+        ),
+        _TESTMOD_STRUCTS
+        + "struct bpf_testmod_struct_arg_5 { char a; short b; int c; long d; };"
+        "int bpf_testmod_test_struct_arg_9(u64 a, void *b, short c, int d, void *e, char f, short g,"
+        " struct bpf_testmod_struct_arg_5 h, long i)",
     ),
     # 10 to 13 came with the tracing-multi series: prototypes that agree in part.
     Function(

@@ -25,6 +25,8 @@ class MapSpec:
     key_type: int = 0
     value_type: int = 0
     """BTF type ids in the object's BTF; 0: none."""
+    extra: int = 0
+    """``map_extra``: what some types are told besides."""
 
 
 @dataclass(frozen=True, slots=True)

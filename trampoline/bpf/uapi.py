@@ -54,11 +54,15 @@ class Attach(IntEnum):
     PERF_EVENT = 41
     TRACE_KPROBE_MULTI = 42
     LSM_CGROUP = 43
+    TRACE_UPROBE_MULTI = 48
     TRACE_KPROBE_SESSION = 56
+    TRACE_UPROBE_SESSION = 57
     TRACE_FSESSION = 58
     TRACE_FENTRY_MULTI = 59
     TRACE_FEXIT_MULTI = 60
     TRACE_FSESSION_MULTI = 61
+    MODIFY_RETURN_MULTI = 62
+    """Posted (v3 of 2025), never merged: no release knows it, and this number is not the posted one."""
 
 
 class MapType(IntEnum):

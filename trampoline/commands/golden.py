@@ -17,8 +17,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "golden",
         help="compare with recordings of real kernels",
-        description="Regenerate every recorded trampoline, site and call, compile every recorded program, verify and attach"
-        " every recorded request, and compare. Exit status 1 where something differs.",
+        description="Regenerate every recorded trampoline, site and call, compile, verify and attach every recorded"
+        " program, and compare. Exit status 1 where something differs.",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="golden file, JSON lines, gzipped or not")
     parser.add_argument("--json", action="store_true", help="print totals and all differences as JSON")

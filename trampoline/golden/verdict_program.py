@@ -12,7 +12,7 @@ from trampoline.bpf.insn import CALL, EXIT, CallKind, Insn
 from trampoline.bpf.program import FuncInfo, Program
 from trampoline.bpf.uapi import ProgType
 from trampoline.btf import Kind
-from trampoline.golden.described_btf import BtfWriter
+from trampoline.btf_writer import BtfWriter
 from trampoline.golden.verdict_case import VerdictCase
 from trampoline.verifier.func_info import function_starts
 
@@ -69,8 +69,8 @@ def program_of(case: VerdictCase, targets: dict[str, Program]) -> Program:
     )
     starts = function_starts(case.insns)
     is_extension = case.prog_type == ProgType.EXT
-    wants_types = is_extension or case.kept_as or len(starts) > 1 or "func-info" in case.name or "line-info" in case.name
-    if "no-btf" in case.name or not wants_types:
+    says_types = "func-info" in case.name or "line-info" in case.name
+    if "no-btf" in case.name or not (is_extension or case.kept_as or len(starts) > 1 or says_types):
         return program
     functions = [_function(case, number) for number in range(len(starts))]
     if is_extension:

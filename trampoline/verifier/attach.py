@@ -21,9 +21,15 @@ from trampoline.verifier.requests import KprobeMulti, LinkCreate, PerfKprobe, Pe
 from trampoline.verifier.target import ITER_PREFIX
 from trampoline.verifier.tracepoints import arguments, event_size
 
-_TRAMPOLINE_KINDS = frozenset(
-    {Attach.TRACE_FENTRY, Attach.TRACE_FEXIT, Attach.MODIFY_RETURN, Attach.LSM_MAC, Attach.TRACE_FSESSION}
-)
+_TRAMPOLINE_KINDS: dict[int, frozenset[int]] = {
+    ProgType.TRACING: frozenset(
+        {Attach.TRACE_FENTRY, Attach.TRACE_FEXIT, Attach.MODIFY_RETURN, Attach.TRACE_FSESSION}
+    ),
+    ProgType.LSM: frozenset({Attach.LSM_MAC}),
+    ProgType.EXT: frozenset({Attach.NONE}),
+}
+"""Expected attach types that ``bpf_tracing_prog_attach`` takes."""
+_MULTI_PROBES = (Attach.TRACE_KPROBE_MULTI, Attach.TRACE_KPROBE_SESSION)
 _RAW_TYPES = (ProgType.RAW_TRACEPOINT, ProgType.RAW_TRACEPOINT_WRITABLE)
 _NO_FPROBE = frozenset({"6.1"})
 """Releases whose recorded kernels were built without CONFIG_FPROBE."""
@@ -86,6 +92,8 @@ class Links:
                 self._attach_tracing(loaded)
             case ProgType.XDP | ProgType.SCHED_CLS | ProgType.NETFILTER | ProgType.SK_LOOKUP | ProgType.STRUCT_OPS:
                 raise Unsupported("links of networking and struct_ops programs")
+            case ProgType.KPROBE if program.attach in _MULTI_PROBES:
+                self._create_kprobe_multi(loaded, ())
             case _:
                 # Attach type 0 (CGROUP_INET_INGRESS) is for none of the other types.
                 _refuse(EINVAL, "this type is not attached by a link without a target")
@@ -94,9 +102,8 @@ class Links:
         """``bpf_tracing_prog_attach``."""
         program = loaded.program
         site = _site(loaded)
-        if program.prog_type != ProgType.EXT and (program.attach not in _TRAMPOLINE_KINDS or site is None):
+        if site is None or program.attach not in _TRAMPOLINE_KINDS[program.prog_type]:
             _refuse(EINVAL, "this attach type is not attached by a trampoline")
-        assert site is not None
         if program.prog_type == ProgType.EXT:
             if site in self.extensions or self.programs[site]:
                 _refuse(EBUSY, "the function is replaced or traced already")
@@ -219,8 +226,7 @@ class Links:
         kernel, program = self.kernel, loaded.program
         if kernel.release in _NO_FPROBE:
             _refuse(EOPNOTSUPP, "the kernel has no fprobe")
-        multi = (Attach.TRACE_KPROBE_MULTI, Attach.TRACE_KPROBE_SESSION)
-        if program.prog_type != ProgType.KPROBE or program.attach not in multi or not symbols:
+        if program.prog_type != ProgType.KPROBE or program.attach not in _MULTI_PROBES or not symbols:
             _refuse(EINVAL, "only KPROBE programs for multi links are attached by them")
         if program.sleepable:
             _refuse(EINVAL, "programs on kprobes must not sleep")

@@ -1,4 +1,4 @@
-"""BTF of the programs that recordings name without holding it: numbers, the context and functions."""
+"""Small BTF made by hand: numbers, pointers, structs without members, functions."""
 
 import struct
 from dataclasses import dataclass, field

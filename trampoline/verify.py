@@ -1,0 +1,149 @@
+"""What a kernel says to the programs of a file: ``tramp verify``."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trampoline.bpf.parse import parse
+from trampoline.bpf.program import Program
+from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.btf import Btf, Kind
+from trampoline.btf_writer import BtfWriter
+from trampoline.errors import TrampolineError, errno_name
+from trampoline.flavour import flavour
+from trampoline.objects import BpfObject
+from trampoline.objects.section_names import section_kind, target_prefix
+from trampoline.verifier.attach import Links
+from trampoline.verifier.errors import Unsupported, VerifierError
+from trampoline.verifier.kernel import KernelView
+from trampoline.verifier.load import bpf_prog_load
+from trampoline.verifier.requests import KprobeMulti, LinkCreate, PerfKprobe, PerfTracepoint, RawTracepointOpen, Request
+
+_MULTI_PROBES = (Attach.TRACE_KPROBE_MULTI, Attach.TRACE_KPROBE_SESSION)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a kernel says to a program: ``accepted``, ``load_refused``, ``attach_refused``, or ``unsupported`` where
+    verifier-lite cannot say.
+    """
+
+    program: str
+    outcome: str
+    errno: int = 0
+    message: str = ""
+    log: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it is loaded, and attached where that was asked for."""
+        return self.outcome == "accepted"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; ``errno`` by number and name."""
+        return asdict(self) | {"errname": errno_name(self.errno) if self.errno else None}
+
+    def __str__(self) -> str:
+        outcome = self.outcome.replace("_", " ")
+        errno = f" (-{errno_name(self.errno)})" if self.errno else ""
+        return f"{self.program}: {outcome}{errno}" + (f": {self.message}" if self.message else "")
+
+
+def view(release: str, btf: Path | None) -> KernelView:
+    """The kernel of a release with this BTF; one that knows ``int`` alone without. Raises TrampolineError."""
+    return KernelView(flavour(release).name, _without_types() if btf is None else Btf.read(btf))
+
+
+def _without_types() -> Btf:
+    writer = BtfWriter()
+    writer.number()
+    return writer.btf()
+
+
+def _has_types(btf: Btf) -> bool:
+    return len(btf) > len(_without_types())
+
+
+def programs_of_object(path: Path, kernel: KernelView, name: str | None = None) -> tuple[Program, ...]:
+    """The programs of clang's object, or the named one. Raises ObjectError."""
+    opened = BpfObject.open(path)
+    return opened.resolve(kernel.btf if _has_types(kernel.btf) else None, names=None if name is None else [name])
+
+
+def programs_of_text(path: Path, kernel: KernelView, section: str, license: str = "GPL") -> tuple[Program, ...]:
+    """The program of a file of eBPF text, of the type and with the target that a section of this name stands for.
+
+    Raises BytecodeSyntaxError, ObjectError for the section, and TrampolineError where the kernel has no such target.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise TrampolineError(f"{path} is no text") from None
+    kind = section_kind(section)
+    program = Program(
+        name="".join(c if c.isascii() and c.isalnum() else "_" for c in path.stem)[:15],
+        insns=parse(text),
+        prog_type=kind.prog_type,
+        attach=kind.attach,
+        license=license,
+        flags=int(kind.flags),
+        attach_btf_id=_target_id(kernel.btf, kind.attach, kind.target),
+        section=section,
+        target=kind.target,
+    )
+    return (program,)
+
+
+def _target_id(btf: Btf, attach: Attach, target: str) -> int:
+    prefix = target_prefix(attach)
+    if prefix is None or not target:
+        return 0
+    name = prefix + target
+    if not _has_types(btf):
+        raise TrampolineError(f"{name} is looked up in the kernel's BTF: --kernel-btf names it")
+    if attach == Attach.TRACE_RAW_TP:
+        found = next((type_id for type_id in btf.of_kind(Kind.TYPEDEF) if btf.type(type_id).name == name), 0)
+    else:
+        found = next((func.id for func in btf.functions_named(name)), 0)
+    if not found:
+        raise TrampolineError(f"the kernel's BTF has no {name}")
+    return found
+
+
+def verify(program: Program, kernel: KernelView, *, attach: bool = False, verbose: bool = False) -> Verdict:
+    """Loads a program, and attaches it to its section's target; ``verbose``: the log has all paths."""
+    try:
+        loaded = bpf_prog_load(program, kernel, log_level=2 if verbose else 1)
+    except VerifierError as error:
+        return Verdict(program.name, "load_refused", error.errno, error.summary, error.log)
+    except Unsupported as error:
+        return Verdict(program.name, "unsupported", message=str(error), log=error.log)
+    log = loaded.verified.log
+    if attach:
+        try:
+            Links(kernel).attach(loaded, _request(program))
+        except VerifierError as error:
+            return Verdict(program.name, "attach_refused", error.errno, error.summary, log)
+        except Unsupported as error:
+            return Verdict(program.name, "unsupported", message=str(error), log=log)
+    return Verdict(program.name, "accepted", log=log)
+
+
+def _request(program: Program) -> Request:
+    """How libbpf attaches a program of this type to its section's target."""
+    match program.prog_type:
+        case ProgType.RAW_TRACEPOINT | ProgType.RAW_TRACEPOINT_WRITABLE:
+            return RawTracepointOpen(program.target or None)
+        case ProgType.TRACEPOINT:
+            system, _, name = program.target.partition("/")
+            return PerfTracepoint(system, name)
+        case ProgType.KPROBE if program.attach in _MULTI_PROBES:
+            return KprobeMulti((program.target,))
+        case ProgType.KPROBE:
+            symbol, _, offset = program.target.partition("+")
+            try:
+                distance = int(offset or "0", 0)
+            except ValueError:
+                raise TrampolineError(f"{program.target!r} is not a function and an offset") from None
+            return PerfKprobe(symbol, distance, retprobe=program.section.startswith(("kretprobe", "kretsyscall")))
+    return LinkCreate()
