@@ -12,7 +12,7 @@ from trampoline.verifier.fields import check_code, check_fields
 from trampoline.verifier.imm64 import resolve
 from trampoline.verifier.kernel import KernelView
 from trampoline.verifier.kinds import Kind
-from trampoline.verifier.layout import check_functions, check_returns, end_of, find_functions, slots_of
+from trampoline.verifier.layout import check_functions, end_of, find_functions, slots_of
 from trampoline.verifier.programs import set_global_arguments, set_main_arguments
 from trampoline.verifier.result import Verified
 from trampoline.verifier.state import FuncFrame, Reg, State
@@ -41,7 +41,6 @@ def bpf_check(
         env.refuse(E2BIG, "")
     find_functions(env)
     check_functions(env)
-    check_returns(env)
     _check_insns(env)
     flow = check_cfg(env)
     if env.rules.call_loops_by_order:

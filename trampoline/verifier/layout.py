@@ -3,7 +3,6 @@
 from errno import E2BIG, EPERM
 
 from trampoline.bpf.insn import CALL, EXIT, GOTO, GOTOL, GOTOX, CallKind, Cls, Insn, Jmp, Mode, places
-from trampoline.btf import Kind as BtfKind
 from trampoline.verifier.env import Env
 from trampoline.verifier.fields import is_call_of_function, is_function_address
 from trampoline.verifier.kfunc_ids import check_kfunc_ids
@@ -94,24 +93,6 @@ def check_functions(env: Env) -> None:
                 env.invalid(f"jump out of range from insn {slot} to {target}")
         if last is None or last.code not in (EXIT, GOTO, GOTOL, GOTOX):
             env.invalid("last insn is not an exit or jmp")
-
-
-def check_returns(env: Env) -> None:
-    """Functions with tail calls or packet loads, which may return at once, return a number: their BTF says so
-    (``check_abnormal_return``, ``check_btf_func``).
-    """
-    for number, function in enumerate(env.subprogs):
-        if not number or not (function.has_ld_abs or function.has_tail_call):
-            continue
-        what = "LD_ABS" if function.has_ld_abs else "tail_call"
-        env.slot = function.start
-        if not env.subprog_types:
-            env.invalid(f"{what} is not allowed in subprogs without BTF")
-        assert env.program.btf is not None
-        btf = env.program.btf
-        returned = btf.function(env.subprog_types[number]).ret
-        if returned.kind not in (BtfKind.INT, BtfKind.ENUM, BtfKind.ENUM64):
-            env.invalid(f"{what} is only allowed in functions that return 'int'.")
 
 
 def slots_of(env: Env) -> list[int]:

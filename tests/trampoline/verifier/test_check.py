@@ -95,13 +95,6 @@ REFUSED = [
         ("6.12",),
     ),
     ("a function calls itself", f"call f\n{END}\nf:\ncall f\n{END}", EINVAL, "recursive call from () to ()", ("7.2",)),
-    (
-        "a tail call in a function of unknown type",
-        f"call f\n{END}\nf:\nr2 = map[fd:0]\nr3 = 0\ncall 12\n{END}",
-        EINVAL,
-        "tail_call is not allowed in subprogs without BTF",
-        ALL,
-    ),
     # Arithmetic.
     ("a division by zero", f"r1 = 1\nr1 /= 0\n{END}", EINVAL, "div by zero", ALL),
     ("a shift too far", f"r1 = 1\nr1 <<= 64\n{END}", EINVAL, "invalid shift 64", ALL),
