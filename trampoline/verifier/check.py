@@ -2,7 +2,7 @@
 
 from errno import E2BIG
 
-from trampoline.bpf.insn import LD_IMM64, MAY_GOTO
+from trampoline.bpf.insn import CALL, LD_IMM64, MAY_GOTO, CallKind, Insn
 from trampoline.bpf.program import Program
 from trampoline.prog import Uses
 from trampoline.verifier.cfg import Flow, check_cfg
@@ -12,12 +12,15 @@ from trampoline.verifier.fields import check_code, check_fields
 from trampoline.verifier.imm64 import resolve
 from trampoline.verifier.kernel import KernelView
 from trampoline.verifier.kinds import Kind
-from trampoline.verifier.layout import check_functions, find_functions, slots_of
+from trampoline.verifier.layout import check_functions, end_of, find_functions, slots_of
 from trampoline.verifier.programs import set_global_arguments, set_main_arguments
 from trampoline.verifier.result import Verified
 from trampoline.verifier.state import FuncFrame, Reg, State
 from trampoline.verifier.target import Target
 from trampoline.verifier.walk import INSN_LIMIT, walk
+
+_CALLING_BACK = frozenset({164, 180, 181, 209})
+"""Helpers that call back while they run: for_each_map_elem, find_vma, loop, user_ringbuf_drain."""
 
 
 def bpf_check(
@@ -51,6 +54,7 @@ def bpf_check(
                 _verify_global(env, flow, number)
         _verify_main(env, flow)
     check_depth(env)
+    _add_own_stack(env)
     return _result(env)
 
 
@@ -67,9 +71,21 @@ def _check_insns(env: Env) -> None:
             resolve(env, insn)
         if not env.rules.fields_first:
             check_code(env, insn)
-        if insn.code == MAY_GOTO:
+        _note_loop(env, slot, insn)
+
+
+def _note_loop(env: Env, slot: int, insn: Insn) -> None:
+    """Where the next round of a loop begins that the kernel ends, so that its state is always compared."""
+    if insn.code == MAY_GOTO:
+        env.force_checkpoints.add(slot)
+        env.may_gotos.add(slot)
+    elif insn.code == CALL and insn.src == CallKind.HELPER and insn.imm in _CALLING_BACK:
+        if not env.rules.callback_once:
+            env.callback_slots.add(slot)
+    elif insn.code == CALL and insn.src == CallKind.KFUNC and 0 < insn.imm < len(env.kernel.btf):
+        name = env.kernel.btf.type(insn.imm).name
+        if name.startswith("bpf_iter_") and name.endswith("_next"):
             env.force_checkpoints.add(slot)
-            env.may_gotos.add(slot)
 
 
 def _verify_main(env: Env, flow: Flow) -> None:
@@ -103,6 +119,19 @@ def _begin(env: Env, subprog: int) -> State:
     env.state, env.frame = state, frame
     env.slot = env.subprogs[subprog].start
     return state
+
+
+def _add_own_stack(env: Env) -> None:
+    """What the rewriting of loops keeps on a function's stack: an inlined bpf_loop three registers
+    (``optimize_bpf_loop``), may_goto its count.
+    """
+    for number, function in enumerate(env.subprogs):
+        slots = range(function.start, end_of(env, number))
+        if any(env.facts[slot].inlines_loop for slot in slots):
+            function.stack_depth = (function.stack_depth + 7 & ~7) + 24
+        reached = (slot for slot in slots if env.facts[slot].seen)
+        if any(insn is not None and insn.code == MAY_GOTO for insn in map(env.insns.__getitem__, reached)):
+            function.stack_depth += env.rules.may_goto_stack
 
 
 def _result(env: Env) -> Verified:
