@@ -23,6 +23,7 @@ from trampoline.verifier.sections import atomic_section, may_sleep
 from trampoline.verifier.type_names import type_name
 
 _ENOTSUPP = 524
+_UNDER_LOCK = ("spin_unlock", "kptr_xchg")
 _UNMODELLED_RETURNS = (Ret.DYNPTR_MEM,)
 _USES = {
     "get_func_ip": "func_ip",
@@ -43,6 +44,8 @@ def check_helper_call(env: Env, insn: Insn) -> None:
     ``frames.push_callback`` once the arguments are checked and before it clobbers the caller's registers.
     """
     meta = _find(env, insn.imm)
+    if env.state.active_locks and meta.name not in _UNDER_LOCK:
+        env.invalid("function calls are not allowed while holding a lock")
     _check_allowed(env, meta)
     check_args(env, meta)
     record_map(env, meta)

@@ -35,6 +35,8 @@ def check_kfunc_call(env: Env, insn: Insn) -> None:
     if insn.imm == 0:
         env.invalid("invalid kernel function call not eliminated in verifier pass")
     call = _find(env, insn.imm)
+    if env.state.active_locks:
+        env.invalid("function calls are not allowed while holding a lock")
     env.fact.kfunc = insn.imm
     kfunc = call.kfunc
     if kfunc.has(Kf.SLEEPABLE) and not may_sleep(env):
