@@ -100,6 +100,8 @@ class CallRules:
     """LSM programs may return what their hook may (6.12)."""
     release_zero_off: bool
     """Whatever is given back has to have offset 0, with EINVAL."""
+    contexts_are_memory: bool
+    """A context that needs no conversion can be read as memory; later only that of syscall programs (6.18)."""
     cpu_number_bounded: bool
     """bpf_get_smp_processor_id gives a number below the count of CPUs."""
     elides_null: bool
@@ -122,6 +124,7 @@ CALL_RULES = {
         whole_pointers=False,
         lsm_ranges=False,
         release_zero_off=False,
+        contexts_are_memory=True,
         cpu_number_bounded=False,
         elides_null=False,
         map_owner_fault="kernel subsystem misconfigured verifier",
@@ -138,6 +141,7 @@ CALL_RULES = {
         whole_pointers=True,
         lsm_ranges=True,
         release_zero_off=True,
+        contexts_are_memory=True,
         cpu_number_bounded=True,
         elides_null=False,
         map_owner_fault="kernel subsystem misconfigured verifier",
@@ -154,6 +158,7 @@ CALL_RULES = {
         whole_pointers=True,
         lsm_ranges=True,
         release_zero_off=True,
+        contexts_are_memory=False,
         cpu_number_bounded=True,
         elides_null=True,
         map_owner_fault="expected prog array map for tail call",
