@@ -112,11 +112,9 @@ def _argument(env: Env, target: Target, index: int, type_id: int, access: Access
     kind = btf.unmodified(type_id)
     if _is_small_int(kind) or kind.kind in _ENUMS or kind.kind in _STRUCTS:
         return Field()
-    if kind.kind is not BtfKind.PTR:
+    if kind.kind is not BtfKind.PTR or access.size != 8:
         return None
     rules = CALL_RULES[env.kernel.release]
-    if rules.whole_pointers and access.size != 8:
-        return None
     is_iter = env.program.prog_type == ProgType.TRACING and env.program.attach == Attach.TRACE_ITER
     listed = iterator_field(env.kernel.release, target.name, access.off) if is_iter and not is_return else None
     if listed is not None and listed[0] is Kind.PTR_TO_BUF:

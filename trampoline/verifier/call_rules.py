@@ -94,8 +94,6 @@ class CallRules:
     """A pointer in a struct to something other than a struct is untrusted memory, not a number (6.17)."""
     any_pointer_is_number: bool
     """An argument that points to something other than a struct is a number; before, only void and integers were."""
-    whole_pointers: bool
-    """An argument that is a pointer is read as 8 bytes or not at all (659b9ba7cb2d)."""
     lsm_ranges: bool
     """LSM programs may return what their hook may (6.12)."""
     release_zero_off: bool
@@ -121,7 +119,6 @@ CALL_RULES = {
         trusted=False,
         untrusted_leaves=False,
         any_pointer_is_number=False,
-        whole_pointers=False,
         lsm_ranges=False,
         release_zero_off=False,
         contexts_are_memory=True,
@@ -138,7 +135,6 @@ CALL_RULES = {
         trusted=True,
         untrusted_leaves=False,
         any_pointer_is_number=False,
-        whole_pointers=True,
         lsm_ranges=True,
         release_zero_off=True,
         contexts_are_memory=True,
@@ -155,7 +151,6 @@ CALL_RULES = {
         trusted=True,
         untrusted_leaves=True,
         any_pointer_is_number=True,
-        whole_pointers=True,
         lsm_ranges=True,
         release_zero_off=True,
         contexts_are_memory=False,
