@@ -270,6 +270,14 @@ def test_maps_of_sleepable_programs(btf):
         assert answer(bpf_prog_load, replace(lsm, insns=insns, maps=()), kernel)[0] == EBADF
 
 
+def test_maps_of_types_that_a_release_does_not_have(btf):
+    insns = (Insn(LD_IMM64, 1, Imm64.MAP_FD), *RETURN_0)
+    local = MapSpec("m", MapType.CGRP_STORAGE, 4, 8, 0, flags=1)
+    taken = program(prog_type=ProgType.SOCKET_FILTER, attach=0, maps=(local,))
+    for release, errno in zip(RELEASES, (EBADF, 0, 0), strict=True):
+        assert answer(bpf_prog_load, replace(taken, insns=insns), KernelView(release, btf))[0] == errno
+
+
 @pytest.fixture(scope="module")
 def replaced():
     w = Writer()
