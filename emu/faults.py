@@ -13,7 +13,7 @@ from emu.paging import NX, RW, frame_of
 if TYPE_CHECKING:
     from emu.vcpu import Vcpu
 
-PAGE_FAULT, INT3 = 14, 3
+GENERAL_PROTECTION, PAGE_FAULT, INT3 = 13, 14, 3
 LONGEST_INSTRUCTION = 15
 
 _KINDS = {

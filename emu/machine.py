@@ -56,6 +56,9 @@ class Machine(AddressSpace):
         self.view_frames = ViewFrames(self.ram)
         self.on_int3: list[Callable[[Vcpu], bool]] = []
         """Asked in turn after an int3 (rip is behind it) until one gives True: it has set rip."""
+        self.on_fault: list[Callable[[Vcpu, int], bool]] = []
+        """Asked in turn, with the instruction's address, after a page fault or a general protection fault until one
+        gives True: it has set rip, and what the instruction would have left (``fixup_exception``)."""
         self.symbolize: Callable[[int], str | None] | None = None
         """Name of the function at an address."""
         self.current_offset: int | None = None

@@ -12,7 +12,7 @@ from emu.core import Core
 from emu.counts import Counts
 from emu.engine import UNLIMITED, Exit
 from emu.errors import EmuError, GuestFault, GuestTimeout, MachineError
-from emu.faults import FAULTS, INT3, PAGE_FAULT, access_of, kind_of
+from emu.faults import FAULTS, GENERAL_PROTECTION, INT3, PAGE_FAULT, access_of, kind_of
 from emu.hostcall import RETURN_OFFSET
 from emu.layout import ADDRESS_MASK
 from emu.registers import ARGUMENTS, RIP, RSP, RegisterBatch
@@ -320,6 +320,9 @@ class Vcpu(Core):
             raise self._fault("unhandled int3", rip - 1)
         if number not in FAULTS:
             raise self._fault(kind_of(number), rip)
+        if number in (PAGE_FAULT, GENERAL_PROTECTION) and any(fixed(self, rip) for fixed in list(machine.on_fault)):
+            self.forget_exception()
+            return self.regs.rip
         if number != PAGE_FAULT:
             raise self._fault(kind_of(number), rip, clean=True)
         address = self.regs.cr2

@@ -8,21 +8,23 @@
 42
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from errno import EINVAL
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
+from emu.errors import GuestFault
 from emu.kernel.config import CONFIGS, Config
 from emu.kernel.functions import AssemblyFunctions, FunctionSource
 from emu.kernel.kernel import Kernel
 from emu.kernel.routines import kernel_routines
 from emu.kernel.stamped import TextSource
 from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNCTIONS
-from emu.layout import AddressMap
+from emu.layout import PAGE_MASK, AddressMap
 from emu.vcpu import Call
 from trampoline.attach import AttachType
+from trampoline.bpf.program import LineInfo, MapSpec, Program
 from trampoline.btf import Btf
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
 from trampoline.designs import DESIGNS, METADATA, Entry, Factory
@@ -30,9 +32,15 @@ from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
 from trampoline.func_protos import FuncProtos
 from trampoline.generator import Boot
+from trampoline.helpers.runtime import Runtime, TraceLine
+from trampoline.install import Installer
 from trampoline.link import Link, MultiLink, Skipped, modules_of, no_progress
+from trampoline.load import Loader
+from trampoline.loaded_object import LoadedObject
+from trampoline.maps import BpfMap, map_layout
 from trampoline.model import Arg, FuncModel
 from trampoline.multi import check_cookie, check_multi, check_wanted, no_collections
+from trampoline.objects import BpfObject
 from trampoline.part_match import AttachFunc, btf_check_func_part_match
 from trampoline.phases import with_phases
 from trampoline.population import KernelFunction, Population, is_glob, memory_of, populate
@@ -43,6 +51,8 @@ from trampoline.target import Target, TrampLink
 
 MAX_MULTI = 1 << 20
 """Functions of one multi link at most (as many as a kprobe_multi link takes)."""
+STACK_SEARCHED = 1024
+"""Bytes of stack in which a caller is looked for after a fault."""
 PROG_MODEL = FuncModel("bpf_prog", (Arg("ctx", "void *", 8),))
 """A BPF program as a target: ``int prog(void *ctx)``."""
 
@@ -84,6 +94,7 @@ class Tracing:
             config = CONFIGS[config]
         routines = with_phases({**kernel_routines(config), **callees(config)})
         known = None if btf is None else BtfFunctions(btf)
+        self.btf = btf
         self.kernel = Kernel(
             entry=self.flavour.entry,
             config=config,
@@ -96,11 +107,12 @@ class Tracing:
             functions=(AssemblyFunctions(TEST_FUNCTIONS + NR_ARGS_FUNCTIONS), *functions, *populate(known, routines)),
             **memory_of(known),
         )
+        self.boot = boot or Boot()
         self.population = Population(self.kernel, self.flavour, known)
         self.protos = FuncProtos(self.kernel, known)
         self.programs = BpfPrograms(self.kernel)
         self.programs.model_at = self._model_at
-        self.design = design(self.kernel, self.flavour, boot or Boot(), self.programs, metadata)
+        self.design = design(self.kernel, self.flavour, self.boot, self.programs, metadata)
         self.trampolines = self.design.trampolines
         self._denied = {kind: denied_names(self.flavour, kind) for kind in AttachType}
         self._models: dict[str, FuncModel] = {}
@@ -132,7 +144,7 @@ class Tracing:
             attach = AttachType(attach_type)
         except ValueError:
             raise TrampolineError(f"no attach type {attach_type!r}; there are {', '.join(AttachType)}") from None
-        loaded_for = self._attach_func(attach, attach_func, accessed_args, accesses_ret)
+        loaded_for = self.loaded_for(attach, attach_func, accessed_args, accesses_ret)
         if not name:
             self._unnamed += 1
             name = f"prog{self._unnamed}"
@@ -147,9 +159,13 @@ class Tracing:
         prog.attach_func = loaded_for
         return prog
 
-    def _attach_func(
+    def loaded_for(
         self, attach: AttachType, where: str | int | KernelFunction | None, args: Collection[int], ret: bool
     ) -> AttachFunc | None:
+        """What a multi program is compared with on other functions: the one it is made for and what it reads there.
+
+        KernelError -EINVAL where it must not be on that function, what ``target`` raises.
+        """
         if where is None:
             if args or ret:
                 raise TrampolineError("what a program reads is compared with a function: which one?")
@@ -164,8 +180,67 @@ class Tracing:
 
     def unload(self, prog: BpfProg) -> None:
         """Drop the reference that loading gave; links hold their own."""
+        for found in prog.own_maps:
+            self.runtime.maps.close(found)
+        prog.own_maps = ()
         self.programs.put(prog)
         self.kernel.rcu.settle()
+
+    # What programs run on -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def runtime(self) -> Runtime:
+        """Helpers and maps, which come into the kernel when somebody asks for them first."""
+        return Runtime(self.programs, self.kernel, map_layout(self.flavour.name))
+
+    @cached_property
+    def installer(self) -> Installer:
+        """What compiles programs into guest memory."""
+        return Installer(self.runtime, self.flavour.name, self.boot)
+
+    @cached_property
+    def loader(self) -> Loader:
+        """What puts real programs into the kernel. TrampolineError where the lab has no BTF."""
+        if self.btf is None:
+            raise TrampolineError("real programs are verified against the kernel's types: make the lab with btf=")
+        return Loader(self, self.btf)
+
+    def load(self, program: Program, maps: Mapping[str, BpfMap] | None = None) -> BpfProg:
+        """Load a real program: ``Loader.load``."""
+        return self.loader.load(program, maps)
+
+    def open(self, obj: BpfObject, **options: Any) -> LoadedObject:
+        """Load the programs and maps of a compiled object: ``Loader.open``."""
+        return self.loader.open(obj, **options)
+
+    def source_of(self, fault: GuestFault) -> LineInfo | None:
+        """The line of a program's source in which the guest faulted, or from which what faulted was called; None
+        where the program has no lines, or none is to blame.
+        """
+        words = [fault.rip, *self._stack_of(fault)]
+        installed = list(self.installer.installed.values())
+        found = (one.source_of(address) for address in words for one in installed)
+        return next((line for line in found if line is not None), None)
+
+    def _stack_of(self, fault: GuestFault) -> list[int]:
+        """What the words on the stack would return to: the last bytes of calls."""
+        machine, top = self.kernel.machine, fault.registers["rsp"]
+        addresses = range(top, min(top + STACK_SEARCHED, (top | PAGE_MASK) + 1) - 7, 8)
+        return [machine.read_u64(address) - 1 for address in addresses if machine.is_mapped(address)]
+
+    @property
+    def maps(self) -> dict[str, BpfMap]:
+        """The maps that exist, by name; of several of one name the last made."""
+        return {found.name: found for found in self.runtime.maps}
+
+    def map(self, spec: MapSpec, btf: Btf | None = None) -> BpfMap:
+        """Make a map; ``btf`` has the types of its keys and values. What ``Maps.create`` raises."""
+        return self.runtime.maps.create(spec, btf)
+
+    @property
+    def trace(self) -> list[TraceLine]:
+        """What programs printed (bpf_trace_printk), the oldest line first."""
+        return self.runtime.trace
 
     # Links ----------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ A program's code is assembly text, a recorded image, or a Python callable behind
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from asm import assemble
 from emu.kernel.kallsyms import Symbol
@@ -18,30 +19,23 @@ from trampoline.attach import AttachType
 from trampoline.model import FuncModel
 from trampoline.part_match import AttachFunc
 from trampoline.structs import SLEEPABLE, bpf_prog, bpf_prog_aux, bpf_prog_stats, bpf_tramp_run_ctx
+from trampoline.uses import NOTHING as NOTHING
+from trampoline.uses import Uses as Uses
+
+if TYPE_CHECKING:
+    from trampoline.maps.bpf_map import BpfMap
 
 COUNT_MASK = 0xFF
 """The count word's low byte is the count; fsession keeps more above it (7.0)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
-    """What a program reads beside its arguments; callers that are made for it leave the rest out.
+class TailOwner:
+    """What the programs of a program array have in common (``struct bpf_map_owner``)."""
 
-    A program that reads more than it says sees whatever stands there.
-    """
-
-    func_ip: bool = False
-    """bpf_get_func_ip: the word at ctx[-2]. Kernels know this of every program (``call_get_func_ip``)."""
-    arg_cnt: bool = True
-    """The word at ctx[-1]: bpf_get_func_arg_cnt, bpf_get_func_arg, bpf_get_func_ret."""
-    run_ctx: bool = True
-    """``current->bpf_ctx``: bpf_get_attach_cookie, and helpers that look up their run context."""
-    session_cookie: bool = False
-    """bpf_session_cookie of an fsession program."""
-
-
-NOTHING = Uses(arg_cnt=False, run_ctx=False)
-"""What a program uses that reads its arguments at most."""
+    prog_type: int
+    attach_proto: int = 0
+    """The prototype of the function that it is for, by its BTF id (``attach_func_proto``)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -64,6 +58,12 @@ class BpfProg:
     attach_func: AttachFunc | None = None
     """What it was loaded for, where that is known (``aux->attach_btf_id``, ``attach_func_proto``)."""
     symbol: Symbol | None = None
+    tail_owner: TailOwner | None = None
+    """What program arrays it may be in; None where it can't be tail-called."""
+    own_maps: tuple["BpfMap", ...] = ()
+    """Maps that were made with it and go when it is unloaded."""
+    release: Callable[[], None] | None = None
+    """Gives back what it has beside its structures: images, where they are not one of its own, maps."""
 
     def __repr__(self) -> str:
         return f"<BpfProg {self.name} ({self.attach_type}) at {self.bpf_func:#x}>"
@@ -150,7 +150,7 @@ class BpfPrograms:
         text: str,
         *,
         sleepable: bool = False,
-        uses: Uses = Uses(),  # frozen
+        uses: Uses = Uses(),  # noqa: B008  # frozen
     ) -> BpfProg:
         """A program as x86 assembly: the context is in rdi, the result in rax; it must keep rbx, rbp, r12 to r15.
 
@@ -175,7 +175,7 @@ class BpfPrograms:
         *,
         address: int | None = None,
         sleepable: bool = False,
-        uses: Uses = Uses(),  # frozen
+        uses: Uses = Uses(),  # noqa: B008  # frozen
     ) -> BpfProg:
         """A program as finished machine code, such as a recorded JIT image; ``address`` says where it must
         stand.
@@ -195,7 +195,7 @@ class BpfPrograms:
         function: ProgFunction,
         *,
         sleepable: bool = False,
-        uses: Uses = Uses(func_ip=True),  # frozen
+        uses: Uses = Uses(func_ip=True),  # noqa: B008  # frozen
     ) -> BpfProg:
         """A Python function as a program: it gets a ProgContext; what it returns, or 0, is the program's result."""
         machine = self._kernel.machine
@@ -214,6 +214,23 @@ class BpfPrograms:
             machine.remove_host_call(address)
             raise
         prog.has_image = False
+        return prog
+
+    def adopt(
+        self,
+        name: str,
+        attach_type: AttachType,
+        bpf_func: int,
+        size: int,
+        release: Callable[[], None],
+        *,
+        symbol: str,
+        sleepable: bool,
+        uses: Uses,
+    ) -> BpfProg:
+        """A program whose images stand in executable memory already; ``release`` frees them. KernelError -ENOMEM."""
+        prog = self._add(name, attach_type, bpf_func, size, sleepable=sleepable, uses=uses, symbol=symbol)
+        prog.release = release
         return prog
 
     def get(self, prog: BpfProg) -> None:
@@ -251,6 +268,7 @@ class BpfPrograms:
         *,
         sleepable: bool,
         uses: Uses,
+        symbol: str = "",
     ) -> BpfProg:
         kernel = self._kernel
         with ExitStack() as undo:
@@ -264,10 +282,11 @@ class BpfPrograms:
             undo.pop_all()
         view = bpf_prog.view(kernel.machine, address)
         view.active, view.stats, view.aux, view.bpf_func, view.jited_len = active, stats, aux, bpf_func, size
+        view.bpf_func_7_2 = bpf_func
         view.jited, view.sleepable = 1, SLEEPABLE if sleepable else 0
         loaded = BpfProg(name, attach_type, sleepable, uses, address, bpf_func, size, active, stats)
         self.loaded[address] = loaded
-        loaded.symbol = kernel.kallsyms.add(f"bpf_prog_{name}", bpf_func, size)
+        loaded.symbol = kernel.kallsyms.add(symbol or f"bpf_prog_{name}", bpf_func, size)
         return loaded
 
     def _free(self, prog: BpfProg) -> None:
@@ -279,7 +298,9 @@ class BpfPrograms:
         kernel.percpu.free(prog.stats)
         kernel.slab.free(bpf_prog.view(kernel.machine, prog.address).aux)
         kernel.vmalloc.free(prog.address)
-        if prog.has_image:
+        if prog.release is not None:
+            prog.release()
+        elif prog.has_image:
             kernel.execmem.free(prog.bpf_func)
         else:
             kernel.machine.remove_host_call(prog.bpf_func)

@@ -22,7 +22,7 @@ SLEEPABLE = 0x40
 
 bpf_prog = Struct(
     "bpf_prog",
-    size=0x48,  # insnsi[] follows: the eBPF instructions, 8 bytes each
+    size=0x50,
     fields={
         "pages": u16(0x00),
         "jited": u8(0x02),  # bit 0 of the bit-fields there
@@ -37,7 +37,7 @@ bpf_prog = Struct(
         "bpf_func": u64(0x30),
         "aux": u64(0x38),
         "orig_prog": u64(0x40),
-        "insnsi": raw(0x48, 0),
+        "bpf_func_7_2": u64(0x48),  # the same, where tail calls of 7.2 look for it
     },
 )
 

@@ -22,6 +22,8 @@ MAX_OBJECT_SIZE = 64 << 20
 """Bytes of a file that is still read."""
 MAX_SECTIONS = 1 << 16
 """Sections that a file may have; ELF itself numbers no more without an extension that nobody needs here."""
+MAX_SYMBOLS = 1 << 20
+"""Symbols that a file may have."""
 
 SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR = 0x1, 0x2, 0x4
 
@@ -246,6 +248,8 @@ def _symbols(sections: tuple[ElfSection, ...]) -> tuple[ElfSymbol, ...]:
     (table,) = tables
     if len(table.content) % _SYMBOL.size:
         raise ObjectError("damaged symbol table", section=table.name)
+    if len(table.content) // _SYMBOL.size > MAX_SYMBOLS:
+        raise ObjectError(f"more than {MAX_SYMBOLS} symbols", section=table.name)
     strings = sections[table.link] if table.link < len(sections) else None
     if strings is None or strings.type != SectionType.STRTAB:
         raise ObjectError("the symbol table has no strings", section=table.name)

@@ -4,7 +4,7 @@ Booting is deterministic: the same arguments give the same guest memory. What tr
 (their callees) comes in from outside, as routines and constants.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from errno import ENOENT
 from typing import Any
 
@@ -87,6 +87,8 @@ class Kernel:
         self.symbols = AssemblySymbols(self.kallsyms, {**asm_symbols(), **(constants or {})})
         """Everything that assembly text may name: kernel symbols (the kernel's own before modules'), fields of
         structures."""
+        self.on_clock: list[Callable[[int], None]] = []
+        """Told by how many nanoseconds virtual time was advanced."""
         self._keys: dict[str, list[tuple[int, int]]] = {}
         self._text_end = layout.text
         self._text_limit = layout.text + text_size
@@ -354,6 +356,8 @@ class Kernel:
         for area in self.percpu_areas:
             view = PERCPU.view(self.machine, area)
             view.sched_clock += nanoseconds
+        for told in self.on_clock:
+            told(nanoseconds)
 
     def close(self) -> None:
         """Give the machine back."""

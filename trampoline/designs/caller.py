@@ -345,10 +345,18 @@ class _Template:
         if run_ctx:
             lines += self._reset_run_ctx()
         if self._spec.fexit:
+            if outgoing := self._outgoing():
+                lines.append(f"sub rsp, {outgoing:#x} ; as much as the original's arguments take")
             return [*lines, "jmp do_fexit"]
         return [*lines, *self._leave_to_caller()]
 
     # The original -----------------------------------------------------------------------------------------------------
+
+    def _outgoing(self) -> int:
+        """Bytes of the original's arguments on the stack, which stay there, with what aligns them."""
+        stack = WORD * sum(not in_regs for in_regs, _ in self._spec.places)
+        # rsp must be 16-byte aligned at the call of a function that takes arguments on the stack.
+        return stack + (WORD if stack and (self._frame.depth + stack + WORD) % 16 == 0 else 0)
 
     def _call_original(self) -> Iterator[str]:
         spec, frame = self._spec, self._frame
@@ -356,9 +364,7 @@ class _Template:
         if spec.fentry or spec.fmod_ret:
             yield from self._load_args()
         stack = sum(not in_regs for in_regs, _ in spec.places)
-        outgoing = frame.depth + WORD * stack
-        if stack and (outgoing + WORD) % 16 == 0:
-            # rsp must be 16-byte aligned at the call of a function that takes arguments on the stack.
+        if self._outgoing() > WORD * stack:
             yield "sub rsp, 8"
             frame.depth += WORD
         for number in reversed(range(stack)):

@@ -13,14 +13,15 @@ from trampoline.btf import Btf, Kind
 from trampoline.errors import BtfError, ObjectError
 from trampoline.objects.btf_ext import CoreRecord
 from trampoline.objects.data_maps import data_maps
-from trampoline.objects.externs import ConfigValue, externs_of
+from trampoline.objects.externs import ConfigValue, ExternKind, externs_of
 from trampoline.objects.map_definitions import Definition, map_definitions
-from trampoline.objects.references import R_BPF_64_ABS64, R_BPF_NONE, Code
+from trampoline.objects.references import R_BPF_64_64, R_BPF_64_ABS64, R_BPF_NONE, Code
 from trampoline.objects.resolution import Kernel, Resolution
 from trampoline.objects.section_names import SectionKind, section_kind
 from trampoline.objects.sources import Function, Sources, instruction_starts, read_sources
 
 _POINTER = 8
+_OF_VALUES = (R_BPF_64_ABS64, R_BPF_64_64)  # compilers before LLVM 13 had one type for both
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,11 @@ class BpfObject:
         """
         return self.resolve(None)
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Kernel symbols without a type whose addresses its programs ask for."""
+        return tuple(one.name for one in self._externs.values() if one.kind is ExternKind.ADDRESS)
+
     def resolve(
         self,
         kernel_btf: Btf | None,
@@ -121,8 +127,7 @@ class BpfObject:
         function instead of the section's. ``attach_to``: by program, the program whose function is the target.
         ``function_id``: finds the BTF id of a target that is asked before ``kernel_btf``.
 
-        Raises ObjectError for a relocation, extern or target that the kernel has no answer to; BtfError for damage
-        in ``kernel_btf``.
+        Raises ObjectError for a relocation, extern or target that the kernel has no answer to, and for damaged types.
         """
         with _named(self._sources.elf.name):
             chosen = self._chosen(names)
@@ -193,7 +198,7 @@ class BpfObject:
             before = bisect_right(placed, entry.offset, key=lambda one: one.offset)
             outer = placed[before - 1] if before else None
             at = -1 if outer is None or outer.values is None else entry.offset - outer.offset - outer.values
-            if outer is None or not 0 <= at < outer.size or at % _POINTER or entry.type != R_BPF_64_ABS64:
+            if outer is None or not 0 <= at < outer.size or at % _POINTER or entry.type not in _OF_VALUES:
                 reason = f"a relocation at {entry.offset:#x} is of no value of a map"
                 raise ObjectError(reason, section=".maps")
             symbol = self._sources.symbol(entry)

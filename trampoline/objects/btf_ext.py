@@ -17,6 +17,7 @@ _HEADER = Struct("<HBBI4I")
 _MAGIC = 0xEB9F
 _CORE_HEADER_SIZE = 32  # with the place of CO-RE relocations, which older compilers do not write
 _MAX_RECORD = 1 << 12
+_MAX_SIZE = 16 << 20
 
 
 class CoreKind(IntEnum):
@@ -91,6 +92,8 @@ def read_btf_ext(raw: bytes, btf: Btf) -> BtfExt:
 def _read(raw: bytes, btf: Btf) -> BtfExt:
     if len(raw) < _HEADER.size:
         raise ObjectError(f"the header is cut off: {len(raw)} of {_HEADER.size} bytes", section=".BTF.ext")
+    if len(raw) > _MAX_SIZE:
+        raise ObjectError(f"more than {_MAX_SIZE} bytes", section=".BTF.ext")
     magic, version, flags, size, *places = _HEADER.unpack_from(raw)
     if magic != _MAGIC:
         raise ObjectError(f"begins with {magic:#06x}, not {_MAGIC:#06x}", section=".BTF.ext")

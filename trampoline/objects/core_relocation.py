@@ -35,29 +35,31 @@ class _Value:
     size: int = 0
 
 
+_Names = dict[str, list[tuple[int, Kind]]]
+_KNOWN: "WeakKeyDictionary[Btf, _Names]" = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
 class KernelTypes:
     """A kernel's types by the name that flavours of a type share."""
 
-    def __init__(self, btf: Btf) -> None:
-        self.btf = btf
-        self._by_name: dict[str, list[tuple[int, Kind]]] = {}
-        for type_id, kind, name in btf.names():
-            self._by_name.setdefault(essential_name(name) if "___" in name else name, []).append((type_id, kind))
+    btf: Btf
+    _by_name: _Names
 
     def candidates(self, name: str, kind: Kind) -> list[int]:
         """Types of a name that are of a kind, by rising id."""
         return [type_id for type_id, other in self._by_name.get(name, ()) if kinds_agree(other, kind)]
 
 
-_KNOWN: "WeakKeyDictionary[Btf, KernelTypes]" = WeakKeyDictionary()
-
-
 def kernel_types(btf: Btf) -> KernelTypes:
-    """The types of a BTF, which are sorted once."""
-    known = _KNOWN.get(btf)
-    if known is None:
-        known = _KNOWN[btf] = KernelTypes(btf)
-    return known
+    """The types of a BTF, which are sorted once. Raises BtfError for damaged names."""
+    names = _KNOWN.get(btf)
+    if names is None:
+        names = {}
+        for type_id, kind, name in btf.names():
+            names.setdefault(essential_name(name) if "___" in name else name, []).append((type_id, kind))
+        _KNOWN[btf] = names
+    return KernelTypes(btf, names)
 
 
 def relocate(insn: Insn, record: CoreRecord, local: Btf, kernel: KernelTypes | None) -> tuple[Insn, ...]:

@@ -33,6 +33,7 @@ _REFUSED = {
 }
 _MAX_INSNS = 1 << 20
 _MAX_DATA = 64 << 20
+_RELOCATION_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,6 +180,8 @@ def _relocations(elf: ElfFile, code: set[int], maps: ElfSection | None) -> dict[
         linked = elf.sections[section.link] if section.link < len(elf.sections) else None
         if linked is None or linked.type != SectionType.SYMTAB:
             raise ObjectError("relocations without a symbol table", section=section.name)
+        if section.size // _RELOCATION_SIZE > target.size // SLOT_SIZE:
+            raise ObjectError(f"more relocations than {target.name} has places for them", section=section.name)
         try:
             entries = elf.relocations(section)
         except ElfError as error:

@@ -30,7 +30,7 @@ def step(env: Env, insn: Insn) -> None:
     if left.kind is Kind.SCALAR_VALUE and (right is None or right.kind is Kind.SCALAR_VALUE):
         operand = known(insn.imm & U32 if is32 else insn.imm) if right is None else right.var
         taken = env.rules.taken(op, left.var, operand, is32)
-        if taken is None and right is not None and left is right and env.rules.compares_same:
+        if taken is None and right is not None and insn.dst == insn.src and env.rules.compares_same:
             taken = _same(op)
     else:
         taken = _pointer_taken(env, op, left, right, insn.imm)
@@ -90,7 +90,7 @@ def _refine(
 ) -> None:
     how = env.rules
     sync = how.arithmetic.sync
-    both = left is right and right is not None
+    both = right is not None and insn.dst == insn.src
     sides = ((other, op), (env.state, NEGATED[op]))
     for state, holds in sides:
         a, b = how.refine(holds, left.var, operand, is32, sync)

@@ -19,6 +19,9 @@ _KFUNC_TAG = "bpf_kfunc"
 _UNMARKED = frozenset({"bpf_verify_pkcs7_signature", "cgroup_rstat_updated", "cgroup_rstat_flush"})
 _TEST_PREFIX = "bpf_kfunc_call_"
 
+# A session's place is a bit of the word in front of the context.
+_USES = {"bpf_session_cookie": "session_cookie", "bpf_session_is_return": "arg_cnt"}
+
 
 def is_throw(env: Env, insn: Insn) -> bool:
     """Whether a call is one of bpf_throw, from which no path comes back."""
@@ -54,8 +57,8 @@ def check_kfunc_call(env: Env, insn: Insn) -> None:
     set_kfunc_result(env, call)
     if kfunc.has(Kf.ITER_NEXT):
         give_next(env, call)
-    if kfunc.name == "bpf_session_cookie":
-        env.uses.add("session_cookie")
+    if kfunc.name in _USES:
+        env.uses.add(_USES[kfunc.name])
 
 
 def _find(env: Env, type_id: int) -> KfuncCall:

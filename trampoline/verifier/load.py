@@ -72,7 +72,8 @@ def check_load_attributes(program: Program, kernel: KernelView, capabilities: Ca
     """What ``bpf_prog_load`` asks of its attributes; nothing of it reaches the log. Raises VerifierError."""
     rules = LOAD_RULES[kernel.release]
     kind = program.prog_type
-    if program.flags & ~rules.flags:
+    # A complement of flags has only those that there are.
+    if program.flags & ~int(rules.flags):
         _refuse(EINVAL, f"flags {program.flags:#x} have bits that this kernel does not know")
     if program.flags & ProgFlag.TOKEN_FD:
         _refuse(EINVAL, "no BPF token is given")

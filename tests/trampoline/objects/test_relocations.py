@@ -6,11 +6,12 @@ import pytest
 
 from btf_writer import Writer
 from elf_writer import ALLOC, EXEC, FUNC, LOCAL, NOBITS, OBJECT, RELA, SECTION, WEAK, ElfWriter
+from emu.kernel import elf_sections
 from trampoline.bpf import encode, parse
 from trampoline.bpf.insn import CALL, LD_IMM64, CallKind, Imm64, Insn
 from trampoline.bpf.uapi import MapType
 from trampoline.btf import Kind
-from trampoline.objects import BpfObject, ObjectError
+from trampoline.objects import BpfObject, ObjectError, linking, resolution, sources
 from trampoline.objects.data_maps import map_name
 from trampoline.objects.externs import essential_name
 
@@ -174,6 +175,40 @@ def test_bad_relocations():
     writer, main = plain(load())
     writer.relocate(main, 0, writer.symbol("x", writer.section(".other", bytes(8))), R_64)
     refused(writer, r"\.other holds no global variables", FENTRY)
+
+
+def test_more_relocations_than_places():
+    writer, main = plain(load())
+    for _ in range(9):
+        writer.relocate(main, 0, 0, 0)
+    refused(writer, "more relocations than fentry/f has places", ".relfentry/f")
+
+
+def test_limits(monkeypatch):
+    def chain():
+        writer = ElfWriter()
+        text = writer.code(".text", ("large", code(*[Insn(0xB7)] * 100)), local=True)
+        main = writer.code(FENTRY, *((f"p{n}", code(call())) for n in range(4)))
+        for n in range(4):
+            writer.relocate(main, 24 * n, writer.symbol("", text, 0, 0, SECTION, LOCAL), R_32)
+        return writer
+
+    assert len(BpfObject.open(chain().bytes()).programs) == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(elf_sections, "MAX_SYMBOLS", 5)
+        refused(chain(), "more than 5 symbols", ".symtab")
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "_MAX_INSNS", 113)
+        refused(chain(), "functions of more than 113 slots", FENTRY)
+    with monkeypatch.context() as patch:
+        patch.setattr(linking, "MAX_PROGRAM", 104)
+        refused(chain(), "program p0 has more than 104 slots", FENTRY)
+    with monkeypatch.context() as patch:
+        patch.setattr(resolution, "_MAX_SLOTS", 419)
+        refused(chain(), "program p3: programs of more than 419 slots together", FENTRY)
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "_MAX_DATA", 99)
+        refused(chain(), "more than 99 bytes", ".text")
 
 
 def test_bad_calls():

@@ -1,0 +1,142 @@
+"""The selftests' programs from their objects: loaded, attached, their functions called, what they saw compared."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from emu.kernel.errors import KernelError
+from selftests.expected import RECURSION, SELFTESTS, TRAMPOLINE_COUNT, Buffer, placed
+from trampoline.btf import Btf
+from trampoline.lab import Tracing
+from trampoline.objects import BpfObject
+
+FOLDER = Path(__file__).parent.parent
+HAS = {
+    "6.1": set(),
+    "6.12": {"stack-args", "get-func-args", "modify-return-test2"},
+    "7.2": {"stack-args", "get-func-args", "modify-return-test2", "fsession", "multi"},
+}
+"""What the kernels of the fixtures have; a module's types are in none of them."""
+NO_FMOD_RET = {"bpf_cookie", "get_func_ip", "modify_return", "trampoline_count"}
+"""6.1 was recorded without a function that fmod_ret may be on."""
+OUTSIDE = {"fexit_sleep"}
+"""For a function of this project that no kernel's BTF has."""
+
+KERNELS = {"6.1": ("6.1", "per-function", "voluntary"), "6.12": ("6.12", "per-function", "voluntary")} | {
+    "7.2": ("7.2", "per-function", "none"),
+    "7.2 tramplab": ("7.2", "tramplab", "lazy"),
+}
+"""Release, design and configuration."""
+
+CASES = [
+    pytest.param(kernel, test, id=f"{kernel}-{test.name or test.object}")
+    for kernel, (release, _, _) in KERNELS.items()
+    for has in (HAS[release],)
+    for test in SELFTESTS
+    if test.needs <= has and test.object not in OUTSIDE | (NO_FMOD_RET if release == "6.1" else set())
+]
+
+
+@pytest.fixture(scope="module")
+def labs():
+    made = {}
+
+    def lab(name):
+        if name not in made:
+            release, design, config = KERNELS[name]
+            btf = Btf.read(FOLDER / "fixtures" / "load" / f"{release}.btf.xz")
+            made[name] = Tracing(release, config, btf=btf, design=design)
+            _ = made[name].installer
+        return made[name]
+
+    yield lab
+    for one in made.values():
+        one.close()
+
+
+def opened(lab, name, **options):
+    return lab.open(BpfObject.open(FOLDER / "selftests" / f"{name}.o"), **options)
+
+
+def memory_of(lab):
+    kernel = lab.kernel
+    kernel.rcu.settle()
+    used = kernel.slab.used, kernel.percpu.used, kernel.vmalloc.used, kernel.execmem.used, lab.runtime.memory.used
+    return (*used, len(kernel.kallsyms), len(lab.runtime.maps), len(lab.programs.loaded), len(lab.installer.extable))
+
+
+def call(lab, function, args):
+    """The result as a C int, and what is in the buffers then."""
+    buffers, words = [], []
+    for arg in args:
+        if isinstance(arg, Buffer):
+            buffers.append((lab.kernel.slab.alloc(len(arg.before), "argument", arg.before), len(arg.before)))
+            arg = buffers[-1][0]
+        words.append(arg)
+    registers, stack = placed(tuple(words))
+    value = lab.call(function, *registers, stack_args=stack).value & 0xFFFFFFFF
+    contents = [lab.kernel.machine.read(*buffer) for buffer in buffers]
+    for address, _ in buffers:
+        lab.kernel.slab.free(address)
+    return value, contents
+
+
+@pytest.mark.parametrize(("kernel", "test"), CASES)
+def test_selftest(labs, kernel, test):
+    lab = labs(kernel)
+    before = memory_of(lab)
+    with opened(lab, test.object, names={one.program for one in test.attach}, data=test.set) as loaded:
+        for one in test.attach:
+            if one.functions:
+                functions, cookies = list(one.functions), list(one.cookies) or None
+                loaded.links.append(lab.attach_multi(loaded.programs[one.program], functions, cookies=cookies))
+            else:
+                loaded.attach(one.program, cookie=one.cookies[0] if one.cookies else 0)
+        for wanted in test.calls:
+            value, contents = call(lab, wanted.function, wanted.args)
+            assert value == wanted.ret & 0xFFFFFFFF, wanted.function
+            buffers = [arg for arg in wanted.args if isinstance(arg, Buffer)]
+            assert contents == [one.before if one.after is None else one.after for one in buffers]
+        seen = {name: loaded.data[name] for name in test.globals}
+        assert {name: unsigned(loaded, name) for name in seen} == test.globals
+        for name, function in test.ips.items():
+            assert loaded.data[name] == lab.kernel.kallsyms.address(function)
+    assert memory_of(lab) == before
+
+
+def unsigned(loaded, name):
+    value = loaded.data[name]
+    if isinstance(value, list):
+        return tuple(value)
+    return value % (1 << 32) if value < 0 else value
+
+
+@pytest.mark.parametrize("release", HAS)
+def test_program_on_what_it_calls_is_missed(labs, release):
+    lab = labs(release)
+    with opened(lab, "recursion") as loaded:
+        loaded.attach_all()
+        for name in ("quiet", "recursing"):
+            for _ in range(2):
+                with pytest.raises(KeyError):
+                    del loaded.maps[name][0]
+        seen = dict(loaded.data) | {"misses": lab.programs.misses(loaded.programs["on_delete"])}
+        assert seen == RECURSION
+
+
+@pytest.mark.parametrize("release", ["6.12", "7.2"])
+def test_links_of_one_function_are_limited(labs, release):
+    lab = labs(release)
+    names = ("count_entry", "count_modify", "count_exit")
+    most = TRAMPOLINE_COUNT.get(release, TRAMPOLINE_COUNT["links"])
+    objects = [opened(lab, "trampoline_count") for _ in range(most // 3 + 1)]
+    for number in range(most):
+        objects[number // 3].attach(names[number % 3])
+    with pytest.raises(KernelError) as refused:
+        objects[most // 3].attach(names[most % 3])
+    assert refused.value.errno == getattr(errno, TRAMPOLINE_COUNT["over"])
+    value, _ = call(lab, "bpf_modify_return_test", (1, Buffer(bytes([2, 0, 0, 0]), bytes([3, 0, 0, 0]))))
+    assert value == 4
+    for one in objects:
+        one.close()

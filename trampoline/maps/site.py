@@ -1,0 +1,47 @@
+"""Where maps live: what a map needs of the kernel that it is made in."""
+
+from typing import TYPE_CHECKING, Protocol
+
+from emu.kernel.kernel import Kernel
+from trampoline.bpf.uapi import MapType
+from trampoline.maps.layout import MapLayout
+from trampoline.maps.memory import MapMemory
+
+if TYPE_CHECKING:
+    from trampoline.prog import BpfProg, BpfPrograms
+
+
+class MapSite(Protocol):
+    """A kernel with map memory and the maps' operations in its text."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel."""
+        ...
+
+    @property
+    def layout(self) -> MapLayout:
+        """Its release's structures."""
+        ...
+
+    @property
+    def memory(self) -> MapMemory:
+        """Where maps are allocated."""
+        ...
+
+    @property
+    def programs(self) -> "BpfPrograms":
+        """Its programs."""
+        ...
+
+    def ops(self, kind: MapType) -> int:
+        """Guest address of a type's ``struct bpf_map_ops``."""
+        ...
+
+    def function(self, name: str) -> int:
+        """Guest address of one of the operations."""
+        ...
+
+    def prog_at(self, address: int) -> "BpfProg | None":
+        """The program whose ``struct bpf_prog`` is at a guest address."""
+        ...
