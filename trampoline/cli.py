@@ -39,9 +39,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def subcommands() -> dict[str, ModuleType]:
-    """The modules of `trampoline.commands` by name: each is a subcommand."""
+    """The modules of `trampoline.commands` by name: each is a subcommand, with dashes for its underscores."""
     names = sorted(module.name for module in pkgutil.iter_modules(commands.__path__) if module.name[0] != "_")
-    return {name: importlib.import_module(f"{commands.__name__}.{name}") for name in names}
+    return {name.replace("_", "-"): importlib.import_module(f"{commands.__name__}.{name}") for name in names}
 
 
 def build_parser() -> Parser:

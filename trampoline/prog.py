@@ -19,33 +19,14 @@ from trampoline.attach import AttachType
 from trampoline.model import FuncModel
 from trampoline.part_match import AttachFunc
 from trampoline.structs import SLEEPABLE, bpf_prog, bpf_prog_aux, bpf_prog_stats, bpf_tramp_run_ctx
+from trampoline.uses import NOTHING as NOTHING
+from trampoline.uses import Uses as Uses
 
 if TYPE_CHECKING:
     from trampoline.maps.bpf_map import BpfMap
 
 COUNT_MASK = 0xFF
 """The count word's low byte is the count; fsession keeps more above it (7.0)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Uses:
-    """What a program reads beside its arguments; callers that are made for it leave the rest out.
-
-    A program that reads more than it says sees whatever stands there.
-    """
-
-    func_ip: bool = False
-    """bpf_get_func_ip: the word at ctx[-2]. Kernels know this of every program (``call_get_func_ip``)."""
-    arg_cnt: bool = True
-    """The word at ctx[-1]: bpf_get_func_arg_cnt, bpf_get_func_arg, bpf_get_func_ret."""
-    run_ctx: bool = True
-    """``current->bpf_ctx``: bpf_get_attach_cookie, and helpers that look up their run context."""
-    session_cookie: bool = False
-    """bpf_session_cookie of an fsession program."""
-
-
-NOTHING = Uses(arg_cnt=False, run_ctx=False)
-"""What a program uses that reads its arguments at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +150,7 @@ class BpfPrograms:
         text: str,
         *,
         sleepable: bool = False,
-        uses: Uses = Uses(),  # frozen
+        uses: Uses = Uses(),  # noqa: B008  # frozen
     ) -> BpfProg:
         """A program as x86 assembly: the context is in rdi, the result in rax; it must keep rbx, rbp, r12 to r15.
 
@@ -194,7 +175,7 @@ class BpfPrograms:
         *,
         address: int | None = None,
         sleepable: bool = False,
-        uses: Uses = Uses(),  # frozen
+        uses: Uses = Uses(),  # noqa: B008  # frozen
     ) -> BpfProg:
         """A program as finished machine code, such as a recorded JIT image; ``address`` says where it must
         stand.
@@ -214,7 +195,7 @@ class BpfPrograms:
         function: ProgFunction,
         *,
         sleepable: bool = False,
-        uses: Uses = Uses(func_ip=True),  # frozen
+        uses: Uses = Uses(func_ip=True),  # noqa: B008  # frozen
     ) -> BpfProg:
         """A Python function as a program: it gets a ProgContext; what it returns, or 0, is the program's result."""
         machine = self._kernel.machine

@@ -1,5 +1,6 @@
 """Each instruction to its piece of code."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trampoline.bpf.insn import (
@@ -74,7 +75,17 @@ class _Translation:
             items.append(piece)
             if insn.code == LD_IMM64:
                 items.append(None)
+        self._check_jumps(items)
         return pieces
+
+    def _check_jumps(self, items: Sequence[Piece | None]) -> None:
+        slot = 0
+        for insn in self._func.insns:
+            if insn.jump is not None:
+                goal = slot + 1 + insn.jump
+                if not 0 <= goal < len(items) or items[goal] is None:
+                    raise JitError(f"a jump to slot {goal}, where the function has no instruction", slot)
+            slot += insn.slots
 
     def _piece(self, insn: Insn, slot: int) -> Piece:
         cls = insn.code & 7
@@ -237,7 +248,7 @@ class _Translation:
         """A load that gives 0 where its address is not the kernel's or faults."""
         check = memory.check_by_carry if self._flavour.probe is ProbeCheck.CARRY else memory.check_by_range
         before = check(dst, src, off, self._boot.user_limit)
-        fixup = len(load) | memory.PT_REGS[dst] << 8
+        fixup = len(load) | _saved(dst) << 8
         code = before[:-1] + len(load).to_bytes() + load
         return Piece(code, fault=ExtableEntry(len(before), fixup, _EX_TYPE_BPF))
 
@@ -245,10 +256,10 @@ class _Translation:
         self, length: int, off: int, base: int, *, stores: bool, result: int | None = None
     ) -> ExtableEntry:
         """What an arena access that faults leaves: 0 in ``result``; newer kernels report the address too."""
-        cleared = _KEEP if result is None else memory.PT_REGS[result]
+        cleared = _KEEP if result is None else _saved(result)
         fixup, data = length | cleared << 8, _EX_TYPE_BPF
         if self._flavour.arena_faults:
-            fixup |= memory.PT_REGS[base] << 16 | (_ARENA_STORE if stores else _ARENA_LOAD)
+            fixup |= _saved(base) << 16 | (_ARENA_STORE if stores else _ARENA_LOAD)
             data |= (off & 0xFFFF) << 16
         return ExtableEntry(0, fixup, data)
 
@@ -272,6 +283,14 @@ class _Translation:
     def _out_arg(self, off: int) -> int:
         """Offset from rbp of an outgoing argument: the seventh is where rsp points."""
         return -self._frame.depth - off - 16
+
+
+def _saved(register: int) -> int:
+    """Offset in struct pt_regs of a register that a program may write."""
+    offset = memory.PT_REGS.get(register)
+    if offset is None:
+        raise JitError("an access that may fault uses the frame pointer")
+    return offset
 
 
 def _behind(first: bytes, piece: Piece) -> Piece:

@@ -2,7 +2,7 @@
 
 from errno import E2BIG
 
-from trampoline.bpf.insn import LD_IMM64, MAY_GOTO
+from trampoline.bpf.insn import CALL, LD_IMM64, MAY_GOTO, CallKind, Insn
 from trampoline.bpf.program import Program
 from trampoline.prog import Uses
 from trampoline.verifier.cfg import Flow, check_cfg
@@ -18,6 +18,9 @@ from trampoline.verifier.result import Verified
 from trampoline.verifier.state import FuncFrame, Reg, State
 from trampoline.verifier.target import Target
 from trampoline.verifier.walk import INSN_LIMIT, walk
+
+_CALLING_BACK = frozenset({164, 180, 181, 209})
+"""Helpers that call back while they run: for_each_map_elem, find_vma, loop, user_ringbuf_drain."""
 
 
 def bpf_check(
@@ -67,9 +70,21 @@ def _check_insns(env: Env) -> None:
             resolve(env, insn)
         if not env.rules.fields_first:
             check_code(env, insn)
-        if insn.code == MAY_GOTO:
+        _note_loop(env, slot, insn)
+
+
+def _note_loop(env: Env, slot: int, insn: Insn) -> None:
+    """Where the next round of a loop begins that the kernel ends, so that its state is always compared."""
+    if insn.code == MAY_GOTO:
+        env.force_checkpoints.add(slot)
+        env.may_gotos.add(slot)
+    elif insn.code == CALL and insn.src == CallKind.HELPER and insn.imm in _CALLING_BACK:
+        if not env.rules.callback_once:
+            env.callback_slots.add(slot)
+    elif insn.code == CALL and insn.src == CallKind.KFUNC and 0 < insn.imm < len(env.kernel.btf):
+        name = env.kernel.btf.type(insn.imm).name
+        if name.startswith("bpf_iter_") and name.endswith("_next"):
             env.force_checkpoints.add(slot)
-            env.may_gotos.add(slot)
 
 
 def _verify_main(env: Env, flow: Flow) -> None:

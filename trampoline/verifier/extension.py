@@ -58,9 +58,7 @@ def _check_functions(btf1: Btf, func1: Type, btf2: Btf, func2: Type) -> None:
         if to2.kind is not Kind.STRUCT:
             _refuse(f"arg{position} in {func2.name}() is not a pointer to context")
         if to1.name != to2.name:
-            _refuse(
-                f"arg{position} {func1.name}(struct {to1.name} *) doesn't match {func2.name}(struct {to2.name} *)"
-            )
+            _refuse(f"arg{position} {func1.name}(struct {to1.name} *) doesn't match {func2.name}(struct {to2.name} *)")
 
 
 def _info(found: Type) -> tuple[Kind, int, bool]:

@@ -109,9 +109,7 @@ def _check_lines(program: Program, starts: list[int], slots: int) -> None:
     seconds = _second_slots(program.insns) if program.lines else frozenset()
     for number, line in enumerate(program.lines):
         if (number and line.slot <= previous) or line.slot >= slots:
-            _refuse(
-                f"Invalid line_info[{number}].insn_off:{line.slot} (prev_offset:{previous} prog->len:{slots})"
-            )
+            _refuse(f"Invalid line_info[{number}].insn_off:{line.slot} (prev_offset:{previous} prog->len:{slots})")
         if line.slot in seconds:
             _refuse(f"Invalid insn code at line_info[{number}].insn_off")
         if covered < len(starts):

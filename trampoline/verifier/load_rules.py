@@ -113,9 +113,7 @@ class LoadRules:
 
 
 LOAD_RULES = {
-    "6.1": LoadRules(
-        _FLAGS, 32, _SLEEPABLE_MAPS, "Sleepable programs can only use array, hash, and ringbuf maps"
-    ),
+    "6.1": LoadRules(_FLAGS, 32, _SLEEPABLE_MAPS, "Sleepable programs can only use array, hash, and ringbuf maps"),
     "6.12": LoadRules(
         _FLAGS | _LATER_FLAGS,
         33,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from trampoline.bpf.program import MapSpec, Program
-from trampoline.prog import Uses
+from trampoline.uses import Uses
 
 
 class Pointee(Enum):

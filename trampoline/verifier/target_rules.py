@@ -83,9 +83,7 @@ TARGET_RULES = {
                 ProgType.TRACEPOINT,
             }
         ),
-        sleepable_attach=_FENTRY_KINDS
-        | _MULTI_KINDS
-        | {Attach.TRACE_ITER, Attach.TRACE_RAW_TP, Attach.TRACE_FSESSION},
+        sleepable_attach=_FENTRY_KINDS | _MULTI_KINDS | {Attach.TRACE_ITER, Attach.TRACE_RAW_TP, Attach.TRACE_FSESSION},
         sleepable_fault="Program of this type cannot be sleepable",
         sleepable_lsm_cgroup=False,
         session=True,
