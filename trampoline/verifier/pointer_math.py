@@ -6,9 +6,9 @@ from trampoline.verifier.bounds import Bounds
 from trampoline.verifier.env import Env
 from trampoline.verifier.kinds import Flag, Kind
 from trampoline.verifier.names import type_name
-from trampoline.verifier.scalar import S64_MAX, S64_MIN, ZERO, Scalar
+from trampoline.verifier.scalar import S64_MAX, S64_MIN, ZERO, Scalar, known
 from trampoline.verifier.state import UNKNOWN_REG, Reg
-from trampoline.verifier.tnum import U64
+from trampoline.verifier.tnum import U64, Tnum
 
 MAX_VAR_OFF = 1 << 29
 _SIGNS = ("+=", "-=", "*=", "/=", "|=", "&=", "<<=", ">>=", "neg", "%=", "^=", "=", "s>>=", "endian")
@@ -98,6 +98,7 @@ def _added(env: Env, pointer: Reg, operand: Scalar) -> Reg:
         off = pointer.off + operand.signed
         if -(1 << 31) <= off < 1 << 31:
             return pointer._replace(off=off)
+    pointer = _folded(env, pointer)
     a = pointer.var
     if a == ZERO and not operand.is_const:
         # Pointers carry no 32-bit bounds: nothing is lost.
@@ -118,6 +119,7 @@ def _subtracted(env: Env, pointer: Reg, operand: Scalar) -> Reg:
         off = pointer.off - operand.signed
         if -(1 << 31) <= off < 1 << 31:
             return pointer._replace(off=off)
+    pointer = _folded(env, pointer)
     a = pointer.var
     out = Bounds()
     out.bits = tnum.sub(a.bits, operand.bits)
@@ -125,6 +127,22 @@ def _subtracted(env: Env, pointer: Reg, operand: Scalar) -> Reg:
     out.smin, out.smax = (low, high) if low >= S64_MIN and high <= S64_MAX else (S64_MIN, S64_MAX)
     out.umin, out.umax = (a.umin - operand.umax, a.umax - operand.umin) if a.umin >= operand.umax else (0, U64)
     return _moved(env, pointer, env.rules.arithmetic.sync(out))
+
+
+def _folded(env: Env, pointer: Reg) -> Reg:
+    """The same with its constant offset among its bounds, where the release has no other place for it."""
+    if not env.rules.folds_offsets or not pointer.off:
+        return pointer
+    var = pointer.var
+    if var == ZERO:
+        return pointer._replace(var=known(pointer.off), off=0)
+    out = Bounds()
+    out.bits = tnum.add(var.bits, Tnum(pointer.off & U64, 0))
+    low, high = var.smin + pointer.off, var.smax + pointer.off
+    out.smin, out.smax = (low, high) if low >= S64_MIN and high <= S64_MAX else (S64_MIN, S64_MAX)
+    if var.umin + pointer.off >= 0 and var.umax + pointer.off <= U64:
+        out.umin, out.umax = var.umin + pointer.off, var.umax + pointer.off
+    return pointer._replace(var=env.rules.arithmetic.sync(out), off=0)
 
 
 def _moved(env: Env, pointer: Reg, var: Scalar) -> Reg:

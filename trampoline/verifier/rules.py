@@ -75,6 +75,12 @@ class Rules:
     """A comparison of a register with itself is decided (6.19)."""
     may_goto_nowhere: bool
     """may_goto may have the offset 0 (6.15)."""
+    folds_offsets: bool
+    """A pointer's constant offset is a part of its bounds (7.1)."""
+    stack_arguments: bool
+    """Functions may have more than five arguments, by way of r11 (7.2)."""
+    may_goto_stack: int
+    """Bytes of stack that a function with may_goto gets for its count (and, later, its time)."""
     ctx_store_imm: bool
     """ST into the context may be valid (6.4)."""
     linked_offsets: bool
@@ -122,6 +128,9 @@ RULES = {
             trusts_more_pointers=False,
             compares_same=False,
             may_goto_nowhere=False,
+            folds_offsets=False,
+            stack_arguments=False,
+            may_goto_stack=0,
             ctx_store_imm=False,
             linked_offsets=False,
             live_registers=False,
@@ -158,6 +167,9 @@ RULES = {
             trusts_more_pointers=True,
             compares_same=False,
             may_goto_nowhere=False,
+            folds_offsets=False,
+            stack_arguments=False,
+            may_goto_stack=8,
             ctx_store_imm=True,
             linked_offsets=True,
             live_registers=False,
@@ -202,6 +214,9 @@ RULES = {
             trusts_more_pointers=True,
             compares_same=True,
             may_goto_nowhere=True,
+            folds_offsets=True,
+            stack_arguments=True,
+            may_goto_stack=16,
             ctx_store_imm=True,
             linked_offsets=True,
             live_registers=True,

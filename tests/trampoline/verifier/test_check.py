@@ -327,6 +327,17 @@ def test_what_was_seen_of_instructions_and_functions():
     assert verified.maps == (MAPS[0],)
 
 
+def test_loops_of_the_kernels_own_take_stack_for_their_count():
+    text = f"L:\nmay_goto M\ngoto L\nM:\n{END}"
+    assert [check(text, release).subprogs[0].stack_depth for release in ("6.12", "7.2")] == [8, 16]
+
+
+def test_a_pointers_constant_offset_counts_against_what_is_subtracted_since_it_is_one_of_its_bounds():
+    text = f"r2 = *(u64 *)(r1 +0)\nr2 &= 7\nr3 = map[fd:0][0]+8\nr3 -= r2\nr4 = *(u8 *)(r3 +0)\n{END}"
+    assert refusal(text, "6.12").errno == EACCES
+    check(text, "7.2")
+
+
 def test_the_log_shows_what_registers_hold_and_ends_with_a_count():
     refused = refusal("r2 = r10\nr2 += -8\nr0 = r5\nexit")
     assert refused.log.splitlines()[-5:] == [
