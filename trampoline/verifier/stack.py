@@ -258,6 +258,8 @@ def check_special(env: Env, frame: FuncFrame, index: int, slot: StackSlot) -> No
         for other, candidate in list(frame.stack.items()):
             if candidate.reg is not None and candidate.kinds[0] is Slot.DYNPTR and candidate.reg.detail == key:
                 frame.stack[other] = EMPTY
+        slices = ("slice", slot.reg.id)
+        env.state.each_reg(lambda reg: UNKNOWN_REG if reg.detail == slices else reg)
         return
     frame.stack[index] = StackSlot(scrubbed(slot.kinds))
 
