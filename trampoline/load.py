@@ -17,6 +17,7 @@ from trampoline.install import Function, PokeKey
 from trampoline.loaded_object import LoadedObject, Variables
 from trampoline.maps import BpfMap, ProgArray, format_of
 from trampoline.maps.array import ArrayMap
+from trampoline.maps.array_of_maps import ArrayOfMaps
 from trampoline.objects import BpfObject
 from trampoline.objects.externs import ConfigValue
 from trampoline.prog import BpfProg, TailOwner
@@ -281,7 +282,9 @@ class Loader:
     def _fill_slots(obj: BpfObject, maps: Mapping[str, BpfMap], programs: Mapping[str, BpfProg]) -> None:
         for name, slots in obj.initial_slots.items():
             found = maps[name]
-            for index, program in slots.items():
-                if isinstance(found, ProgArray) and program in programs:
-                    found[index] = programs[program]
+            for index, held in slots.items():
+                if isinstance(found, ProgArray) and held in programs:
+                    found[index] = programs[held]
+                elif isinstance(found, ArrayOfMaps):
+                    found[index] = maps[held]
 

@@ -268,7 +268,7 @@ def test_globs_select_by_name_within_the_kernel_or_a_module(make_lab):
     # A glob repeats nothing; what is named twice is there twice.
     assert select([tcp[3].name, "tcp_*", tcp[0].btf_id]) == [tcp[3], *tcp[:3], *tcp[4:], tcp[0]]
     module = select(["bpf_testmod:*struct*"])
-    assert [row.module for row in module] == ["bpf_testmod"] * 12
+    assert [row.module for row in module] == ["bpf_testmod"] * 13
     assert select(["*mod:*struct_arg_1"]) == [module[0]]
     assert select(["bpf_testmod_test_struct_arg_1"]) == select(["bpf_testmod:bpf_testmod_test_struct_arg_1"])
     assert lab.target(module[0]).key > 0x1_8000_0000 | len(written()) - 1

@@ -136,3 +136,22 @@ def test_links_of_one_function_are_limited(labs, release):
     assert value == 4
     for one in objects:
         one.close()
+
+
+@pytest.mark.parametrize("release", ["6.12", "7.2"])
+def test_everything_that_an_object_can_refer_to(labs, release):
+    lab = labs(release)
+    before = memory_of(lab)
+    with opened(lab, "linked_parts", kconfig={"CONFIG_DEFAULT_HOSTNAME": "host"}, data={"limit": 4}) as loaded:
+        loaded.attach("links")
+        call(lab, "bpf_fentry_test1", (1,))
+        seen = {name: loaded.data[name] for name in ("called", "counted", "custom", "tail_ran", "hidden_count", "host")}
+        added = (1 + 1 + 7 + 4) + (1 + 2 + 7)  # value and limit are added, the latter as it was chosen
+        counted = {"counted": 0 + 1 + 2 + 3, "tail_ran": 1, "hidden_count": 2}
+        assert seen == {"called": added, "custom": 11 + 12, "host": ord("h"), **counted}
+        assert loaded.data["schedule_at"] == lab.kernel.kallsyms.address("schedule")
+        assert loaded.maps["ring"].drain() == [bytes([1, 0, 0, 0])]
+        assert (loaded.maps["inner_one"][0], loaded.maps["inner_two"][0]) == (5, 0)
+        assert int.from_bytes(loaded.maps["per_cpu"][0][0][:8], "little") == 1
+        assert list(loaded.maps["jumps"]) == [1]
+    assert memory_of(lab) == before

@@ -27,7 +27,8 @@ def add_parser(subparsers: Any) -> None:
         "--btf",
         type=Path,
         metavar="DIR",
-        help="folder of the kernels' BTF, which verdicts need: 6.12.btf.xz, ... (default: ../../btf beside the file)",
+        help="folder of the kernels' BTF, for programs and verdicts: 6.12.btf.xz, ... (default: ../../btf beside"
+        " the file)",
     )
     parser.add_argument("--category", default="", metavar="C", help="of verdicts: this category's only")
 
@@ -62,12 +63,14 @@ def print_report(report: "Report", shown: int = SHOWN) -> None:
 
 def _print_jit(report: "Report") -> None:
     """Compiled functions by category, where a file has them."""
+    if report.jit.skipped:
+        print(f"{report.jit.skipped} programs are left out: there is no BTF of their kernel (--btf names its folder)")
     if not report.jit.total:
         return
-    print(f"\n{'jit':10} {'total':>7} {'identical':>10}")
+    print(f"\n{'jit':14} {'total':>7} {'identical':>10}")
     for category, counts in sorted(report.jit.by_category.items()):
-        print(f"{category:10} {counts.total:7} {counts.identical:10}")
-    print(f"{'all':10} {report.jit.total:7} {report.jit.identical:10}")
+        print(f"{category:14} {counts.total:7} {counts.identical:10}")
+    print(f"{'all':14} {report.jit.total:7} {report.jit.identical:10}")
 
 
 def _print_verdicts(report: "Report") -> None:

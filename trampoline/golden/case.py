@@ -63,6 +63,10 @@ class RecordedProgram:
     prog_ptr: int | None
     map_value: int | None
     observed: Observed
+    insns: bytes
+    """eBPF as loaded, with map 0; empty where it was not recorded."""
+    prog_flags: int
+    attach_btf_id: int
 
     @property
     def is_fprobe(self) -> bool:
@@ -253,6 +257,9 @@ def _program(f: _Fields) -> RecordedProgram:
             session_cookie=o.number("session_cookie"),
             session_is_return=o.number("session_is_return"),
         ),
+        insns=f.code("insns"),
+        prog_flags=f.maybe("prog_flags", int) or 0,
+        attach_btf_id=f.maybe("attach_btf_id", int) or 0,
     )
 
 

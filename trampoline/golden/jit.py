@@ -24,10 +24,11 @@ class Counts:
 
 @dataclass(slots=True)
 class JitTotals:
-    """Counts of all functions and by category."""
+    """Counts of all functions and by category; ``skipped`` are programs that there is no kernel's BTF for."""
 
     total: int = 0
     identical: int = 0
+    skipped: int = 0
     by_category: dict[str, Counts] = field(default_factory=dict)
 
     def count(self, category: str, *, agrees: bool) -> None:
@@ -41,6 +42,7 @@ class JitTotals:
         """Take in other totals."""
         self.total += other.total
         self.identical += other.identical
+        self.skipped += other.skipped
         for category, counts in other.by_category.items():
             mine = self.by_category.setdefault(category, Counts())
             mine.total += counts.total

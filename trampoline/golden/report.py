@@ -1,7 +1,8 @@
 """Compare golden files as a whole, whatever they record: totals for each kind, and every difference."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from trampoline.golden.case import Case, RecordedImage, read_cases
 from trampoline.golden.fields import Fields, records
 from trampoline.golden.images import TRAMPOLINE, Difference, compare_image
 from trampoline.golden.jit import JitTotals, compare_jit_file
+from trampoline.golden.programs import ProgramKernel, compare_program, compiled_programs
 from trampoline.golden.replay import Outcome, ReplayKernel
-from trampoline.golden.verdicts import VerdictTotals, compare_verdicts
+from trampoline.golden.verdicts import VerdictTotals, compare_verdicts, default_btf_folder, kernel_btf
 
 _OURS = (TrampolineError, EmuError, AsmError)
 
@@ -71,11 +73,15 @@ class Report:
 
 
 class Comparison:
-    """Compares cases; kernels are booted once for each recorded boot."""
+    """Compares cases; kernels are booted once for each recorded boot.
 
-    def __init__(self) -> None:
+    ``programs`` gives the kernel of a release that programs are verified against, or None: then they are left out.
+    """
+
+    def __init__(self, programs: Callable[[str], ProgramKernel | None]) -> None:
         self._run = ""
         self._kernel: ReplayKernel | None = None
+        self._programs = programs
 
     def check(self, case: Case) -> Report:
         """Everything that one case holds."""
@@ -85,6 +91,7 @@ class Comparison:
                 differences = _image_differences(case, image)
                 report.images.count(agrees=not differences)
                 report.mismatches += differences
+        self._compare_programs(case, report)
         moments = sum(2 + len(target.steps) + (target.site_detached is not None) for target in case.targets)
         replayed = case.status in ("live", "attached")
         outcome = self._replay(case)
@@ -94,6 +101,16 @@ class Comparison:
             report.replay.count(agrees=not outcome.failures and not outcome.replay_differences)
         report.mismatches += outcome.site_differences + outcome.replay_differences + outcome.failures
         return report
+
+    def _compare_programs(self, case: Case, report: Report) -> None:
+        for program in compiled_programs(case):
+            kernel = self._programs(case.flavour.name)
+            if kernel is None:
+                report.jit.skipped += 1
+                continue
+            differences = list(compare_program(case, program, kernel))
+            report.jit.count(program.attach, agrees=not differences)
+            report.mismatches += differences
 
     def close(self) -> None:
         """Give the last kernel back."""
@@ -155,7 +172,8 @@ _KINDS = {
 def compare_files(paths: Iterable[Path], btf_folder: Path | None = None, category: str = "") -> Report:
     """Compare every case of some golden files; of recordings of verdicts, those of a category where one is given.
 
-    ``btf_folder`` has the kernels' BTF, which verdicts need. Raises GoldenError for a damaged or foreign file.
+    ``btf_folder`` has the kernels' BTF, which verdicts and programs of trampolines need; these programs are left out
+    where none is named and none is beside the file. Raises GoldenError for a damaged or foreign file.
     """
     report = Report()
     for path in paths:
@@ -163,24 +181,28 @@ def compare_files(paths: Iterable[Path], btf_folder: Path | None = None, categor
         if kind == "verdicts":
             totals, differences = compare_verdicts(path, btf_folder, category)
             report.add(Report(verdicts=totals, mismatches=differences))
+        elif kind == "jit":
+            jit, differences = compare_jit_file(path)
+            report.add(Report(jit=jit, mismatches=differences))
         else:
-            report.add(_COMPARE[kind](path))
+            report.add(_compare_trampolines(path, btf_folder))
     return report
 
 
-def _compare_trampolines(path: Path) -> Report:
-    report, comparison = Report(), Comparison()
+def _compare_trampolines(path: Path, btf_folder: Path | None) -> Report:
+    @cache
+    def programs(release: str) -> ProgramKernel | None:
+        try:
+            return ProgramKernel(release, kernel_btf(btf_folder or default_btf_folder(path), release))
+        except GoldenError:
+            if btf_folder is not None:
+                raise
+            return None
+
+    report, comparison = Report(), Comparison(programs)
     try:
         for case in read_cases(path):
             report.add(comparison.check(case))
     finally:
         comparison.close()
     return report
-
-
-def _compare_jit(path: Path) -> Report:
-    totals, differences = compare_jit_file(path)
-    return Report(jit=totals, mismatches=differences)
-
-
-_COMPARE = {"trampolines": _compare_trampolines, "jit": _compare_jit}

@@ -168,7 +168,7 @@ def compare_verdicts(
 
 def answers(path: Path, btf_folder: Path | None = None, category: str = "") -> Iterator[tuple[VerdictCase, Answer]]:
     """Every case of a file with our answer. Raises GoldenError."""
-    folder = btf_folder or path.resolve().parent.parent.parent / "btf"
+    folder = btf_folder or default_btf_folder(path)
     judges: dict[str, Judge] = {}
     for case in read_verdicts(path):
         if category and case.category != category:
@@ -184,6 +184,11 @@ def _answer(judge: Judge, case: VerdictCase) -> Answer:
     except Exception as error:
         # Whatever goes wrong with us is a disagreement of this case, not the end of the run.
         return Answer(UNSUPPORTED, message=f"{type(error).__name__}: {error}")
+
+
+def default_btf_folder(path: Path) -> Path:
+    """Where the kernels' BTF is looked for: beside the folder of the recordings' folder."""
+    return path.resolve().parent.parent.parent / "btf"
 
 
 def kernel_btf(folder: Path, release: str) -> Btf:
@@ -202,4 +207,3 @@ def _read_btf(path: Path) -> Btf:
 def _outcome(verdict: str, errno: int, message: str) -> str:
     text = f"{verdict} {errno_name(errno)}" if errno else verdict
     return f"{text}: {message}" if message else text
-

@@ -32,7 +32,7 @@ def rewrite(
     """
     program = verified.program
     code = Code(verified)
-    depths = [subprog.stack_depth for subprog in verified.subprogs]
+    depths = [-(-subprog.stack_depth // 8) * 8 for subprog in verified.subprogs]
     throws = any(
         insn.code == CALL and insn.src == CallKind.KFUNC and env.kfunc_name(insn.imm) == "bpf_throw"
         for insn in program.insns
