@@ -153,6 +153,12 @@ def leave(env: Env) -> None:
         widen(previous, state)
 
 
+def previous_round(env: Env) -> State | None:
+    """The checkpoint of the round before at ``env.slot``, where this round's has just been made."""
+    made = env.state.parent
+    return previous_entry(made, env.slot) if made is not None and made.slot == env.slot else None
+
+
 def previous_entry(state: State, slot: int) -> State | None:
     """The last checkpoint of this path at a slot, in the same frames (``find_prev_entry``)."""
     previous = state.parent
