@@ -26,7 +26,7 @@ class Rules:
     flips_known_left: bool
     """A jump whose left operand is the known one is decided (6.4)."""
     extended_set: bool
-    """Sign-extending loads and moves, signed division, unconditional byte swaps, 32-bit goto (6.6)."""
+    """Sign-extending loads and moves, signed division, unconditional byte swaps (6.6; gotol is in 6.1.192, too)."""
     may_goto: bool
     """may_goto (6.9)."""
     store_release: bool
