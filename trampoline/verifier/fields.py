@@ -8,7 +8,6 @@ from trampoline.bpf.insn import (
     ADDR_SPACE_CAST,
     CALL,
     EXIT,
-    GOTOL,
     GOTOX,
     LD_IMM64,
     MAY_GOTO,
@@ -29,7 +28,7 @@ from trampoline.verifier.rules import Rules
 
 _ATOMICS = frozenset(Atomic) - {Atomic.LOAD_ACQ, Atomic.STORE_REL}
 _NARROW_ATOMICS = frozenset(Cls.STX | Mode.ATOMIC | size for size in (Size.B, Size.H))
-_EXTENDED = frozenset({*(Cls.LDX | Mode.MEMSX | size for size in Size), Cls.ALU64 | Alu.END, GOTOL})
+_EXTENDED = frozenset({*(Cls.LDX | Mode.MEMSX | size for size in Size), Cls.ALU64 | Alu.END})
 
 
 def is_known(code: int, rules: Rules) -> bool:

@@ -26,7 +26,7 @@ class Rules:
     flips_known_left: bool
     """A jump whose left operand is the known one is decided (6.4)."""
     extended_set: bool
-    """Sign-extending loads and moves, signed division, unconditional byte swaps, 32-bit goto (6.6)."""
+    """Sign-extending loads and moves, signed division, unconditional byte swaps (6.6; gotol is in 6.1.192, too)."""
     may_goto: bool
     """may_goto (6.9)."""
     store_release: bool
@@ -51,8 +51,6 @@ class Rules:
     """Frames of a chain of calls are rounded up to a multiple of it (32 where no JIT rounds them less)."""
     private_stack: bool
     """Functions of tracing programs have a stack of their own (6.13)."""
-    rounds_stack: bool
-    """A function's stack depth is a multiple of 8 (6.8)."""
     stack_end_is_invalid: bool
     """An access that begins in the frame and ends above it is EINVAL."""
     narrow_fills: bool
@@ -116,7 +114,6 @@ RULES = {
             max_frames=8,
             frame_round=32,
             private_stack=False,
-            rounds_stack=False,
             stack_end_is_invalid=True,
             narrow_fills=False,
             spills_constants=False,
@@ -155,7 +152,6 @@ RULES = {
             max_frames=8,
             frame_round=16,
             private_stack=False,
-            rounds_stack=True,
             stack_end_is_invalid=True,
             narrow_fills=True,
             spills_constants=True,
@@ -202,7 +198,6 @@ RULES = {
             max_frames=16,
             frame_round=16,
             private_stack=True,
-            rounds_stack=True,
             stack_end_is_invalid=True,
             narrow_fills=True,
             spills_constants=True,

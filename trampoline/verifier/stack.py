@@ -63,9 +63,7 @@ def check_within(env: Env, regno: int, off: int, size: int, *, write: bool, what
 
 def touch(env: Env, frame: FuncFrame, low: int) -> None:
     """Notes how much stack the frame's function uses."""
-    depth = -low
-    if env.rules.rounds_stack:
-        depth = depth + 7 & ~7
+    depth = -low + 7 & ~7
     facts = env.subprogs[frame.subprog]
     if facts.stack_depth < depth:
         facts.stack_depth = depth

@@ -213,7 +213,6 @@ REFUSED = [
         ALL,
     ),
     ("sign extension came later", f"r2 = 1\nr2 = (s8)r2\n{END}", EINVAL, "BPF_MOV uses reserved fields", ("6.1",)),
-    ("gotol came later", f"gotol L\nL:\n{END}", EINVAL, "unknown opcode 06", ("6.1",)),
     ("may_goto to nowhere", f"may_goto +0\n{END}", EINVAL, "invalid may_goto off 0 imm 0", ("6.12",)),
 ]
 
@@ -269,6 +268,7 @@ ACCEPTED = [
     ),
     ("may_goto ends any loop", f"r1 = 0\nL:\nr1 += 1\nmay_goto M\ngoto L\nM:\n{END}", ("6.12", "7.2")),
     ("sign extension", f"r2 = *(u64 *)(r1 +0)\nr2 = (s8)r2\nr3 = *(s8 *)(r10 -8)\n{END}", ("6.12", "7.2")),
+    ("a jump of 32 bits", f"gotol L\nL:\n{END}", ALL),
     ("the difference of pointers", f"r2 = r10\nr2 -= r1\n{END}", ALL),
 ]
 
