@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from itertools import groupby
 from pathlib import Path
 
 from trampoline.bpf.codec import SLOT_SIZE, decode
@@ -52,8 +51,10 @@ class JitTotals:
 def compare_jit_file(path: Path) -> tuple[JitTotals, list[Difference]]:
     """Compile every function of a file and compare. Raises GoldenError for a damaged or foreign file."""
     totals, differences = JitTotals(), list[Difference]()
-    for _, cases in groupby(read_jit_cases(path), key=lambda case: case.run):
-        run = list(cases)
+    runs: dict[str, list[JitCase]] = {}
+    for case in read_jit_cases(path):
+        runs.setdefault(case.run, []).append(case)
+    for run in runs.values():
         boot = recorded_boot(run)
         for case in run:
             for func in case.funcs:

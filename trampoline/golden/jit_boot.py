@@ -21,9 +21,9 @@ _BMI2_MODELS = re.compile(
     "|ClearwaterForest|DiamondRapids|EPYC|Dhyana|KnightsMill|YongFeng"
 )
 """QEMU's processors that have BMI2."""
-_INDIRECT_THUNK = re.compile(r"__x86_indirect(?:_jump|_its)?_thunk_(r\w+)")
-_THUNK_SIZE = 32
-"""Thunks of all registers lie side by side (RETPOLINE_THUNK_SIZE)."""
+_INDIRECT_THUNK = re.compile(r"__x86_indirect(?:_jump|_call|(_its))?_thunk_(?:(r\w+)|array(?:\+0x([0-9a-f]+))?)")
+_THUNK_SIZE, _ITS_THUNK_SIZE = 32, 64
+"""Thunks of all registers lie side by side (RETPOLINE_THUNK_SIZE, ITS_THUNK_SIZE)."""
 _CANONICAL = 1 << 64
 _FIVE_LEVEL_BELOW = _CANONICAL - (1 << 47)
 """Kernel memory begins here with four levels of page tables, far lower with five."""
@@ -47,13 +47,9 @@ def recorded_boot(cases: Iterable[JitCase]) -> RecordedBoot:
         return RecordedBoot(JitBoot(), 0, {})
     first = cases[0]
     symbols = {name: address for case in cases for name, address in case.symbols.items()}
-    named = {
-        REGISTER_NAMES.index(found[1]): address
-        for name, address in symbols.items()
-        if (found := _INDIRECT_THUNK.fullmatch(name)) and found[1] in REGISTER_NAMES
-    }
+    thunks = _thunks(symbols)
     jump = IndirectJump.PLAIN
-    if named:
+    if thunks:
         jump = IndirectJump.THUNK
     elif re.search(r"\bspectre_v2=(retpoline,(lfence|amd)|eibrs,lfence)\b", first.cmdline):
         jump = IndirectJump.LFENCE
@@ -61,7 +57,7 @@ def recorded_boot(cases: Iterable[JitCase]) -> RecordedBoot:
         Boot(_return_thunk(first, symbols), _call_depth(cases)),
         bmi2=_has_bmi2(first.cpu),
         indirect_jump=jump,
-        thunks=_all_thunks(named),
+        thunks=thunks,
         this_cpu_off=_this_cpu_off(cases),
         five_level_paging=first.aux < _FIVE_LEVEL_BELOW,
     )
@@ -108,13 +104,23 @@ def _percpu(cases: list[JitCase], mnemonic: str) -> int | None:
     return None
 
 
-def _all_thunks(named: Mapping[int, int]) -> dict[int, int]:
-    """Thunks of all registers from those that are named."""
+def _thunks(symbols: Mapping[str, int]) -> dict[int, int]:
+    """Thunks of indirect jumps by register: those that are named, and from them the others'."""
+    named: dict[int, int] = {}
+    size = _THUNK_SIZE
+    for name, address in symbols.items():
+        found = _INDIRECT_THUNK.fullmatch(name)
+        if not found:
+            continue
+        size = _ITS_THUNK_SIZE if found[1] else _THUNK_SIZE
+        if found[2] is None:
+            named[int(found[3] or "0", 16) // size] = address
+        elif found[2] in REGISTER_NAMES:
+            named[REGISTER_NAMES.index(found[2])] = address
     if not named:
         return {}
     register, address = next(iter(named.items()))
-    table = {number: address + _THUNK_SIZE * (number - register) for number in range(16)}
-    return {**table, **named}
+    return {number: address + size * (number - register) for number in range(16)} | named
 
 
 def _call_base(cases: list[JitCase]) -> int:

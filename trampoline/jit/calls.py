@@ -57,9 +57,10 @@ class Calls:
         # mov rax, [rbp - offset], always with four bytes of offset
         return b"\x48\x8b\x85" + imm32(-self._frame.stack - (16 if self._flavour.tail_call_by_pointer else 8))
 
-    def exit(self, code_before: bytes = b"") -> Piece:
+    def exit(self) -> Piece:
         """The first exit: registers back, and return."""
-        code, distances = code_before, tuple[Distance, ...]()
+        code = b""
+        distances: tuple[Distance, ...] = ()
         if self._func.from_classic and self._func.unprivileged:
             code, distances = self._clear_branch_history(code)
         code += restore(self._func, self._frame) + b"\xc9"  # leave

@@ -39,7 +39,9 @@ class RewriteFlavour:
     gfp_atomic: int = 0x820
     """GFP_ATOMIC, which storage helpers get as a hidden argument."""
     inlines_kptr_xchg: bool = True
-    """(7c05e7f3e74e, 6.8)."""
+    """bpf_kptr_xchg() is one exchange (7c05e7f3e74e, 6.8)."""
+    decides_constants: bool = False
+    """Branches on constants are decided before verification."""
 
 
 REWRITE_FLAVOURS = {
@@ -72,6 +74,7 @@ REWRITE_FLAVOURS = {
             percpu_wide=True,
             count_mask=0xFF,
             may_goto=MayGoto.TIMED,
+            decides_constants=True,
         ),
     )
 }

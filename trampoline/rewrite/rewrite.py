@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from trampoline.bpf.insn import CALL, CallKind
 from trampoline.rewrite import ops
+from trampoline.rewrite.constants import decide_branches
 from trampoline.rewrite.context import convert_accesses
 from trampoline.rewrite.dead_code import hard_wire_branches, remove_dead_code, remove_nops
 from trampoline.rewrite.environment import Environment
+from trampoline.rewrite.extension import extend_exchanged
 from trampoline.rewrite.fixups import Fixups
 from trampoline.rewrite.flavour import RewriteFlavour
 from trampoline.rewrite.link import RewrittenFunc, RewrittenProgram
@@ -37,12 +39,15 @@ def rewrite(
         insn.code == CALL and insn.src == CallKind.KFUNC and env.kfunc_name(insn.imm) == "bpf_throw"
         for insn in program.insns
     )
+    if flavour.decides_constants:
+        decide_branches(code)
     inline_loops(code, depths)
     hard_wire_branches(code)
     remove_dead_code(code)
     remove_nops(code)
     subprogs = [verified.subprogs[number] for number in code.numbers if number is not None]
     depths = [depths[number] for number in code.numbers if number is not None]
+    extend_exchanged(code)
     convert_accesses(code, int(program.prog_type), skb)
     if throws and not any(subprog.is_exception_callback for subprog in subprogs):
         # What ends a program that throws: its return value is what was thrown.

@@ -86,6 +86,29 @@ def test_bmi2_is_known_by_the_processors_name(cpu, has, tmp_path):
     assert recorded_boot(read_jit_cases(write(tmp_path / "one.jsonl", [record]))).jit.bmi2 is has
 
 
+@pytest.mark.parametrize(
+    ("name", "offset"),
+    [
+        ("__x86_indirect_thunk_rcx", 32),
+        ("__x86_indirect_jump_thunk_rcx", 32),
+        ("__x86_indirect_its_thunk_rcx", 64),
+        ("__x86_indirect_thunk_array+0x20", 32),
+    ],
+)
+def test_thunks_of_all_registers_are_known_by_one(name, offset, tmp_path):
+    record = next(r for r in lines("6.12") if "funcs" in r)
+    record["symbols"] = {"ffffffff82000100": name}
+    boot = recorded_boot(read_jit_cases(write(tmp_path / "one.jsonl", [record]))).jit
+    assert boot.indirect_jump is IndirectJump.THUNK
+    assert (boot.thunks[1], boot.thunks[7]) == (0xFFFFFFFF82000100, 0xFFFFFFFF82000100 + 6 * offset)
+
+
+def test_lines_of_several_boots_may_be_mixed(tmp_path):
+    records = lines("7.2")
+    report = compare_files([write(tmp_path / "mixed.jsonl", sorted(records, key=lambda r: r["case"]))])
+    assert report.jit.identical == report.jit.total > 100
+
+
 def damaged(field, value):
     record = next(r for r in lines("6.12") if "funcs" in r)
     record["funcs"][0][field] = value

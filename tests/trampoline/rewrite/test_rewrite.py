@@ -404,3 +404,28 @@ def test_slots_that_jumps_by_a_register_reach_are_followed():
     (slot,) = func.indirect_targets
     slots = places(func.insns)
     assert func.insns[slots.index(slot)].imm == 2
+
+
+@pytest.mark.parametrize(
+    ("after", "extended"),
+    [
+        ("r1 = r0", True),
+        ("w1 = w0", False),
+        ("w0 += 1\nr1 = r0", False),
+        ("if w0 == 1 goto l\nl: r0 += 1", True),
+        ("call 5\nr1 = r0", False),
+        ("*(u32 *)(r10 -8) = r0", False),
+        ("*(u64 *)(r10 -8) = r0", True),
+    ],
+)
+def test_an_exchange_of_32_bits_is_extended_where_its_upper_half_is_read(after, extended):
+    (func,) = rewritten(f"w0 = cmpxchg32_32(r6 +0, w0, w1)\n{after}\nexit").funcs
+    assert (func.insns[1] == Insn(0xBC, 0, 0, 0, 1)) is extended
+
+
+def test_branches_on_constants_are_decided_in_new_releases():
+    text = "r2 = 5\nif r2 != 5 goto l\nr1 += 1\nl: r0 = 0\nexit"
+    assert [insn.code for insn in rewritten(text, "7.2").funcs[0].insns] == [0xB7, 0x07, 0xB7, 0x95]
+    assert rewritten(text, "6.12").funcs[0].insns == parse(text)
+    met = "r2 = 5\nif r1 == 0 goto l\nr2 = 6\nl: if r2 == 5 goto m\nr1 += 1\nm: r0 = 0\nexit"
+    assert rewritten(met).funcs[0].insns == parse(met)
