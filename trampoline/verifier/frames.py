@@ -167,12 +167,6 @@ def previous_entry(state: State, slot: int) -> State | None:
     return previous
 
 
-def previous_round(env: Env) -> State | None:
-    """The checkpoint at ``env.slot`` before the one that the path has just made there."""
-    made = env.state.parent
-    return previous_entry(made, env.slot) if made is not None and made.slot == env.slot else None
-
-
 def widen(previous: State, state: State) -> None:
     """Numbers that differ from one round of a loop to the next may be any (``widen_imprecise_scalars``)."""
     for old, frame in zip(previous.frames, state.frames, strict=True):
