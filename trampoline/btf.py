@@ -229,6 +229,17 @@ class Btf:
                 raise BtfError(f"cannot read {str(source)!r}: {error}") from None
         return cls(_decompressed(source))
 
+    def with_types(self, types: bytes, strings: bytes) -> "Btf":
+        """The same with more records behind its own, whose strings stand behind its own too."""
+        own = self._words.tobytes()
+        size, text = len(own) + len(types), self._strings + strings
+        return Btf(_HEADER.pack(_MAGIC, 1, 0, _HEADER.size, 0, size, size, len(text)) + own + types + text)
+
+    @property
+    def strings_size(self) -> int:
+        """Bytes of its strings: where those of further types would begin."""
+        return len(self._strings)
+
     def __len__(self) -> int:
         """Number of types, void included: ids are 0 to ``len - 1``."""
         return len(self._starts)

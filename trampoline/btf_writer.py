@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from trampoline.btf import Btf, Kind
 
 _RECORD = struct.Struct("<III")
+RECORD_SIZE = _RECORD.size
+"""Bytes of a record without what its kind has behind it."""
 
 
 @dataclass(slots=True)
@@ -51,3 +53,10 @@ class BtfWriter:
         at = len(self.strings)
         self.strings += text.encode() + b"\0"
         return at
+
+
+def without_functions() -> Btf:
+    """The least that a kernel's BTF has: ``int``."""
+    writer = BtfWriter()
+    writer.number()
+    return writer.btf()

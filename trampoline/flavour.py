@@ -6,8 +6,8 @@ Each value was read from images of the release named; the golden files hold it (
 from dataclasses import dataclass
 
 from emu.kernel.entry import EntryLayout
-from trampoline.deny import BTF_ID_DENY, MIGRATE_INLINE_DENY, NORETURN_DENY
 from trampoline.errors import TrampolineError
+from trampoline.verifier.lists import names
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,11 +38,16 @@ class Flavour:
     """BPF_MAX_TRAMP_LINKS: programs on one function, all kinds together."""
     union_args: bool = False
     """Unions by value are arguments like structs are."""
-    btf_id_deny: frozenset[str] = BTF_ID_DENY
-    """Functions that BPF refuses to trace."""
-    noreturn_deny: frozenset[str] = frozenset()
-    """Functions that don't return, on which fexit and fmod_ret are refused."""
 
+    @property
+    def btf_id_deny(self) -> frozenset[str]:
+        """Functions that BPF refuses to trace."""
+        return names("btf_id_deny", self.name).exact
+
+    @property
+    def noreturn_deny(self) -> frozenset[str]:
+        """Functions that don't return, on which fexit and fmod_ret are refused."""
+        return names("noreturn_deny", self.name).exact
 
     @property
     def max_slots(self) -> int:
@@ -90,8 +95,6 @@ FLAVOURS = {
             fsession=True,
             max_links=36,
             union_args=True,
-            btf_id_deny=BTF_ID_DENY | MIGRATE_INLINE_DENY,
-            noreturn_deny=NORETURN_DENY,
         ),
     )
 }

@@ -26,6 +26,7 @@ from emu.vcpu import Call
 from trampoline.attach import AttachType
 from trampoline.bpf.program import LineInfo, MapSpec, Program
 from trampoline.btf import Btf
+from trampoline.btf_writer import without_functions
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
 from trampoline.designs import DESIGNS, METADATA, Entry, Factory
 from trampoline.errors import KernelError, PrototypeError, TrampolineError
@@ -200,10 +201,8 @@ class Tracing:
 
     @cached_property
     def loader(self) -> Loader:
-        """What puts real programs into the kernel. TrampolineError where the lab has no BTF."""
-        if self.btf is None:
-            raise TrampolineError("real programs are verified against the kernel's types: make the lab with btf=")
-        return Loader(self, self.btf)
+        """What puts real programs into the kernel. Without a BTF the types are those that functions declare."""
+        return Loader(self, without_functions() if self.btf is None else self.btf)
 
     def load(self, program: Program, maps: Mapping[str, BpfMap] | None = None) -> BpfProg:
         """Load a real program: ``Loader.load``."""

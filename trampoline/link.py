@@ -38,6 +38,11 @@ class Link:
         return self._entry.link.prog
 
     @property
+    def functions(self) -> tuple[str, ...]:
+        """What it is on: one function or program."""
+        return (self._entry.target.name,)
+
+    @property
     def trampoline(self) -> BpfTrampoline:
         """The trampoline that runs it. TrampolineError where the design has none for a function."""
         if self._trampoline is None:

@@ -11,17 +11,19 @@ from trampoline.attach import AttachType
 from trampoline.bpf.program import MapSpec, Program
 from trampoline.bpf.uapi import Attach, ProgType
 from trampoline.btf import Btf
+from trampoline.declared_btf import with_declarations
 from trampoline.errors import TrampolineError
 from trampoline.install import Function, PokeKey
 from trampoline.loaded_object import LoadedObject, Variables
 from trampoline.maps import BpfMap, ProgArray, format_of
 from trampoline.maps.array import ArrayMap
+from trampoline.maps.array_of_maps import ArrayOfMaps
 from trampoline.objects import BpfObject
 from trampoline.objects.externs import ConfigValue
 from trampoline.prog import BpfProg, TailOwner
 from trampoline.rewrite import REWRITE_FLAVOURS, Environment, RewrittenProgram, rewrite
 from trampoline.verifier.env import Capabilities
-from trampoline.verifier.errors import Unsupported
+from trampoline.verifier.errors import Unsupported, VerifierError
 from trampoline.verifier.kernel import KernelView
 from trampoline.verifier.load import Loaded, bpf_prog_load
 
@@ -58,9 +60,30 @@ class Loader:
     """Loads the programs of one lab, whose kernel has a BTF."""
 
     def __init__(self, lab: "Tracing", btf: Btf) -> None:
-        self._lab, self.btf = lab, btf
+        self._lab, self._kernel_btf = lab, btf
         self.release = lab.flavour.name
+        self._declared: tuple[str, ...] = ()
         self.view = KernelView(self.release, btf)
+
+    @property
+    def btf(self) -> Btf:
+        """The types that programs are verified against."""
+        return self.view.btf
+
+    def _know(self, targets: Collection[str]) -> None:
+        """Where the kernel's BTF lacks a target that the lab has, take in the functions of modules and of the lab."""
+        lab = self._lab
+        if all(not name or "*" in name or self.btf.functions_named(name) for name in targets):
+            return
+        own = lab.kernel.functions.single.values()
+        declared = tuple(
+            function.prototype
+            for function in own
+            if function.prototype and not self._kernel_btf.functions_named(function.name)
+        )
+        if declared != self._declared:
+            self._declared = declared
+            self.view = KernelView(self.release, with_declarations(self._kernel_btf, declared))
 
     @cached_property
     def _variables(self) -> dict[str, int]:
@@ -95,7 +118,11 @@ class Loader:
                     undo.callback(maps_of.close, found)
                     own.append(found)
                 used.append(found)
-            loaded = bpf_prog_load(program, self.view, capabilities=capabilities)
+            try:
+                loaded = bpf_prog_load(program, self.view, capabilities=capabilities)
+            except (VerifierError, Unsupported) as error:
+                error.where = program.place(error.slot)
+                raise
             prog = self._install(attach_type, loaded, used, undo)
             prog.own_maps = tuple(own)
             undo.pop_all()
@@ -112,6 +139,7 @@ class Loader:
         """A program that only names its target gets its BTF id."""
         if program.attach_btf_id or not program.target or program.attach_prog is not None:
             return program
+        self._know([program.target])
         functions = self.btf.functions_named(program.target)
         return replace(program, attach_btf_id=functions[0].id) if functions else program
 
@@ -146,6 +174,7 @@ class Loader:
             owner=owner,
         )
         undo.callback(lab.unload, prog)
+        prog.accesses_ret = verified.accesses_ret
         if attach_type.is_multi and program.attach_btf_id and program.attach_prog is None:
             name = self.btf.type(program.attach_btf_id).name
             prog.attach_func = lab.loaded_for(attach_type, name, verified.accessed_args, verified.accesses_ret)
@@ -202,6 +231,8 @@ class Loader:
         ones instead of the object's. Raises what ``load`` and ``BpfObject.resolve`` raise; KeyError for a variable
         that there is not; nothing is left behind then.
         """
+        wanted = [entry.name for entry in obj.entries if (entry.autoload if names is None else entry.name in names)]
+        self._know([(targets or {}).get(one.name, one.kind.target) for one in obj.entries if one.name in wanted])
         version = VERSIONS[self.release]
         known: dict[str, ConfigValue] = {"LINUX_KERNEL_VERSION": version[0] << 16 | version[1] << 8 | version[2]}
         known |= kconfig or {}
@@ -252,7 +283,9 @@ class Loader:
     def _fill_slots(obj: BpfObject, maps: Mapping[str, BpfMap], programs: Mapping[str, BpfProg]) -> None:
         for name, slots in obj.initial_slots.items():
             found = maps[name]
-            for index, program in slots.items():
-                if isinstance(found, ProgArray) and program in programs:
-                    found[index] = programs[program]
+            for index, held in slots.items():
+                if isinstance(found, ProgArray) and held in programs:
+                    found[index] = programs[held]
+                elif isinstance(found, ArrayOfMaps):
+                    found[index] = maps[held]
 

@@ -55,6 +55,8 @@ class BpfProg:
     """Tail calls can reach it, so that a trampoline on it must carry their counter."""
     refs: int = 1
     has_image: bool = True
+    accesses_ret: bool = False
+    """It reads the return value as the argument behind the last one of the function that it was loaded for."""
     attach_func: AttachFunc | None = None
     """What it was loaded for, where that is known (``aux->attach_btf_id``, ``attach_func_proto``)."""
     symbol: Symbol | None = None

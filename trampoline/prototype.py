@@ -23,7 +23,7 @@ _BASE_SIZES = {"char": 1, "_Bool": 1, "short": 2, "int": 4, "long": 8, "float": 
 
 def read_prototype(declaration: str, sizes: Mapping[str, int]) -> FuncModel:
     """The model of a C declaration; see ``FuncModel.parse``."""
-    return _CReader(sizes).read(declaration)
+    return CReader(sizes).read(declaration)
 
 
 def read_types(declaration: str) -> FuncProto:
@@ -31,26 +31,30 @@ def read_types(declaration: str) -> FuncProto:
 
     Of a struct that is only named it is not known how many members it has.
     """
-    return _CReader({}).read_types(declaration)
+    return CReader({}).read_types(declaration)
 
 
-class _CReader:
-    """Sizes of a declaration's types, from pycparser's tree."""
+class CReader:
+    """A C declaration: sizes of its types, from pycparser's tree."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         from pycparser import c_ast, c_parser
 
         self._sizes = dict(sizes)
         self._typedefs: dict[str, Any] = {}
+        self.definitions: dict[str, Any] = {}
+        """Structs and unions that the declaration defines in front of its function, by name."""
         self._members: dict[tuple[Kind, str], int] = {}
         self._ast = c_ast
         self._parser = c_parser
 
     def read(self, declaration: str) -> FuncModel:
-        return self._model(self._function(declaration))
+        """Its model."""
+        return self._model(self.function(declaration))
 
     def read_types(self, declaration: str) -> FuncProto:
-        node = self._function(declaration)
+        """Its types."""
+        node = self.function(declaration)
         # It refuses what is no prototype of a traced function.
         self._model(node)
         params = node.type.args.params if node.type.args else ()
@@ -59,7 +63,8 @@ class _CReader:
             args = []
         return FuncProto(tuple(args), self._type("", node.type.type))
 
-    def _function(self, declaration: str) -> Any:
+    def function(self, declaration: str) -> Any:
+        """The tree of the one function in a declaration. PrototypeError."""
         text = declaration.strip().rstrip(";") + ";"
         prelude = _PRELUDE + "".join(
             f"typedef struct {{ char b[{size}]; }} {name};" for name, size in self._sizes.items() if " " not in name
@@ -71,13 +76,15 @@ class _CReader:
         functions = []
         for node in tree.ext:
             if isinstance(node, self._ast.Typedef):
-                self._sizes[node.name] = self._size(node.type)
+                self._sizes[node.name] = self.size(node.type)
                 self._typedefs[node.name] = node.type
             elif isinstance(node, self._ast.Decl):
                 if isinstance(node.type, self._ast.FuncDecl):
                     functions.append(node)
                 elif isinstance(node.type, self._ast.Struct | self._ast.Union | self._ast.Enum):
-                    self._size(node.type)
+                    self.size(node.type)
+                    if not isinstance(node.type, self._ast.Enum):
+                        self.definitions[node.type.name] = node.type
                     self._unmodified(node.type)
         if len(functions) != 1:
             raise PrototypeError(f"one function prototype wanted, {len(functions)} found in {declaration!r}")
@@ -90,7 +97,7 @@ class _CReader:
                 raise PrototypeError(f"type {param.name!r} of argument {position + 1} of {node.name} is not known")
             if isinstance(param, self._ast.EllipsisParam):
                 raise KernelError(EINVAL, f"{node.name} takes variable arguments")
-            size = self._size(param.type)
+            size = self.size(param.type)
             if size == 0:
                 if len(node.type.args.params) == 1 and param.name is None:
                     break
@@ -100,21 +107,22 @@ class _CReader:
                     param.name or f"a{position}",
                     self._spelling(param.type),
                     size,
-                    self._signed(param.type),
+                    self.signed(param.type),
                     self._is_struct(param.type),
                 )
             )
         if self._is_struct(node.type.type):
             raise KernelError(EINVAL, f"{node.name} returns a struct")
-        return FuncModel(node.name, tuple(args), self._size(node.type.type), self._signed(node.type.type))
+        return FuncModel(node.name, tuple(args), self.size(node.type.type), self.signed(node.type.type))
 
-    def _resolve(self, node: Any) -> Any:
+    def resolve(self, node: Any) -> Any:
+        """A type without what wraps it in a declaration."""
         while isinstance(node, self._ast.TypeDecl):
             node = node.type
         return node
 
     def _is_struct(self, node: Any) -> bool:
-        node = self._resolve(node)
+        node = self.resolve(node)
         if isinstance(node, self._ast.IdentifierType):
             return node.names[-1] in self._sizes and self._sizes[node.names[-1]] > 8
         return isinstance(node, self._ast.Struct | self._ast.Union)
@@ -123,21 +131,22 @@ class _CReader:
         kind, tag, members = self._unmodified(node)
         points_to = None
         if kind is Kind.PTR:
-            node_behind = self._behind_typedefs(node)
+            node_behind = self.behind_typedefs(node)
             if isinstance(node_behind, self._ast.PtrDecl | self._ast.ArrayDecl):
                 pointee, pointee_tag, _ = self._unmodified(node_behind.type)
                 points_to = pointee_tag if pointee in (Kind.STRUCT, Kind.UNION) else None
-        return ParamType(name, self._spelling(node), kind, self._size(node), tag, members, points_to=points_to)
+        return ParamType(name, self._spelling(node), kind, self.size(node), tag, members, points_to=points_to)
 
-    def _behind_typedefs(self, node: Any) -> Any:
-        node = self._resolve(node)
+    def behind_typedefs(self, node: Any) -> Any:
+        """A type behind typedefs of this declaration."""
+        node = self.resolve(node)
         while isinstance(node, self._ast.IdentifierType) and node.names[-1] in self._typedefs:
-            node = self._resolve(self._typedefs[node.names[-1]])
+            node = self.resolve(self._typedefs[node.names[-1]])
         return node
 
     def _unmodified(self, node: Any) -> tuple[Kind, str, int | None]:
         """Kind, tag and number of members of a type, behind typedefs and qualifiers; definitions are kept."""
-        ast, node = self._ast, self._behind_typedefs(node)
+        ast, node = self._ast, self.behind_typedefs(node)
         if isinstance(node, ast.PtrDecl | ast.ArrayDecl | ast.FuncDecl):
             return Kind.PTR, "", 0
         if isinstance(node, ast.Struct | ast.Union | ast.Enum):
@@ -155,13 +164,14 @@ class _CReader:
         if isinstance(node, self._ast.PtrDecl | self._ast.ArrayDecl):
             inner = node.type
             return "fn *" if isinstance(inner, self._ast.FuncDecl) else self._spelling(inner).rstrip() + " *"
-        node = self._resolve(node)
+        node = self.resolve(node)
         if isinstance(node, self._ast.IdentifierType):
             return " ".join(node.names)
         return f"{type(node).__name__.lower()} {node.name}"
 
-    def _signed(self, node: Any) -> bool:
-        node = self._resolve(node)
+    def signed(self, node: Any) -> bool:
+        """Whether a type is a signed integer."""
+        node = self.resolve(node)
         if not isinstance(node, self._ast.IdentifierType):
             return False
         names = set(node.names)
@@ -171,12 +181,13 @@ class _CReader:
             names & {"s8", "s16", "s32", "s64", "__s32", "__s64", "ssize_t", "loff_t", "pid_t"}
         )
 
-    def _size(self, node: Any) -> int:
+    def size(self, node: Any) -> int:
+        """Bytes of a type as an argument. PrototypeError where that is not known."""
         if isinstance(node, self._ast.PtrDecl):
             return 8
         if isinstance(node, self._ast.ArrayDecl):
             return 8
-        node = self._resolve(node)
+        node = self.resolve(node)
         if isinstance(node, self._ast.FuncDecl):
             return 8
         if isinstance(node, self._ast.Enum):
@@ -205,7 +216,7 @@ class _CReader:
             return self._sizes[tag]
         offset, align, largest = 0, 1, 0
         for member in node.decls:
-            size, alignment = self._member(member.type)
+            size, alignment = self.member(member.type)
             align = max(align, alignment)
             offset = (offset + alignment - 1) // alignment * alignment + size
             largest = max(largest, size)
@@ -214,11 +225,12 @@ class _CReader:
         self._sizes[tag] = size
         return size
 
-    def _member(self, node: Any) -> tuple[int, int]:
+    def member(self, node: Any) -> tuple[int, int]:
+        """Bytes and alignment of a struct's member."""
         if isinstance(node, self._ast.ArrayDecl):
-            size, align = self._member(node.type)
+            size, align = self.member(node.type)
             if not isinstance(node.dim, self._ast.Constant):
                 raise PrototypeError("array members need a constant dimension")
             return size * int(node.dim.value, 0), align
-        size = self._size(node)
+        size = self.size(node)
         return size, min(size, 8) or 1

@@ -4,11 +4,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNCTIONS
 from trampoline.bpf.parse import parse
 from trampoline.bpf.program import Program
 from trampoline.bpf.uapi import Attach, ProgType
 from trampoline.btf import Btf, Kind
-from trampoline.btf_writer import BtfWriter
+from trampoline.btf_writer import without_functions
+from trampoline.declared_btf import with_declarations
 from trampoline.errors import TrampolineError, errno_name
 from trampoline.flavour import flavour
 from trampoline.objects import BpfObject
@@ -50,24 +52,19 @@ class Verdict:
 
 
 def view(release: str, btf: Path | None) -> KernelView:
-    """The kernel of a release with this BTF; one that knows ``int`` alone without. Raises TrampolineError."""
-    return KernelView(flavour(release).name, _without_types() if btf is None else Btf.read(btf))
+    """The kernel of a release with this BTF, or without one with the synthetic kernel's functions. TrampolineError."""
+    return KernelView(flavour(release).name, _synthetic() if btf is None else Btf.read(btf))
 
 
-def _without_types() -> Btf:
-    writer = BtfWriter()
-    writer.number()
-    return writer.btf()
-
-
-def _has_types(btf: Btf) -> bool:
-    return len(btf) > len(_without_types())
+def _synthetic() -> Btf:
+    functions = TEST_FUNCTIONS + NR_ARGS_FUNCTIONS + TESTMOD_FUNCTIONS
+    return with_declarations(without_functions(), [function.prototype for function in functions])
 
 
 def programs_of_object(path: Path, kernel: KernelView, name: str | None = None) -> tuple[Program, ...]:
     """The programs of clang's object, or the named one. Raises ObjectError."""
     opened = BpfObject.open(path)
-    return opened.resolve(kernel.btf if _has_types(kernel.btf) else None, names=None if name is None else [name])
+    return opened.resolve(kernel.btf, names=None if name is None else [name])
 
 
 def programs_of_text(path: Path, kernel: KernelView, section: str, license: str = "GPL") -> tuple[Program, ...]:
@@ -99,14 +96,12 @@ def _target_id(btf: Btf, attach: Attach, target: str) -> int:
     if prefix is None or not target:
         return 0
     name = prefix + target
-    if not _has_types(btf):
-        raise TrampolineError(f"{name} is looked up in the kernel's BTF: --kernel-btf names it")
     if attach == Attach.TRACE_RAW_TP:
         found = next((type_id for type_id in btf.of_kind(Kind.TYPEDEF) if btf.type(type_id).name == name), 0)
     else:
         found = next((func.id for func in btf.functions_named(name)), 0)
     if not found:
-        raise TrampolineError(f"the kernel's BTF has no {name}")
+        raise TrampolineError(f"the kernel's BTF has no {name}: --kernel-btf names another")
     return found
 
 

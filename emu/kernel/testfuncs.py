@@ -12,6 +12,9 @@ _TESTMOD_STRUCTS = (
 )
 
 
+_FENTRY_TEST_T = "struct bpf_fentry_test_t { struct bpf_fentry_test_t *a; };"
+
+
 def _lines(*lines: str) -> str:
     return "\n".join(lines)
 
@@ -54,9 +57,15 @@ TEST_FUNCTIONS = (
         ),
         "int bpf_fentry_test6(u64 a, void *b, short c, int d, void *e, u64 f)",
     ),
-    Function("bpf_fentry_test7", _lines("mov eax, edi", "ret"), "int bpf_fentry_test7(struct bpf_fentry_test_t *arg)"),
     Function(
-        "bpf_fentry_test8", _lines("mov eax, [rdi]", "ret"), "int bpf_fentry_test8(struct bpf_fentry_test_t *arg)"
+        "bpf_fentry_test7",
+        _lines("mov eax, edi", "ret"),
+        _FENTRY_TEST_T + "int bpf_fentry_test7(struct bpf_fentry_test_t *arg)",
+    ),
+    Function(
+        "bpf_fentry_test8",
+        _lines("mov eax, [rdi]", "ret"),
+        _FENTRY_TEST_T + "int bpf_fentry_test8(struct bpf_fentry_test_t *arg)",
     ),
     Function("bpf_fentry_test9", _lines("mov eax, [rdi]", "ret"), "u32 bpf_fentry_test9(u32 *a)"),
     Function("bpf_fentry_test10", _lines("mov eax, edi", "ret"), "int bpf_fentry_test10(const void *a)"),

@@ -1,7 +1,7 @@
 """Programs through all stations: maps, verification, rewriting, compiling, running, freeing."""
 
 from dataclasses import replace
-from errno import EACCES, EBUSY, EINVAL, ENOMEM, EPERM
+from errno import EACCES, EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM
 from pathlib import Path
 
 import pytest
@@ -292,6 +292,7 @@ def test_helper_of_ones_own(lab, number, answer):
         (VerifierError, EINVAL, program("r0 = 1\nexit")),
         (VerifierError, EACCES, program("r0 = *(u64 *)(r1 +512)\nexit")),
         (VerifierError, EINVAL, program("r0 = 0\nexit", target="no_such_function")),
+        (VerifierError, EINVAL, program("r0 = 0\nexit", target="bpf_testmod_fentry_test7")),
         (VerifierError, EINVAL, program("r0 = 0\nexit", flags=1 << 30)),
         (KernelError, EINVAL, program("r0 = 0\nexit", MapSpec("bad", MapType.HASH, 0, 8, 8))),
         (UnsupportedMap, 0, program("r0 = 0\nexit", MapSpec("trie", MapType.LPM_TRIE, 8, 8, 8, 1))),
@@ -333,9 +334,22 @@ def test_memory_that_runs_out_on_the_way_leaves_nothing(lab):
     assert memory_of(lab) == before
 
 
-def test_real_programs_need_types():
-    with Tracing("6.12") as bare, pytest.raises(TrampolineError, match="btf="):
-        bare.load(program("r0 = 0\nexit"))
+def test_without_a_btf_functions_have_the_types_that_they_declare():
+    with Tracing("6.12") as bare:
+        text = "r1 = *(u64 *)(r1 +{})\nr0 = 0\nexit"
+        prog = bare.load(program(text.format(8), target="bpf_fentry_test2"))
+        bare.attach(prog, "bpf_fentry_test2")
+        with pytest.raises(VerifierError, match="invalid bpf_context access off=16"):
+            bare.load(program(text.format(16), target="bpf_fentry_test2"))
+
+
+def test_a_program_for_the_functions_own_slots_is_not_on_a_generic_image():
+    text = "r1 = *(u64 *)(r1 +8)\nr0 = 0\nexit"
+    with Tracing("6.12", design="generic") as generic:
+        made = program(text, target="bpf_fentry_test1", attach=Attach.TRACE_FEXIT)
+        with pytest.raises(KernelError, match="slot 1, where it is in 6") as caught:
+            generic.attach(generic.load(made), "bpf_fentry_test1")
+        assert caught.value.errno == EOPNOTSUPP
 
 
 # Objects --------------------------------------------------------------------------------------------------------------
@@ -379,7 +393,7 @@ def test_object_that_can_not_be_loaded_leaves_nothing(lab):
     with pytest.raises(KeyError):
         opened(lab, "fentry_test", data={"no_such_variable": 1})
     with pytest.raises(TrampolineError):
-        opened(lab, "fexit_sleep")
+        opened(lab, "many_args")
     assert memory_of(lab) == before
 
 

@@ -12,17 +12,12 @@ from trampoline.lab import Tracing
 from trampoline.objects import BpfObject
 
 FOLDER = Path(__file__).parent.parent
-HAS = {
-    "6.1": set(),
-    "6.12": {"stack-args", "get-func-args", "modify-return-test2"},
-    "7.2": {"stack-args", "get-func-args", "modify-return-test2", "fsession", "multi"},
-}
-"""What the kernels of the fixtures have; a module's types are in none of them."""
+MODULE = {"module", "struct-args"}
+SINCE = {*MODULE, "stack-args", "get-func-args", "modify-return-test2"}
+HAS = {"6.1": MODULE, "6.12": SINCE, "7.2": {*SINCE, "fsession", "multi"}}
+"""What the kernels of the fixtures have."""
 NO_FMOD_RET = {"bpf_cookie", "get_func_ip", "modify_return", "trampoline_count"}
 """6.1 was recorded without a function that fmod_ret may be on."""
-OUTSIDE = {"fexit_sleep"}
-"""For a function of this project that no kernel's BTF has."""
-
 KERNELS = {"6.1": ("6.1", "per-function", "voluntary"), "6.12": ("6.12", "per-function", "voluntary")} | {
     "7.2": ("7.2", "per-function", "none"),
     "7.2 tramplab": ("7.2", "tramplab", "lazy"),
@@ -34,7 +29,7 @@ CASES = [
     for kernel, (release, _, _) in KERNELS.items()
     for has in (HAS[release],)
     for test in SELFTESTS
-    if test.needs <= has and test.object not in OUTSIDE | (NO_FMOD_RET if release == "6.1" else set())
+    if test.needs <= has and not (release == "6.1" and test.object in NO_FMOD_RET)
 ]
 
 
@@ -47,6 +42,7 @@ def labs():
             release, design, config = KERNELS[name]
             btf = Btf.read(FOLDER / "fixtures" / "load" / f"{release}.btf.xz")
             made[name] = Tracing(release, config, btf=btf, design=design)
+            made[name].load_testmod()
             _ = made[name].installer
         return made[name]
 
@@ -140,3 +136,22 @@ def test_links_of_one_function_are_limited(labs, release):
     assert value == 4
     for one in objects:
         one.close()
+
+
+@pytest.mark.parametrize("release", ["6.12", "7.2"])
+def test_everything_that_an_object_can_refer_to(labs, release):
+    lab = labs(release)
+    before = memory_of(lab)
+    with opened(lab, "linked_parts", kconfig={"CONFIG_DEFAULT_HOSTNAME": "host"}, data={"limit": 4}) as loaded:
+        loaded.attach("links")
+        call(lab, "bpf_fentry_test1", (1,))
+        seen = {name: loaded.data[name] for name in ("called", "counted", "custom", "tail_ran", "hidden_count", "host")}
+        added = (1 + 1 + 7 + 4) + (1 + 2 + 7)  # value and limit are added, the latter as it was chosen
+        counted = {"counted": 0 + 1 + 2 + 3, "tail_ran": 1, "hidden_count": 2}
+        assert seen == {"called": added, "custom": 11 + 12, "host": ord("h"), **counted}
+        assert loaded.data["schedule_at"] == lab.kernel.kallsyms.address("schedule")
+        assert loaded.maps["ring"].drain() == [bytes([1, 0, 0, 0])]
+        assert (loaded.maps["inner_one"][0], loaded.maps["inner_two"][0]) == (5, 0)
+        assert int.from_bytes(loaded.maps["per_cpu"][0][0][:8], "little") == 1
+        assert list(loaded.maps["jumps"]) == [1]
+    assert memory_of(lab) == before

@@ -79,3 +79,10 @@ class Program:
     def sleepable(self) -> bool:
         """Whether it asks to be allowed to sleep."""
         return bool(self.flags & ProgFlag.SLEEPABLE)
+
+    def place(self, slot: int | None) -> str:
+        """An instruction as people find it: the program's name, the slot, and the source line where it is known."""
+        if slot is None:
+            return self.name
+        line = next((line for line in reversed(self.lines) if line.slot <= slot), None)
+        return f"{self.name}, slot {slot}" + (f" ({line}: {line.text.strip()})" if line else "")

@@ -46,12 +46,18 @@ class GenericImages(SharedImages):
         return found
 
     def check(self, target: Target, prog: BpfProg) -> None:
-        """-EOPNOTSUPP for a function with an argument on the stack while a register is free, or used by a later one:
-        its slots would not be those of the image.
+        """-EOPNOTSUPP for a function with an argument on the stack while a register is free, or used by a later one,
+        and for a program that takes the return value from behind the function's own arguments: its slots would not be
+        those of the image.
         """
         super().check(target, prog)
-        if not self.slots(target):
+        slots = self.slots(target)
+        if not slots:
             raise KernelError(EOPNOTSUPP, f"{target.name} has an argument on the stack although there are registers")
+        if prog.accesses_ret and slots != target.nr_regs:
+            raise KernelError(
+                EOPNOTSUPP, f"{prog.name} reads the return value in slot {target.nr_regs}, where it is in {slots} here"
+            )
 
     def key(self, trampoline: BpfTrampoline, flags: TrampFlag) -> Hashable:
         """See SharedImages."""

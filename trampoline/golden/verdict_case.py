@@ -45,12 +45,16 @@ class VerdictCase:
     attach_btf_id: int
     flags: int
     license: str
-    capabilities: Capabilities
+    capabilities: Capabilities | None
+    """None where nobody knows what ``caps_dropped`` is."""
+    caps_dropped: int
     insns: tuple[Insn, ...]
     bad_slot: int | None
     """Where an LD_IMM64 has no proper second slot; instructions end there."""
     maps: tuple[MapSpec, ...]
     request: Request | None
+    """None where nothing is attached, or nobody knows what ``attach_mode`` is."""
+    attach_mode: str
     log_level: int
     insn_cnt: int | None
     """The number of instructions that was claimed, where it is not that of ``insns``."""
@@ -85,9 +89,8 @@ def _case(record: dict[str, Any], where: str) -> VerdictCase:
         raise GoldenError(f"{f.where}: no flavour for kernel {f.text('kernel')!r}; there are {', '.join(RELEASES)}")
     if f.text("verdict") not in VERDICTS:
         raise GoldenError(f"{f.where}: 'verdict' is {f.text('verdict')!r}; there are {', '.join(VERDICTS)}")
-    dropped = f.number("caps_dropped")
-    if dropped not in CAPABILITIES:
-        raise GoldenError(f"{f.where}: 'caps_dropped' is {dropped!r}; there are {', '.join(map(str, CAPABILITIES))}")
+    dropped = int(f.get("caps_dropped", (int, bool)))
+    mode = f.maybe("attach_mode", str)
     extra = f.sub("extra")
     insns, bad_slot = _instructions(f.code("insns"), f.where)
     return VerdictCase(
@@ -103,12 +106,14 @@ def _case(record: dict[str, Any], where: str) -> VerdictCase:
         attach_type=f.number("attach_type"),
         attach_btf_id=f.number("attach_btf_id"),
         flags=f.number("prog_flags"),
-        license=f.text("license"),
-        capabilities=CAPABILITIES[dropped],
+        license=f.maybe("license", str) or "",
+        capabilities=CAPABILITIES.get(dropped),
+        caps_dropped=dropped,
         insns=insns,
         bad_slot=bad_slot,
         maps=_maps(f.objects("maps"), insns, is_raw=bool(extra.maybe("rawmap", int))),
-        request=_request(f),
+        request=None if mode is None else _request(mode),
+        attach_mode=mode or "",
         log_level=f.maybe("log_level", int) or 0,
         insn_cnt=extra.maybe("cnt", int),
         target_program=extra.maybe("tgt", str) or "",
@@ -155,10 +160,10 @@ def _map(m: Fields, recorded: Mapping[int, Fields]) -> MapSpec:
     inner = m.maybe("inner", int)
     return MapSpec(
         name=m.text("name"),
-        type=MapType(m.number("type")),
+        type=_map_type(m),
         key_size=m.maybe("key", int) or 0,
         value_size=m.maybe("val", int) or 0,
-        max_entries=m.number("max"),
+        max_entries=m.maybe("max", int) or 0,
         flags=m.maybe("flags", int) or 0,
         inner=_map(recorded[inner], {}) if inner in recorded else _INNER if inner is not None else None,
         key_type=m.maybe("bk", int) or 0,
@@ -166,14 +171,18 @@ def _map(m: Fields, recorded: Mapping[int, Fields]) -> MapSpec:
     )
 
 
+def _map_type(m: Fields) -> MapType:
+    try:
+        return MapType(m.number("type"))
+    except ValueError as error:
+        raise GoldenError(f"{m.where}: 'type': {error}") from None
+
+
 _INNER = MapSpec("inner", MapType.ARRAY, 4, 16, 8)
 """An inner map that the recording names by number only."""
 
 
-def _request(f: Fields) -> Request | None:
-    mode = f.maybe("attach_mode", str)
-    if mode is None:
-        return None
+def _request(mode: str) -> Request | None:
     kind, _, name = mode.partition(":")
     symbol, _, offset = name.partition("+")
     match kind:
@@ -186,8 +195,8 @@ def _request(f: Fields) -> Request | None:
         case "p":
             system, _, event = name.partition("/")
             return PerfTracepoint(system, event)
-        case "k" | "r":
+        case "k" | "r" if not offset or offset.isdecimal():
             return PerfKprobe(symbol, int(offset or 0), retprobe=kind == "r")
         case "m":
             return KprobeMulti(tuple(name.split(",")))
-    raise GoldenError(f"{f.where}: 'attach_mode' is {mode!r}")
+    return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from trampoline.bpf.program import Program
 from trampoline.btf import Btf
-from trampoline.errors import GoldenError, TrampolineError, errno_name
+from trampoline.errors import GoldenError, errno_name
 from trampoline.flavour import FLAVOURS
 from trampoline.golden.images import Difference
 from trampoline.golden.verdict_case import VerdictCase, read_verdicts
@@ -108,8 +108,10 @@ class Judge:
             return Answer(UNSUPPORTED, message=str(error))
         if case.kept_as:
             self._targets[case.kept_as] = program
-        if case.request is None:
+        if not case.attach_mode:
             return Answer("loaded")
+        if case.request is None:
+            return Answer(UNSUPPORTED, message=str(Unsupported(f"attaching by {case.attach_mode!r}")))
         self._fill(case, loaded)
         try:
             self.links.attach(loaded, case.request)
@@ -126,6 +128,8 @@ class Judge:
             raise Unsupported(f"target program {case.target_program}, which no case before has kept")
         if case.bad_slot is not None:
             raise VerifierError(EINVAL, "invalid bpf_ld_imm64 insn", case.bad_slot)
+        if case.capabilities is None:
+            raise Unsupported(f"capabilities dropped as {case.caps_dropped}")
         return bpf_prog_load(
             program,
             self.kernel,
@@ -177,8 +181,8 @@ def answers(path: Path, btf_folder: Path | None = None, category: str = "") -> I
 def _answer(judge: Judge, case: VerdictCase) -> Answer:
     try:
         return judge.answer(case)
-    except TrampolineError as error:
-        # An error of ours is a disagreement of this case, not the end of the run.
+    except Exception as error:
+        # Whatever goes wrong with us is a disagreement of this case, not the end of the run.
         return Answer(UNSUPPORTED, message=f"{type(error).__name__}: {error}")
 
 

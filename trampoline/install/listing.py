@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from asm import Image, Line
+from asm import Image, Line, Phase
 from asm.decode import image_of
 from trampoline.bpf.codec import encode
 from trampoline.bpf.insn import places
@@ -65,7 +65,7 @@ class Listing:
             slot = self.slot_at(line.offset)
             comment = "" if slot is None else self._comment(slot, is_first=slot != before)
             before = slot
-            lines.append(Line(line.offset, line.size, line.text, comment, line.phase))
+            lines.append(Line(line.offset, line.size, line.text, comment, Phase.PROGRAM))
         return Image(plain.address, plain.code, {}, tuple(lines), self.name)
 
     def _comment(self, slot: int, *, is_first: bool) -> str:

@@ -8,6 +8,7 @@ from trampoline.maps.layout import MapLayout
 from trampoline.maps.memory import MapMemory
 
 if TYPE_CHECKING:
+    from trampoline.maps.table import Maps
     from trampoline.prog import BpfProg, BpfPrograms
 
 
@@ -32,6 +33,11 @@ class MapSite(Protocol):
     @property
     def programs(self) -> "BpfPrograms":
         """Its programs."""
+        ...
+
+    @property
+    def maps(self) -> "Maps":
+        """All of its maps."""
         ...
 
     def ops(self, kind: MapType) -> int:

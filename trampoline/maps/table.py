@@ -9,6 +9,7 @@ from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
 from trampoline.btf import Btf
 from trampoline.maps.array import ArrayMap, PerCpuArrayMap, check_array
+from trampoline.maps.array_of_maps import ArrayOfMaps, check_array_of_maps
 from trampoline.maps.bpf_map import BpfMap
 from trampoline.maps.errors import UnsupportedMap
 from trampoline.maps.flags import MapFlag
@@ -28,6 +29,7 @@ KINDS: Mapping[MapType, tuple[type[BpfMap], Callable[[MapSpec], None]]] = {
     MapType.PERCPU_ARRAY: (PerCpuArrayMap, check_array),
     MapType.LRU_HASH: (LruHashMap, check_hash),
     MapType.LRU_PERCPU_HASH: (LruPerCpuHashMap, check_hash),
+    MapType.ARRAY_OF_MAPS: (ArrayOfMaps, check_array_of_maps),
     MapType.RINGBUF: (RingBuffer, check_ringbuf),
 }
 """Types that there is guest code for: the class, and what is checked before one is made."""

@@ -1,6 +1,7 @@
 """ALU instructions in the walk (``check_alu_op``)."""
 
 from trampoline.bpf.insn import ADDR_SPACE_CAST, Alu, Cls, Insn, X
+from trampoline.bpf.uapi import MapType
 from trampoline.verifier.arith import binary, divided, low32, negated, sign_extended, swapped
 from trampoline.verifier.env import Env
 from trampoline.verifier.kinds import Kind
@@ -48,6 +49,8 @@ def _mov(env: Env, insn: Insn) -> None:
     source = env.read(insn.src)
     env.check_writable(insn.dst)
     if insn.off == ADDR_SPACE_CAST and env.rules.percpu_and_casts:
+        if any(spec.type == MapType.ARENA for spec in env.maps):
+            env.unsupported("arenas")
         env.invalid("addr_space_cast insn can only be used in a program that has an associated arena")
     if not is32 and not insn.off:
         env.frame.regs[insn.dst] = _linked(env, insn.src, source)

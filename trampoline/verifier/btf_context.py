@@ -10,6 +10,7 @@ from trampoline.btf import Kind as BtfKind
 from trampoline.errors import BtfError
 from trampoline.verifier.call_rules import CALL_RULES
 from trampoline.verifier.context_field import Access, Field
+from trampoline.verifier.context_types import is_context, kernel_struct
 from trampoline.verifier.env import Env
 from trampoline.verifier.iterators import iterator_field
 from trampoline.verifier.kinds import Flag, Kind
@@ -26,16 +27,6 @@ _LSM = (Attach.LSM_MAC, Attach.LSM_CGROUP)
 _ENUMS = (BtfKind.ENUM, BtfKind.ENUM64)
 _STRUCTS = (BtfKind.STRUCT, BtfKind.UNION)
 TRACE_PREFIX = "btf_trace_"
-
-# Types of contexts in bpf_ctx_convert: what a program's prototype says, what the kernel makes of it.
-_CONTEXTS = {
-    ProgType.SOCKET_FILTER: (("__sk_buff", "sk_buff"), "sk_buff"),
-    ProgType.KPROBE: (("bpf_user_pt_regs_t", "pt_regs"), "pt_regs"),
-    ProgType.PERF_EVENT: (("bpf_perf_event_data",), "bpf_perf_event_data_kern"),
-    ProgType.XDP: (("xdp_md", "xdp_buff"), "xdp_buff"),
-    ProgType.SCHED_CLS: (("__sk_buff", "sk_buff"), "sk_buff"),
-    ProgType.SCHED_ACT: (("__sk_buff", "sk_buff"), "sk_buff"),
-}
 
 
 def btf_field(env: Env, access: Access) -> Field | None:
@@ -121,11 +112,9 @@ def _argument(env: Env, target: Target, index: int, type_id: int, access: Access
     kind = btf.unmodified(type_id)
     if _is_small_int(kind) or kind.kind in _ENUMS or kind.kind in _STRUCTS:
         return Field()
-    if kind.kind is not BtfKind.PTR:
+    if kind.kind is not BtfKind.PTR or access.size != 8:
         return None
     rules = CALL_RULES[env.kernel.release]
-    if rules.whole_pointers and access.size != 8:
-        return None
     is_iter = env.program.prog_type == ProgType.TRACING and env.program.attach == Attach.TRACE_ITER
     listed = iterator_field(env.kernel.release, target.name, access.off) if is_iter and not is_return else None
     if listed is not None and listed[0] is Kind.PTR_TO_BUF:
@@ -147,15 +136,11 @@ def _argument(env: Env, target: Target, index: int, type_id: int, access: Access
             if null:
                 flags |= Flag.PTR_MAYBE_NULL
     if target.prog is not None:
-        struct = _context_struct(env, target.prog.prog_type, pointed)
+        # A pointer to a context in the prototype of a traced program (btf_translate_to_vmlinux).
+        known = is_context(btf, kind.type_id, target.prog.prog_type)
+        struct = kernel_struct(env.kernel.btf, target.prog.prog_type) if known else 0
         return Field(Kind.PTR_TO_BTF_ID, flags, env.kernel.btf, struct) if struct else None
     return Field(Kind.PTR_TO_BTF_ID, flags, btf, pointed.id)
-
-
-def kernel_context(env: Env, prog_type: int) -> int:
-    """Type id of the kernel's own struct behind the context of a program type; 0: none is known."""
-    known = [struct for kind, (_, struct) in _CONTEXTS.items() if kind == prog_type]
-    return env.kernel.btf.struct_named(known[0]) if known else 0
 
 
 def _trusted(env: Env) -> bool:
@@ -163,14 +148,6 @@ def _trusted(env: Env) -> bool:
     if env.program.prog_type == ProgType.LSM:
         return env.target is not None and is_trusted_hook(env.kernel.release, env.target.name)
     return env.program.attach in (Attach.TRACE_RAW_TP, Attach.TRACE_ITER)
-
-
-def _context_struct(env: Env, prog_type: int, pointed: Type) -> int:
-    """The kernel's struct for a pointer to a context in the prototype of a traced program
-    (``btf_translate_to_vmlinux``).
-    """
-    names, struct = _CONTEXTS.get(ProgType(prog_type), ((), ""))
-    return env.kernel.btf.struct_named(struct) if pointed.name in names else 0
 
 
 def _tracepoint_nulls(env: Env, target: Target, index: int) -> tuple[bool, bool]:

@@ -7,6 +7,7 @@ from trampoline.helpers.protos import Arg, ArgFlag, ArgSpec
 from trampoline.verifier.call_meta import CallMeta
 from trampoline.verifier.call_rules import CALL_RULES
 from trampoline.verifier.const_args import check_const_str, constant_key
+from trampoline.verifier.dynptrs import held_at, use_dynptr
 from trampoline.verifier.env import Env
 from trampoline.verifier.kinds import Flag, Kind
 from trampoline.verifier.map_fields import check_kptr, check_timer, use_spin_lock
@@ -57,8 +58,12 @@ def _check_arg(env: Env, meta: CallMeta, index: int, spec: ArgSpec) -> None:
         _check_offset(env, regno, reg, kind, spec)
     if spec.has(ArgFlag.RELEASE):
         if kind is Arg.DYNPTR:
-            env.unsupported("dynptrs")
-        if not reg.ref_obj_id and not reg.is_null:
+            held = held_at(env, reg)
+            if reg.kind is Kind.PTR_TO_STACK and (held is None or not held.ref_obj_id):
+                env.invalid(f"arg {regno} is an unacquired reference")
+            if reg.kind is not Kind.PTR_TO_STACK:
+                env.invalid("cannot release unowned const bpf_dynptr")
+        elif not reg.ref_obj_id and not reg.is_null:
             env.invalid(f"R{regno} must be referenced when passed to release function")
         meta.release_regno = regno
     if reg.ref_obj_id and kind is not Arg.KPTR:
@@ -187,7 +192,7 @@ def _take(env: Env, meta: CallMeta, index: int, reg: Reg, kind: Arg, spec: ArgSp
     elif kind is Arg.KPTR:
         check_kptr(env, regno)
     elif kind is Arg.DYNPTR:
-        env.unsupported("dynptrs")
+        meta.dynptr = use_dynptr(env, regno, spec)
 
 
 def _memory(env: Env, regno: int, size: int, spec: ArgSpec) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from trampoline.bpf.program import MapSpec
 from trampoline.btf import Btf
 from trampoline.helpers.protos import HelperProto
+from trampoline.verifier.state import Reg
 
 
 @dataclass(slots=True)
@@ -27,6 +28,8 @@ class CallMeta:
     subprog: int = -1
     ret_btf: Btf | None = None
     ret_btf_id: int = 0
+    dynptr: Reg | None = None
+    """First slot of the dynptr that the helper uses."""
     written: list[tuple[int, int]] = field(default_factory=list)
     """(register, bytes) of stack that the helper writes."""
 

@@ -92,6 +92,10 @@ def _pointer(env: Env, meta: CallMeta) -> Reg:
         return Reg(Kind.PTR_TO_MAP_VALUE, flags, map=spec, map_uid=meta.map_uid)
     if proto.ret is Ret.RINGBUF_MEM:
         return Reg(Kind.PTR_TO_MEM, flags | Flag.MEM_RINGBUF, mem_size=meta.mem_size)
+    if proto.ret is Ret.DYNPTR_MEM:
+        held = meta.dynptr or Reg(Kind.NOT_INIT)
+        slice_of = ("slice", held.id)
+        return Reg(Kind.PTR_TO_MEM, flags, mem_size=meta.mem_size, ref_obj_id=held.ref_obj_id, detail=slice_of)
     if proto.ret is Ret.MEM_OR_BTF_ID:
         return _percpu(env, meta, flags | (Flag.MEM_RDONLY if proto.ret_rdonly else Flag.NONE))
     if proto.ret is Ret.BTF_ID_TRUSTED:

@@ -94,12 +94,12 @@ class CallRules:
     """A pointer in a struct to something other than a struct is untrusted memory, not a number (6.17)."""
     any_pointer_is_number: bool
     """An argument that points to something other than a struct is a number; before, only void and integers were."""
-    whole_pointers: bool
-    """An argument that is a pointer is read as 8 bytes or not at all (659b9ba7cb2d)."""
     lsm_ranges: bool
     """LSM programs may return what their hook may (6.12)."""
     release_zero_off: bool
     """Whatever is given back has to have offset 0, with EINVAL."""
+    contexts_are_memory: bool
+    """A context that needs no conversion can be read as memory; later only that of syscall programs (6.18)."""
     cpu_number_bounded: bool
     """bpf_get_smp_processor_id gives a number below the count of CPUs."""
     elides_null: bool
@@ -119,9 +119,9 @@ CALL_RULES = {
         trusted=False,
         untrusted_leaves=False,
         any_pointer_is_number=False,
-        whole_pointers=False,
         lsm_ranges=False,
         release_zero_off=False,
+        contexts_are_memory=True,
         cpu_number_bounded=False,
         elides_null=False,
         map_owner_fault="kernel subsystem misconfigured verifier",
@@ -135,9 +135,9 @@ CALL_RULES = {
         trusted=True,
         untrusted_leaves=False,
         any_pointer_is_number=False,
-        whole_pointers=True,
         lsm_ranges=True,
         release_zero_off=True,
+        contexts_are_memory=True,
         cpu_number_bounded=True,
         elides_null=False,
         map_owner_fault="kernel subsystem misconfigured verifier",
@@ -151,9 +151,9 @@ CALL_RULES = {
         trusted=True,
         untrusted_leaves=True,
         any_pointer_is_number=True,
-        whole_pointers=True,
         lsm_ranges=True,
         release_zero_off=True,
+        contexts_are_memory=False,
         cpu_number_bounded=True,
         elides_null=True,
         map_owner_fault="expected prog array map for tail call",

@@ -3,7 +3,7 @@
 from trampoline.bpf.insn import Insn
 from trampoline.bpf.uapi import Attach, ProgType
 from trampoline.helpers.availability import Caller, helper_for, is_known
-from trampoline.helpers.protos import Ret, helper_names
+from trampoline.helpers.protos import helper_names
 from trampoline.verifier import refs
 from trampoline.verifier.allowed import is_allowed
 from trampoline.verifier.call_args import check_args
@@ -13,6 +13,7 @@ from trampoline.verifier.call_rules import CALL_RULES
 from trampoline.verifier.callbacks import call_back
 from trampoline.verifier.const_args import check_format
 from trampoline.verifier.context import context_type
+from trampoline.verifier.dynptrs import release_dynptr
 from trampoline.verifier.env import Env
 from trampoline.verifier.frames import check_leaks
 from trampoline.verifier.kinds import Kind
@@ -24,7 +25,6 @@ from trampoline.verifier.type_names import type_name
 
 _ENOTSUPP = 524
 _UNDER_LOCK = ("spin_unlock", "kptr_xchg")
-_UNMODELLED_RETURNS = (Ret.DYNPTR_MEM,)
 _USES = {
     "get_func_ip": "func_ip",
     "get_func_arg": "arg_cnt",
@@ -110,6 +110,9 @@ def _check_allowed(env: Env, meta: CallMeta) -> None:
 
 
 def _release(env: Env, meta: CallMeta) -> None:
+    if meta.dynptr is not None:
+        release_dynptr(env, meta.release_regno)
+        return
     if meta.ref_obj_id and refs.release(env, meta.ref_obj_id):
         return
     if not env.reg(meta.release_regno).is_null:
@@ -129,8 +132,6 @@ def _check_special(env: Env, meta: CallMeta) -> None:
         env.denied(f"Unsupported reg type {name} for bpf_dynptr_from_mem data")
     elif meta.name == "set_retval" and env.program.attach == Attach.LSM_CGROUP:
         env.unsupported("bpf_set_retval in LSM programs of cgroups")
-    if meta.proto.ret in _UNMODELLED_RETURNS:
-        env.unsupported("dynptrs")
 
 
 def _check_func_ip(env: Env, meta: CallMeta) -> None:

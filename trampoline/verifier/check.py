@@ -12,7 +12,7 @@ from trampoline.verifier.fields import check_code, check_fields
 from trampoline.verifier.imm64 import resolve
 from trampoline.verifier.kernel import KernelView
 from trampoline.verifier.kinds import Kind
-from trampoline.verifier.layout import check_functions, find_functions, slots_of
+from trampoline.verifier.layout import check_functions, end_of, find_functions, slots_of
 from trampoline.verifier.programs import set_global_arguments, set_main_arguments
 from trampoline.verifier.result import Verified
 from trampoline.verifier.state import FuncFrame, Reg, State
@@ -54,6 +54,7 @@ def bpf_check(
                 _verify_global(env, flow, number)
         _verify_main(env, flow)
     check_depth(env)
+    _add_own_stack(env)
     return _result(env)
 
 
@@ -118,6 +119,19 @@ def _begin(env: Env, subprog: int) -> State:
     env.state, env.frame = state, frame
     env.slot = env.subprogs[subprog].start
     return state
+
+
+def _add_own_stack(env: Env) -> None:
+    """What the rewriting of loops keeps on a function's stack: an inlined bpf_loop three registers
+    (``optimize_bpf_loop``), may_goto its count.
+    """
+    for number, function in enumerate(env.subprogs):
+        slots = range(function.start, end_of(env, number))
+        if any(env.facts[slot].inlines_loop for slot in slots):
+            function.stack_depth = (function.stack_depth + 7 & ~7) + 24
+        reached = (slot for slot in slots if env.facts[slot].seen)
+        if any(insn is not None and insn.code == MAY_GOTO for insn in map(env.insns.__getitem__, reached)):
+            function.stack_depth += env.rules.may_goto_stack
 
 
 def _result(env: Env) -> Verified:

@@ -8,10 +8,10 @@ from trampoline.bpf.insn import (
     ADDR_SPACE_CAST,
     CALL,
     EXIT,
-    GOTOL,
     GOTOX,
     LD_IMM64,
     MAY_GOTO,
+    STACK_ARGS_REG,
     Alu,
     Atomic,
     CallKind,
@@ -28,7 +28,7 @@ from trampoline.verifier.rules import Rules
 
 _ATOMICS = frozenset(Atomic) - {Atomic.LOAD_ACQ, Atomic.STORE_REL}
 _NARROW_ATOMICS = frozenset(Cls.STX | Mode.ATOMIC | size for size in (Size.B, Size.H))
-_EXTENDED = frozenset({*(Cls.LDX | Mode.MEMSX | size for size in Size), Cls.ALU64 | Alu.END, GOTOL})
+_EXTENDED = frozenset({*(Cls.LDX | Mode.MEMSX | size for size in Size), Cls.ALU64 | Alu.END})
 
 
 def is_known(code: int, rules: Rules) -> bool:
@@ -63,14 +63,14 @@ def check_fields(env: Env, insn: Insn) -> None:
     elif cls in (Cls.JMP, Cls.JMP32):
         _check_jump(env, insn, cls == Cls.JMP32)
     elif cls == Cls.LDX:
-        check_number(env, insn.src)
+        _check_base(env, insn, insn.src)
         check_number(env, insn.dst)
     elif cls == Cls.STX:
         _check_stx(env, insn)
     elif cls == Cls.ST:
         if insn.mode != Mode.MEM or insn.src:
             env.invalid("BPF_ST uses reserved fields")
-        check_number(env, insn.dst)
+        _check_base(env, insn, insn.dst)
     elif insn.mode == Mode.IMM:
         if insn.code != LD_IMM64:
             env.invalid("invalid BPF_LD_IMM insn")
@@ -87,6 +87,13 @@ def check_number(env: Env, regno: int) -> None:
     """Refuses a register that there is none of."""
     if regno > 10:
         env.invalid(f"R{regno} is invalid")
+
+
+def _check_base(env: Env, insn: Insn, regno: int) -> None:
+    """The register that an access begins at: since 7.2 also that of arguments on the stack."""
+    if regno == STACK_ARGS_REG and env.rules.stack_arguments and insn.mode == Mode.MEM and insn.size == Size.DW:
+        env.unsupported("arguments on the stack")
+    check_number(env, regno)
 
 
 def _check_alu(env: Env, insn: Insn, is64: bool) -> None:
@@ -167,7 +174,7 @@ def _check_stx(env: Env, insn: Insn) -> None:
     elif insn.mode != Mode.MEM or insn.imm:
         env.invalid("BPF_STX uses reserved fields")
     check_number(env, insn.src)
-    check_number(env, insn.dst)
+    _check_base(env, insn, insn.dst)
 
 
 def is_call_of_function(insn: Insn | None) -> bool:

@@ -55,7 +55,7 @@ def _check_direct_value(env: Env, spec: MapSpec, off: int) -> None:
     if off >= MAX_VAR_OFF:
         env.invalid(f"direct value offset of {off} is not allowed")
     if spec.type in (MapType.ARENA, MapType.INSN_ARRAY):
-        env.unsupported(f"addresses of {spec.type.name} maps")
+        env.unsupported(f"addresses of {MapType(spec.type).name} maps")
     if spec.type != MapType.ARRAY:
         env.invalid("no direct value access support for this map type")
     refused = f"invalid access to map value pointer, value_size={spec.value_size} off={off}"

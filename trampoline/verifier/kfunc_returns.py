@@ -5,8 +5,8 @@ from trampoline.btf import Type
 from trampoline.errors import BtfError
 from trampoline.helpers.kfuncs import Kf
 from trampoline.verifier import refs
-from trampoline.verifier.btf_context import kernel_context
 from trampoline.verifier.context import context_type
+from trampoline.verifier.context_types import kernel_struct
 from trampoline.verifier.env import Env
 from trampoline.verifier.kfunc_args import KfuncCall
 from trampoline.verifier.kfunc_rules import KFUNC_RULES
@@ -42,7 +42,7 @@ def _pointer(env: Env, call: KfuncCall, pointed: Type) -> Reg:
     if name == "bpf_rdonly_cast":
         return _cast(env, call)
     if name == "bpf_cast_to_kern_ctx":
-        struct = kernel_context(env, context_type(env))
+        struct = kernel_struct(btf, context_type(env))
         if not struct:
             env.unsupported("the kernel's context of this program type")
         return Reg(Kind.PTR_TO_BTF_ID, Flag.PTR_TRUSTED, btf=btf, btf_id=struct)

@@ -30,6 +30,8 @@ def names(list_name: str, release: str) -> Names:
 
     Raises ValueError for a release that is none of ``RELEASES``: a fault of the caller or of the file.
     """
+    if release not in RELEASES:
+        raise ValueError(f"no release {release}; there are {', '.join(RELEASES)}")
     text = (files(__package__) / "data" / f"{list_name}.txt").read_text(encoding="utf-8")
     found = set()
     position = RELEASES.index(release)

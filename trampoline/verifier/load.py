@@ -117,7 +117,7 @@ def _check_maps(program: Program, rules: LoadRules) -> None:
     for insn in program.insns:
         if insn.slots == 2 and insn.src in (Imm64.MAP_FD, Imm64.MAP_VALUE):
             fd = insn.imm & 0xFFFFFFFF
-            if fd >= len(program.maps):
+            if fd >= len(program.maps) or program.maps[fd].type >= rules.map_types:
                 raise VerifierError(EBADF, f"fd {fd} is not pointing to valid bpf_map", slot)
             _check_map(program, program.maps[fd], rules, slot)
         slot += insn.slots

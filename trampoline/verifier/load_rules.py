@@ -106,6 +106,8 @@ class LoadRules:
     """Flags that it knows; others are EINVAL."""
     types: int
     """Number of program types (``ARRAY_SIZE(bpf_prog_types)``)."""
+    map_types: int
+    """Number of map types: a map of a later type was not created, so that its descriptor is none."""
     sleepable_maps: frozenset[MapType]
     """Maps that a sleepable program may use."""
     sleepable_maps_fault: str
@@ -113,16 +115,18 @@ class LoadRules:
 
 
 LOAD_RULES = {
-    "6.1": LoadRules(_FLAGS, 32, _SLEEPABLE_MAPS, "Sleepable programs can only use array, hash, and ringbuf maps"),
+    "6.1": LoadRules(_FLAGS, 32, 32, _SLEEPABLE_MAPS, "Sleepable programs can only use array, hash, and ringbuf maps"),
     "6.12": LoadRules(
         _FLAGS | _LATER_FLAGS,
         33,
+        34,
         _SLEEPABLE_MAPS | {MapType.CGRP_STORAGE, MapType.QUEUE, MapType.STACK, MapType.ARENA},
         "Sleepable programs can only use array, hash, ringbuf and local storage maps",
     ),
     "7.2": LoadRules(
         _FLAGS | _LATER_FLAGS,
         33,
+        35,
         _SLEEPABLE_MAPS
         | {
             MapType.CGRP_STORAGE,

@@ -6,9 +6,9 @@ from trampoline.verifier.bounds import Bounds
 from trampoline.verifier.env import Env
 from trampoline.verifier.kinds import Flag, Kind
 from trampoline.verifier.names import type_name
-from trampoline.verifier.scalar import S64_MAX, S64_MIN, ZERO, Scalar
+from trampoline.verifier.scalar import S64_MAX, S64_MIN, ZERO, Scalar, known
 from trampoline.verifier.state import UNKNOWN_REG, Reg
-from trampoline.verifier.tnum import U64
+from trampoline.verifier.tnum import U64, Tnum
 
 MAX_VAR_OFF = 1 << 29
 _SIGNS = ("+=", "-=", "*=", "/=", "|=", "&=", "<<=", ">>=", "neg", "%=", "^=", "=", "s>>=", "endian")
@@ -77,7 +77,30 @@ def pointer_alu(
     else:
         env.denied(f"R{dst} pointer arithmetic with {_SIGNS[op >> 4]} operator prohibited")
     _check_sane(env, pointer, result.var, result.off)
+    if not env.capabilities.perfmon:
+        _check_unprivileged(env, dst, result, operand)
     return result
+
+
+def _check_unprivileged(env: Env, dst: int, result: Reg, operand: Scalar) -> None:
+    """Without CAP_PERFMON a pointer must not leave its memory even in speculation (``sanitize_ptr_alu``,
+    ``sanitize_check_bounds``).
+    """
+    if not operand.is_const and (operand.smin < 0) != (operand.smax < 0):
+        env.denied(
+            f"R{dst} has unknown scalar with mixed signed bounds, pointer arithmetic with it prohibited for !root"
+        )
+    var, off = result.var, result.off
+    if result.kind is Kind.PTR_TO_STACK:
+        if not var.is_const:
+            env.denied(f"R{dst} variable stack access prohibited for !root, var_off={var.bits} off={off}")
+        if not -512 <= off + var.signed < 0:
+            env.denied(f"R{dst} stack pointer arithmetic goes out of range, prohibited for !root")
+    elif result.map is not None and result.kind is Kind.PTR_TO_MAP_VALUE:
+        size = result.map.value_size
+        inside = off + var.smin >= 0 and off + var.umax < size
+        if not inside:
+            env.denied(f"R{dst} pointer arithmetic of map value goes out of range, prohibited for !root")
 
 
 def _check_sane(env: Env, pointer: Reg, var: Scalar, off: int) -> None:
@@ -98,6 +121,7 @@ def _added(env: Env, pointer: Reg, operand: Scalar) -> Reg:
         off = pointer.off + operand.signed
         if -(1 << 31) <= off < 1 << 31:
             return pointer._replace(off=off)
+    pointer = _folded(env, pointer)
     a = pointer.var
     if a == ZERO and not operand.is_const:
         # Pointers carry no 32-bit bounds: nothing is lost.
@@ -118,6 +142,7 @@ def _subtracted(env: Env, pointer: Reg, operand: Scalar) -> Reg:
         off = pointer.off - operand.signed
         if -(1 << 31) <= off < 1 << 31:
             return pointer._replace(off=off)
+    pointer = _folded(env, pointer)
     a = pointer.var
     out = Bounds()
     out.bits = tnum.sub(a.bits, operand.bits)
@@ -125,6 +150,22 @@ def _subtracted(env: Env, pointer: Reg, operand: Scalar) -> Reg:
     out.smin, out.smax = (low, high) if low >= S64_MIN and high <= S64_MAX else (S64_MIN, S64_MAX)
     out.umin, out.umax = (a.umin - operand.umax, a.umax - operand.umin) if a.umin >= operand.umax else (0, U64)
     return _moved(env, pointer, env.rules.arithmetic.sync(out))
+
+
+def _folded(env: Env, pointer: Reg) -> Reg:
+    """The same with its constant offset among its bounds, where the release has no other place for it."""
+    if not env.rules.folds_offsets or not pointer.off:
+        return pointer
+    var = pointer.var
+    if var == ZERO:
+        return pointer._replace(var=known(pointer.off), off=0)
+    out = Bounds()
+    out.bits = tnum.add(var.bits, Tnum(pointer.off & U64, 0))
+    low, high = var.smin + pointer.off, var.smax + pointer.off
+    out.smin, out.smax = (low, high) if low >= S64_MIN and high <= S64_MAX else (S64_MIN, S64_MAX)
+    if var.umin + pointer.off >= 0 and var.umax + pointer.off <= U64:
+        out.umin, out.umax = var.umin + pointer.off, var.umax + pointer.off
+    return pointer._replace(var=env.rules.arithmetic.sync(out), off=0)
 
 
 def _moved(env: Env, pointer: Reg, var: Scalar) -> Reg:

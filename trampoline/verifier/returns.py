@@ -27,7 +27,8 @@ def check_return_code(env: Env, regno: int = 0, entity: str = "program exit") ->
     """``check_return_code``: register ``regno`` at the exit of the main function's frame, or what bpf_throw is given
     (``regno`` 1). The register is initialised and no pointer where pointers may not leak.
     """
-    frame = env.frame
+    # What is verified by itself decides, whatever it has called since.
+    frame = env.state.frames[0]
     in_subprog = frame.subprog != 0
     if not in_subprog or frame.in_exception_callback:
         program = env.program

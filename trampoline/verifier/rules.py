@@ -26,7 +26,7 @@ class Rules:
     flips_known_left: bool
     """A jump whose left operand is the known one is decided (6.4)."""
     extended_set: bool
-    """Sign-extending loads and moves, signed division, unconditional byte swaps, 32-bit goto (6.6)."""
+    """Sign-extending loads and moves, signed division, unconditional byte swaps (6.6; gotol is in 6.1.192, too)."""
     may_goto: bool
     """may_goto (6.9)."""
     store_release: bool
@@ -51,8 +51,6 @@ class Rules:
     """Frames of a chain of calls are rounded up to a multiple of it (32 where no JIT rounds them less)."""
     private_stack: bool
     """Functions of tracing programs have a stack of their own (6.13)."""
-    rounds_stack: bool
-    """A function's stack depth is a multiple of 8 (6.8)."""
     stack_end_is_invalid: bool
     """An access that begins in the frame and ends above it is EINVAL."""
     narrow_fills: bool
@@ -75,6 +73,12 @@ class Rules:
     """A comparison of a register with itself is decided (6.19)."""
     may_goto_nowhere: bool
     """may_goto may have the offset 0 (6.15)."""
+    folds_offsets: bool
+    """A pointer's constant offset is a part of its bounds (7.1)."""
+    stack_arguments: bool
+    """Functions may have more than five arguments, by way of r11 (7.2)."""
+    may_goto_stack: int
+    """Bytes of stack that a function with may_goto gets for its count (and, later, its time)."""
     ctx_store_imm: bool
     """ST into the context may be valid (6.4)."""
     linked_offsets: bool
@@ -110,7 +114,6 @@ RULES = {
             max_frames=8,
             frame_round=32,
             private_stack=False,
-            rounds_stack=False,
             stack_end_is_invalid=True,
             narrow_fills=False,
             spills_constants=False,
@@ -122,6 +125,9 @@ RULES = {
             trusts_more_pointers=False,
             compares_same=False,
             may_goto_nowhere=False,
+            folds_offsets=False,
+            stack_arguments=False,
+            may_goto_stack=0,
             ctx_store_imm=False,
             linked_offsets=False,
             live_registers=False,
@@ -146,7 +152,6 @@ RULES = {
             max_frames=8,
             frame_round=16,
             private_stack=False,
-            rounds_stack=True,
             stack_end_is_invalid=True,
             narrow_fills=True,
             spills_constants=True,
@@ -158,6 +163,9 @@ RULES = {
             trusts_more_pointers=True,
             compares_same=False,
             may_goto_nowhere=False,
+            folds_offsets=False,
+            stack_arguments=False,
+            may_goto_stack=8,
             ctx_store_imm=True,
             linked_offsets=True,
             live_registers=False,
@@ -190,7 +198,6 @@ RULES = {
             max_frames=16,
             frame_round=16,
             private_stack=True,
-            rounds_stack=True,
             stack_end_is_invalid=True,
             narrow_fills=True,
             spills_constants=True,
@@ -202,6 +209,9 @@ RULES = {
             trusts_more_pointers=True,
             compares_same=True,
             may_goto_nowhere=True,
+            folds_offsets=True,
+            stack_arguments=True,
+            may_goto_stack=16,
             ctx_store_imm=True,
             linked_offsets=True,
             live_registers=True,

@@ -63,9 +63,7 @@ def check_within(env: Env, regno: int, off: int, size: int, *, write: bool, what
 
 def touch(env: Env, frame: FuncFrame, low: int) -> None:
     """Notes how much stack the frame's function uses."""
-    depth = -low
-    if env.rules.rounds_stack:
-        depth = depth + 7 & ~7
+    depth = -low + 7 & ~7
     facts = env.subprogs[frame.subprog]
     if facts.stack_depth < depth:
         facts.stack_depth = depth
@@ -258,6 +256,8 @@ def check_special(env: Env, frame: FuncFrame, index: int, slot: StackSlot) -> No
         for other, candidate in list(frame.stack.items()):
             if candidate.reg is not None and candidate.kinds[0] is Slot.DYNPTR and candidate.reg.detail == key:
                 frame.stack[other] = EMPTY
+        slices = ("slice", slot.reg.id)
+        env.state.each_reg(lambda reg: UNKNOWN_REG if reg.detail == slices else reg)
         return
     frame.stack[index] = StackSlot(scrubbed(slot.kinds))
 

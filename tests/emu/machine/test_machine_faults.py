@@ -147,3 +147,28 @@ def test_int3_hooks_are_asked_in_turn_and_may_move_rip(bench):
     bench.machine.on_int3 += [decline, emulate_jmp, decline]
     assert bench.cpu.call(site).value == 5
     assert asked == [("decline", 1), ("emulate", 1)]
+
+
+@pytest.mark.parametrize("address", [HOLE, 0x1234567812345678])
+def test_a_fault_can_be_fixed(bench, address):
+    """As an exception table does it; what follows runs, again and again, and is counted once."""
+    loop = "mov rax, qword ptr [rdi]\nadd rbx, rax\nsub ecx, 1\njne again"
+    function = bench.place(f"mov ecx, 3\nagain:\n{loop}\nmov rax, rbx\nret")
+    seen = []
+
+    def fix(vcpu, rip):
+        seen.append(rip)
+        vcpu.regs.rax = 7
+        vcpu.regs.rip = rip + 3
+        return rip == function + 5
+
+    bench.machine.on_fault.append(fix)
+    bench.cpu.regs.rbx = 0
+    try:
+        call = bench.cpu.call(function, address)
+        assert (call.value, seen) == (21, [function + 5] * 3)
+        assert call.counts is None or call.counts.instructions == 1 + 3 * 3 + 2
+        with pytest.raises(GuestFault):
+            bench.cpu.call(bench.place("nop\nmov rax, qword ptr [rdi]\nret"), address)
+    finally:
+        bench.machine.on_fault.remove(fix)

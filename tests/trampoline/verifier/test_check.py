@@ -11,6 +11,7 @@ from trampoline.bpf.program import MapSpec, Program
 from trampoline.bpf.uapi import MapType, ProgType
 from trampoline.verifier.check import bpf_check
 from trampoline.verifier.decode import decode_program
+from trampoline.verifier.env import Capabilities
 from trampoline.verifier.errors import VerifierError
 from trampoline.verifier.kernel import KernelView
 from trampoline.verifier.result import Pointee
@@ -212,7 +213,6 @@ REFUSED = [
         ALL,
     ),
     ("sign extension came later", f"r2 = 1\nr2 = (s8)r2\n{END}", EINVAL, "BPF_MOV uses reserved fields", ("6.1",)),
-    ("gotol came later", f"gotol L\nL:\n{END}", EINVAL, "unknown opcode 06", ("6.1",)),
     ("may_goto to nowhere", f"may_goto +0\n{END}", EINVAL, "invalid may_goto off 0 imm 0", ("6.12",)),
 ]
 
@@ -246,7 +246,8 @@ ACCEPTED = [
     ),
     (
         "a copy was compared",
-        f"r2 = *(u64 *)(r1 +0)\nr3 = r2\nif r3 > 8 goto L\nr1 = map[fd:0][0]+0\nr1 += r2\nr2 = *(u64 *)(r1 +0)\nL:\n{END}",
+        "r2 = *(u64 *)(r1 +0)\nr3 = r2\nif r3 > 8 goto L\nr1 = map[fd:0][0]+0\nr1 += r2\nr2 = *(u64 *)(r1 +0)\nL:\n"
+        + END,
         ALL,
     ),
     (
@@ -267,6 +268,7 @@ ACCEPTED = [
     ),
     ("may_goto ends any loop", f"r1 = 0\nL:\nr1 += 1\nmay_goto M\ngoto L\nM:\n{END}", ("6.12", "7.2")),
     ("sign extension", f"r2 = *(u64 *)(r1 +0)\nr2 = (s8)r2\nr3 = *(s8 *)(r10 -8)\n{END}", ("6.12", "7.2")),
+    ("a jump of 32 bits", f"gotol L\nL:\n{END}", ALL),
     ("the difference of pointers", f"r2 = r10\nr2 -= r1\n{END}", ALL),
 ]
 
@@ -325,6 +327,35 @@ def test_what_was_seen_of_instructions_and_functions():
     assert [verified.insns[at].pointee for at in (0, 2, 3)] == [Pointee.CTX, Pointee.OTHER, Pointee.OTHER]
     assert verified.subprogs[0].stack_depth == 24
     assert verified.maps == (MAPS[0],)
+
+
+def test_loops_of_the_kernels_own_take_stack_for_their_count():
+    text = f"L:\nmay_goto M\ngoto L\nM:\n{END}"
+    assert [check(text, release).subprogs[0].stack_depth for release in ("6.12", "7.2")] == [8, 16]
+
+
+def test_a_pointers_constant_offset_counts_against_what_is_subtracted_since_it_is_one_of_its_bounds():
+    text = f"r2 = *(u64 *)(r1 +0)\nr2 &= 7\nr3 = map[fd:0][0]+8\nr3 -= r2\nr4 = *(u8 *)(r3 +0)\n{END}"
+    assert refusal(text, "6.12").errno == EACCES
+    check(text, "7.2")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("r2 = r10\nr2 += -520", "R2 stack pointer arithmetic goes out of range, prohibited for !root"),
+        ("r2 = map[fd:0][0]+0\nr2 += 16", "R2 pointer arithmetic of map value goes out of range, prohibited for !root"),
+        ("r2 = *(u64 *)(r10 -8)", "invalid read from stack off -8+0 size 8"),
+        ("r2 = map[fd:0][0]+0\n*(u64 *)(r2 +0) = r10", "R10 leaks addr into map"),
+        ("r0 = r10\nexit", "R0 leaks addr as return value"),
+        ("L:\nr2 = 0\ngoto L", "back-edge from insn 1 to 0"),
+    ],
+)
+def test_without_capabilities_more_is_refused(text, message):
+    program = Program("p", parse(f"{text}\n{END}" if "exit" not in text and "goto" not in text else text), 1, maps=MAPS)
+    with pytest.raises(VerifierError) as caught:
+        bpf_check(program, KernelView("7.2", BTF), capabilities=Capabilities(False, False, False))
+    assert caught.value.summary == message
 
 
 def test_the_log_shows_what_registers_hold_and_ends_with_a_count():

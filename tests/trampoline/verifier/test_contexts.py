@@ -17,6 +17,7 @@ ANY = [
     ("r2 = *(u64 *)(r1 +8) / r2 = *(u64 *)(r1 +16)", "fentry", 0, ""),
     ("r2 = *(u32 *)(r1 +8)", "fentry", 0, ""),
     ("r2 = *(u8 *)(r1 +9)", "fentry", EACCES, f"{NONE} off=9 size=1"),
+    ("r2 = *(u32 *)(r1 +0)", "fentry", EACCES, f"{NONE} off=0 size=4"),
     ("r2 = *(u64 *)(r1 +40)", "fentry", EACCES, f"{NONE} off=40 size=8"),
     ("r2 = *(u64 *)(r1 +96)", "fentry", EACCES, NONE),
     ("*(u64 *)(r1 +8) = r10", "fentry", EACCES, NONE),

@@ -57,6 +57,8 @@ NEWER = [
     # Exceptions and casts
     ("r1 = 0 / call kfunc $bpf_throw / exit", "fentry", 0, ""),
     ("r1 = 7 / call kfunc $bpf_throw / exit", "fentry", EINVAL, "should have been in [0, 0]"),
+    ("call F / " + END + " / F: / r1 = 7 / call kfunc $bpf_throw / exit", "fentry", EINVAL, "should have been in"),
+    ("call F / " + END + " / F: / r1 = 0 / call kfunc $bpf_throw / exit", "fentry", 0, ""),
     ("r1 = 7 / call kfunc $bpf_throw / exit", "kprobe", EACCES, "is not allowed"),
     ("r2 = $file / call kfunc $bpf_rdonly_cast / r0 = *(u32 *)(r0 +0) / " + END, "fentry", 0, ""),
     ("r2 = $task_struct / call kfunc $bpf_rdonly_cast / r0 = *(u64 *)(r0 +20) / " + END, "fentry", EACCES, "beyond"),

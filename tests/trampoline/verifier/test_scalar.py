@@ -111,10 +111,8 @@ def test_a_quotient_and_a_remainder_are_held(release, data, is32, op, divisor):
     a, left = data.draw(scalars(how.sync))
     full = U32 if is32 else U64
     x, y = left & full, divisor & full
-    if op == Alu.DIV:
-        result = x // y if y else 0
-    else:
-        result = x % y if y else x
+    quotient, remainder = divmod(x, y) if y else (0, x)
+    result = quotient if op == Alu.DIV else remainder
     assert holds(arith.divided(op, a, known(divisor), is32, False, how), result)
 
 

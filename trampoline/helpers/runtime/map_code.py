@@ -250,6 +250,17 @@ percpu_array_map_lookup_elem_none:
     ret
 """,
     ),
+    GuestHelper(
+        "array_of_map_lookup_elem",
+        """
+    call array_map_lookup_elem
+    test rax, rax
+    je array_of_map_lookup_elem_none
+    mov rax, qword ptr [rax]                       ; the inner map
+array_of_map_lookup_elem_none:
+    ret
+""",
+    ),
     GuestHelper("__htab_map_lookup_elem", LOOKUP_ELEMENT),
     _hash_lookup("htab_map_lookup_elem"),
     _hash_lookup("htab_lru_map_lookup_elem", lru=True),
