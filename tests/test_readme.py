@@ -17,9 +17,24 @@ def test_the_bench_prints_what_the_readme_shows(capsys):
 
 def test_the_commands_that_the_readme_shows_run(capsys, monkeypatch):
     monkeypatch.chdir(Path(__file__).parent.parent)
-    for line in re.findall(r"^    tramp ((?:bench|compare|show)\b.*)$", README, re.M):
+    for line in re.findall(r"^    tramp ((?:bench|compare|show|run|jit|verify examples)\b.*)$", README, re.M):
         assert main(shlex.split(line)) == 0
         assert capsys.readouterr().out
+
+
+def test_the_object_runs_as_the_readme_shows(capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    (command,) = re.findall(r"^    tramp (run .*)$", README, re.M)
+    assert main(shlex.split(command)) == 0
+    shown = next(block for block in re.findall(r"```\n(.*?)```", README, re.S) if block.startswith("attached"))
+    assert capsys.readouterr().out == shown
+
+
+def test_bytecode_and_machine_code_are_as_the_readme_shows(capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    assert main(["jit", "examples/watch_calls.o"]) == 0
+    shown = next(block for block in re.findall(r"```\n(.*?)```", README, re.S) if block.startswith("; "))
+    assert shown in capsys.readouterr().out
 
 
 def test_the_python_that_the_readme_shows_runs(capsys):
