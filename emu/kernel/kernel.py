@@ -159,6 +159,11 @@ class Kernel:
         task_struct_address = self._new_task(name, pid=len(self.machine.tasks) + 1)
         return self.machine.task(name, address, args, struct=task_struct_address)
 
+    def remove_task(self, task: Task) -> None:
+        """Forget a kernel thread, its task_struct and its stack. MachineError while a vCPU runs it."""
+        self.machine.remove_task(task)
+        self.slab.free(task.address)
+
     def current(self, vcpu: Vcpu) -> int:
         """Guest address of the task_struct that runs on a vCPU."""
         return int(PERCPU.view(self.machine, self.percpu_areas[vcpu.index]).current_task)

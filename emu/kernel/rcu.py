@@ -139,7 +139,8 @@ class Rcu:
         ended = 0
         with self.sharing():
             for period in list(self._pending):
-                if self._is_over(period):
+                # A callback may be overtaken, and another context end the next ones.
+                if period in self._pending and self._is_over(period):
                     self._pending.remove(period)
                     self.now_ns += self.durations[period.flavour]
                     self._events.emit(GracePeriodOver(period.flavour, period.number))

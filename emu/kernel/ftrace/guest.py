@@ -113,12 +113,12 @@ class GuestOps:
                 self._complete(ops)
                 ftrace_ops.view(self._machine, ops.address).next = following
                 following = ops.address
-            self._write_direct(direct)
+            new = self._write_direct(direct)
         except BaseException:
             self._forget(made)
             raise
         self._machine.write_u64(self._pointer("ftrace_ops_list"), following)
-        self._machine.write_u64(self._pointer("direct_functions"), self._direct)
+        self._use_direct(new, direct)
         self._live = True
         self._use += 1
 
@@ -137,17 +137,23 @@ class GuestOps:
         """
         old = 0
         if self._live:
-            old = self._direct
-            self._write_direct(direct)
-            self._machine.write_u64(self._pointer("direct_functions"), self._direct)
+            new = self._write_direct(direct)
+            if self._live:
+                old = self._direct
+                self._use_direct(new, direct)
+            else:  # retired while memory was sought
+                self._slab.free(new)
         if old:
             self.free_later(old)
         elif replaces:
             self._rcu.call(RcuFlavour.RCU_TASKS, lambda: None)
 
-    def _write_direct(self, direct: Mapping[int, int]) -> None:
-        self._direct = write_hash(self._machine, self._slab, direct, "direct_functions")
-        self._direct_entries = entries_of(self._direct, direct)
+    def _write_direct(self, direct: Mapping[int, int]) -> int:
+        return write_hash(self._machine, self._slab, direct, "direct_functions")
+
+    def _use_direct(self, address: int, direct: Mapping[int, int]) -> None:
+        self._direct, self._direct_entries = address, entries_of(address, direct)
+        self._machine.write_u64(self._pointer("direct_functions"), address)
 
     def change_direct(self, entries: Mapping[int, int]) -> None:
         """Change the addresses of entries where they stand; look-ups give the old or the new one."""
