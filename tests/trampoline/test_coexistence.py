@@ -142,3 +142,24 @@ def test_all_of_them_in_every_order(crowd, design):
             if name in there:
                 here.detach(name)
     assert [state(crowd.lab) for crowd in users] == before
+
+
+def test_a_detach_overtaken_by_the_end_of_grace_periods(make_lab):
+    # What the list function needed is freed while the next direct_functions is being made; it is freed once.
+    for steps in range(1, 400):
+        lab = make_lab("6.12", design="batched")
+        patch = LivePatch(lab.kernel, NAME, lab.kernel.function("bpf_fentry_test1").address)
+        patch.enable()
+        link = lab.attach(lab.prog("fmod_ret", "xor eax, eax\nret"), NAME)
+        task = lab.kernel.process.start(link.detach)
+        for _ in range(steps):
+            task.step()
+        lab.kernel.rcu.settle()
+        if task.done:
+            break
+        task.finish()
+        patch.disable()
+        lab.kernel.rcu.settle()
+        assert not any("direct_functions" in name for name in lab.kernel.slab.objects.values())
+        lab.close()
+    assert steps > 10

@@ -2,7 +2,7 @@ import pytest
 
 from emu.events import GracePeriodBegun, GracePeriodOver
 from emu.kernel.rcu import RcuFlavour
-from emu.process import Deadlock
+from emu.process import Deadlock, PointKind
 from emu.structs import task_struct
 from emu.task import TaskState
 
@@ -184,3 +184,21 @@ def test_srcu_counts_that_share_a_grace_period_are_each_waited_for(kernel):
     write(kernel.percpu.address(counts[1], 0), 0)
     kernel.rcu.settle()
     assert done == counts
+
+
+def test_another_context_ends_what_a_callback_waits_in_front_of(kernel):
+    # The first callback is overtaken; the second grace period ends meanwhile, and is not ended again.
+    ran = []
+
+    def interrupted():
+        ran.append("first")
+        kernel.process.point(PointKind.PUBLISH, "somewhere")
+
+    kernel.rcu.call(RCU, interrupted)
+    kernel.rcu.call(RCU, lambda: ran.append("second"))
+    task = kernel.process.start(kernel.rcu.settle)
+    task.step()
+    kernel.rcu.settle()
+    task.finish()
+    assert ran == ["first", "second"]
+    assert kernel.rcu.pending == 0
