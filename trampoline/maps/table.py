@@ -12,9 +12,10 @@ from trampoline.maps.array import ArrayMap, PerCpuArrayMap, check_array
 from trampoline.maps.array_of_maps import ArrayOfMaps, check_array_of_maps
 from trampoline.maps.bpf_map import BpfMap
 from trampoline.maps.errors import UnsupportedMap
+from trampoline.maps.fd_array import check_fd_array
 from trampoline.maps.flags import MapFlag
 from trampoline.maps.hash import HashMap, LruHashMap, LruPerCpuHashMap, PerCpuHashMap, check_hash
-from trampoline.maps.prog_array import ProgArray, check_prog_array
+from trampoline.maps.prog_array import ProgArray
 from trampoline.maps.ringbuf import RingBuffer, check_ringbuf
 from trampoline.maps.site import MapSite
 
@@ -24,7 +25,7 @@ NAME_LENGTH = 15
 KINDS: Mapping[MapType, tuple[type[BpfMap], Callable[[MapSpec], None]]] = {
     MapType.HASH: (HashMap, check_hash),
     MapType.ARRAY: (ArrayMap, check_array),
-    MapType.PROG_ARRAY: (ProgArray, check_prog_array),
+    MapType.PROG_ARRAY: (ProgArray, check_fd_array),
     MapType.PERCPU_HASH: (PerCpuHashMap, check_hash),
     MapType.PERCPU_ARRAY: (PerCpuArrayMap, check_array),
     MapType.LRU_HASH: (LruHashMap, check_hash),

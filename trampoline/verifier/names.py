@@ -1,26 +1,15 @@
 """Registers as the log names them."""
 
-from trampoline.verifier.kinds import Flag, Kind
+from trampoline.verifier import type_names
+from trampoline.verifier.kinds import Kind
 from trampoline.verifier.scalar import UNKNOWN_SCALAR, ZERO, describe
 from trampoline.verifier.state import FuncFrame, Reg, StackSlot
 
-_PREFIXES = (
-    (Flag.MEM_RDONLY, "rdonly_"),
-    (Flag.MEM_RINGBUF, "ringbuf_"),
-    (Flag.MEM_USER, "user_"),
-    (Flag.MEM_PERCPU, "percpu_"),
-    (Flag.MEM_RCU, "rcu_"),
-    (Flag.PTR_UNTRUSTED, "untrusted_"),
-)
-
 
 def type_name(reg: Reg) -> str:
-    """``rdonly_mem_or_null``: what its kind and flags are called (``reg_type_str``). The struct is left out."""
-    name = reg.kind.value
-    prefix = "".join(text for flag, text in _PREFIXES if reg.flags & flag)
-    if reg.kind is Kind.PTR_TO_BTF_ID and reg.flags & Flag.PTR_TRUSTED:
-        prefix = "trusted_" + prefix
-    return prefix + name + (("or_null" if name.endswith("_") else "_or_null") if reg.maybe_null else "")
+    """``rdonly_mem_or_null``: what its kind and flags are called. The struct is left out."""
+    name = type_names.type_name("", reg.kind, reg.flags)
+    return name.removesuffix("_") if reg.kind is Kind.PTR_TO_BTF_ID and reg.maybe_null else name
 
 
 def describe_reg(reg: Reg) -> str:
