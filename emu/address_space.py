@@ -3,7 +3,7 @@
 import operator
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -54,6 +54,10 @@ class AddressSpace:
         """Page numbers through which the guest may write to text, and the frame."""
         self.text_users: dict[int, tuple[int, ...]] = {}
         """The page numbers at which a frame is executable. A snapshot may hold the same dictionary: copied on write."""
+        self.before_store: Callable[[int, int], None] | None = None
+        """Called before the host writes data (address, size): who schedules lets others run first."""
+        self.after_code: Callable[[int, int], None] | None = None
+        """Called after code was placed or text was written (address, end)."""
         self._text_users_shared = False
         self._regions: list[Region] = []
         self._serial = 0
@@ -223,6 +227,8 @@ class AddressSpace:
 
     def write(self, address: int, data: bytes) -> None:
         """Write to memory that is not text. NotMapped, TextWriteError; nothing is written then."""
+        if self.before_store is not None:
+            self.before_store(address, len(data))
         offset = address & PAGE_MASK
         size = len(data)
         if offset + size <= PAGE_SIZE:
@@ -238,8 +244,24 @@ class AddressSpace:
                 raise TextWriteError(max(address, number << PAGE_SHIFT))
         self._store(address, data)
 
+    def fill(self, address: int, size: int, byte: int) -> None:
+        """Overwrite what nobody may use any more: nobody is let in between (``before_store``). NotMapped."""
+        self._store(address, bytes((byte,)) * size)
+
+    def atomic_add_u64(self, address: int, value: int) -> int:
+        """Add to eight bytes as a locked instruction does; the new value, modulo 2^64. As ``write``."""
+        if self.before_store is not None:
+            self.before_store(address, 8)
+        total = self.read_u64(address) + value & ADDRESS_MASK
+        self._store(address, _U64.pack(total))
+        return total
+
     def write_each(self, addresses: Sequence[int], contents: Sequence[bytes]) -> None:
         """As ``write``, at several addresses. NotMapped, TextWriteError; nothing is written then."""
+        if self.before_store is not None:
+            for address, content in zip(addresses, contents, strict=True):
+                self.write(address, content)
+            return
         frames: dict[int, int] = {}
         memory = self.ram.bytes
         starts = self._starts(addresses, map(len, contents), frames)
@@ -286,7 +308,7 @@ class AddressSpace:
         self.write(address, _U64.pack(value & ADDRESS_MASK))
 
     def _entry(self, address: int) -> int:
-        entry = self.page_entry(address)
+        entry = self.tables.known.get(address >> PAGE_SHIFT) or self.page_entry(address)
         if not entry:
             raise NotMapped(address)
         return entry
@@ -343,6 +365,8 @@ class AddressSpace:
                 vcpu.view.drop()
         self._store(address, data)
         self.images.set_used(address, end)
+        if self.after_code is not None:
+            self.after_code(address, end)
 
     def write_text(self, address: int, data: bytes) -> None:
         """Patch text, as through the poking alias; each vCPU adopts it when it serialises.
@@ -380,6 +404,9 @@ class AddressSpace:
             self._serial += len(pending)
             for vcpu in self.vcpus:
                 vcpu.view.add(pending)
+            if self.after_code is not None:
+                for address, text in zip(addresses, texts, strict=True):
+                    self.after_code(address, address + len(text))
         return old
 
     def poison(self, address: int, size: int, name: str) -> None:

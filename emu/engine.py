@@ -1,7 +1,7 @@
 """One Unicorn engine and the ways in which a run of it ends."""
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import addressof
 from typing import cast
 
@@ -10,7 +10,7 @@ from unicorn.unicorn_py3.arch.intel import UcIntel
 from unicorn.unicorn_py3.unicorn import Uc
 
 from emu import libunicorn
-from emu.hostcode import INTERRUPT, LEFT, hooks_for, new_cell
+from emu.hostcode import INTERRUPT, LEFT, MARKED_RANGES, RANGE_WORDS, RANGES, hooks_for, new_cell
 from emu.registers import Registers
 from emu.watchdog import Watched
 
@@ -59,6 +59,7 @@ class Engine:
         self._hooks = hooks_for(self._cell)
         self._watched = Watched(stopper(self.handle))
         self._limit_hook = 0
+        self._counts_marked = False
         self.error = 0
         # Whoever keeps the engine keeps what its hooks refer to.
         uc.__dict__["tramplab"] = (self._cell, self._hooks)
@@ -95,10 +96,25 @@ class Engine:
             return
         self._cell[LEFT] = instructions
         if not self._limit_hook:
-            self._limit_hook = libunicorn.hook_add(
-                self.handle, UC_HOOK_CODE, self._hooks.instruction, self._cell_address
-            )
+            hook = self._hooks.marked if self._counts_marked else self._hooks.instruction
+            self._limit_hook = libunicorn.hook_add(self.handle, UC_HOOK_CODE, hook, self._cell_address)
             libunicorn.flush_translations(self.handle)
+
+    def count_marked(self, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """Let limits count marked instructions only, so that a run ends before the next one of these.
+
+        ``ranges``: at most two of (guest address, size, host address of a byte for each guest address, not 0 where an
+        instruction is marked). None: every instruction counts.
+        """
+        if len(ranges) > MARKED_RANGES:
+            raise ValueError(f"{len(ranges)} ranges; there is room for {MARKED_RANGES}")
+        self.limit(None)
+        self._counts_marked = bool(ranges)
+        for number in range(MARKED_RANGES):
+            start, size, marks = ranges[number] if number < len(ranges) else (0, 0, 0)
+            word = RANGES + RANGE_WORDS * number
+            signed = start - (1 << 64) if start >> 63 else start
+            self._cell[word : word + RANGE_WORDS] = [signed, size, marks]
 
     def run(self, rip: int) -> Exit:
         """Run from an address until something happens."""

@@ -12,8 +12,12 @@ import sys
 
 from emu import libunicorn
 
-INTERRUPT, LEFT, STOP = 0, 1, 2
-"""Words of the cell that the hooks work on: interrupt number (-1: none), instructions left, ``uc_emu_stop``."""
+INTERRUPT, LEFT, STOP, RANGES = 0, 1, 2, 3
+"""Words of the cell that the hooks work on: interrupt number (-1: none), instructions left, ``uc_emu_stop``, and two
+ranges of code in which only marked instructions count: start, size and the host address of a byte for each address.
+"""
+RANGE_WORDS = 3
+MARKED_RANGES = 2
 
 # void hook(uc_engine *rdi, uint32_t esi_number, void *rdx_cell)
 _ON_INTERRUPT = bytes.fromhex(
@@ -30,6 +34,28 @@ _ON_INSTRUCTION = bytes.fromhex(
     "48 8b 41 10"  # stop: mov rax, [rcx + 16]
     "ff e0"  # jmp rax
 )
+# The same, where the byte for the address in one of two ranges is not 0.
+_ON_MARKED = bytes.fromhex(
+    "48 89 f0"  # mov rax, rsi
+    "48 2b 41 18"  # sub rax, [rcx + 24]
+    "48 3b 41 20"  # cmp rax, [rcx + 32]
+    "72 0e"  # jb first
+    "48 89 f0"  # mov rax, rsi
+    "48 2b 41 30"  # sub rax, [rcx + 48]
+    "48 3b 41 38"  # cmp rax, [rcx + 56]
+    "72 07"  # jb second
+    "c3"  # ret
+    "48 03 41 28"  # first: add rax, [rcx + 40]
+    "eb 04"  # jmp test
+    "48 03 41 40"  # second: add rax, [rcx + 64]
+    "80 38 00"  # test: cmp byte ptr [rax], 0
+    "74 07"  # je done
+    "48 83 69 08 01"  # sub qword ptr [rcx + 8], 1
+    "78 01"  # js stop
+    "c3"  # done: ret
+    "48 8b 41 10"  # stop: mov rax, [rcx + 16]
+    "ff e0"  # jmp rax
+)
 
 Cell = ctypes.Array[ctypes.c_int64]
 _Interrupt = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p)
@@ -38,22 +64,23 @@ _Instruction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c
 
 def new_cell() -> Cell:
     """A cell for one engine's hooks."""
-    return (ctypes.c_int64 * 3)(-1, 0, libunicorn.EMU_STOP_ADDRESS)
+    return (ctypes.c_int64 * (RANGES + RANGE_WORDS * MARKED_RANGES))(-1, 0, libunicorn.EMU_STOP_ADDRESS)
 
 
 class NativeHooks:
-    """Host addresses of the two hooks, in executable memory that lives as long as the process."""
+    """Host addresses of the hooks, in executable memory that lives as long as the process."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         memory[: len(_ON_INTERRUPT)] = _ON_INTERRUPT
         memory[64 : 64 + len(_ON_INSTRUCTION)] = _ON_INSTRUCTION
-        self.interrupt, self.instruction = base, base + 64
+        memory[128 : 128 + len(_ON_MARKED)] = _ON_MARKED
+        self.interrupt, self.instruction, self.marked = base, base + 64, base + 128
 
 
 class PythonHooks:
-    """The same two hooks as callbacks, for one cell."""
+    """The same hooks as callbacks, for one cell."""
 
     def __init__(self, cell: Cell) -> None:
         def on_interrupt(engine: int, number: int, _cell: int) -> None:
@@ -65,8 +92,17 @@ class PythonHooks:
             if cell[LEFT] < 0:
                 libunicorn.emu_stop(engine)
 
-        self._anchors = (_Interrupt(on_interrupt), _Instruction(on_instruction))
-        self.interrupt, self.instruction = (ctypes.cast(anchor, ctypes.c_void_p).value or 0 for anchor in self._anchors)
+        def on_marked(engine: int, address: int, size: int, _cell: int) -> None:
+            for word in range(RANGES, RANGES + RANGE_WORDS * MARKED_RANGES, RANGE_WORDS):
+                start, length, marks = cell[word : word + RANGE_WORDS]
+                offset = address - start & (1 << 64) - 1
+                if offset < length and ctypes.c_uint8.from_address(marks + offset).value:
+                    on_instruction(engine, address, size, _cell)
+
+        self._anchors = (_Interrupt(on_interrupt), _Instruction(on_instruction), _Instruction(on_marked))
+        self.interrupt, self.instruction, self.marked = (
+            ctypes.cast(anchor, ctypes.c_void_p).value or 0 for anchor in self._anchors
+        )
 
 
 @functools.cache

@@ -202,9 +202,11 @@ class Machine(AddressSpace):
         for vcpu in self.vcpus:
             vcpu.collect_counts()
         if self.text_users is state.space.text_users:
-            for frame in self._history.differing(snapshot, dirty):
-                for page in self.text_users.get(frame, ()):
-                    self.before_text_change(page << PAGE_SHIFT, page + 1 << PAGE_SHIFT)
+            for frame in self._history.differing(snapshot, dirty) & self.text_users.keys():
+                # What is translated is what stands there now: the rest of the page need not be translated again.
+                first, end = _difference(self.ram.page(frame), snapshot.page(frame))
+                for page in self.text_users[frame] if first < end else ():
+                    self.before_text_change((page << PAGE_SHIFT) + first, (page << PAGE_SHIFT) + end)
         else:
             self.before_text_change(0, ADDRESS_MASK)
         self._history.restore(snapshot, dirty)
@@ -246,3 +248,15 @@ class Machine(AddressSpace):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+_PIECE = 64
+
+
+def _difference(one: bytes, other: bytes) -> tuple[int, int]:
+    """Where two pages differ, in pieces of 64 bytes: where the first begins and the last ends, (0, 0) for nowhere."""
+    if one == other:
+        return 0, 0
+    pieces = range(0, PAGE_SIZE, _PIECE)
+    differs = [at for at in pieces if one[at : at + _PIECE] != other[at : at + _PIECE]]
+    return differs[0], differs[-1] + _PIECE

@@ -57,21 +57,22 @@ class PageTables:
         self._words = ram.words
         self.root = ram.allocator.take(1)[0]
         self.generation = 0
-        self._entries: dict[int, int] = {}
+        self.known: dict[int, int] = {}
+        """Leaf entries that were looked up since the last change, by page number."""
 
     def entry(self, page: int) -> int:
         """The leaf entry of a page number, without its D bit being current; 0 where nothing is mapped."""
-        found = self._entries.get(page)
+        found = self.known.get(page)
         if found is None:
             position = self._leaf_position(page)
             found = self._words[position] if position else 0
             if found:
-                self._entries[page] = found
+                self.known[page] = found
         return found
 
     def forget(self) -> None:
         """Drop cached translations (the tables were restored)."""
-        self._entries.clear()
+        self.known.clear()
         self.generation += 1
 
     def tables_needed(self, page: int, count: int) -> int:
@@ -100,7 +101,7 @@ class PageTables:
             raise NotMapped(page << PAGE_SHIFT)
         self._words[position] = entry | self._words[position] & DIRTY
         self._ram.dirty.add(position >> 9)
-        self._entries.pop(page, None)
+        self.known.pop(page, None)
 
     def unmap(self, page: int) -> int:
         """Take a page out; gives its entry. Tables that become empty are freed."""
@@ -108,7 +109,7 @@ class PageTables:
         entry = self._words[path[-1]]
         if entry & DIRTY:
             self._ram.dirty.add(frame_of(entry))
-        self._entries.pop(page, None)
+        self.known.pop(page, None)
         for position in reversed(path):
             self._words[position] = 0
             table = position >> 9

@@ -7,9 +7,9 @@ every point and go on when told to (greenlet).
 
 import enum
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from greenlet import getcurrent, greenlet
 
@@ -28,6 +28,8 @@ class PointKind(enum.StrEnum):
     GRACE_PERIOD = "grace period"
     PUBLISH = "publish"
     """A pointer is about to be set that CPUs follow without a lock (rcu_assign_pointer)."""
+    STORE = "store"
+    """Guest memory that others may know of is about to be written; only where somebody asked for such points."""
 
 
 CAN_FAIL = frozenset({PointKind.ALLOC, PointKind.PATCH})
@@ -40,6 +42,18 @@ class Point:
 
     kind: PointKind
     what: str
+    on: object = None
+    """What it is about: the Lock, the vCPU's index of an IPI, the grace period, the range written (address, size)."""
+
+
+class MemoryWatch(Protocol):
+    """Is told of guest memory that process context allocates, writes and frees (see ``ProcessContext.memory``)."""
+
+    def allocated(self, address: int, size: int) -> None:
+        """Memory that only who asked for it knows of."""
+
+    def freed(self, address: int, size: int, name: str) -> None:
+        """Memory that nobody may use any more."""
 
 
 class Deadlock(EmuError):
@@ -52,6 +66,16 @@ class Lock:
     def __init__(self, process: "ProcessContext", name: str) -> None:
         self._process, self.name = process, name
         self._owner: object | None = None
+        self._deferred: list[Callable[[], None]] = []
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the operation that runs now holds it."""
+        return self._owner is getcurrent()
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Let whoever holds it do this as soon as it has given it back."""
+        self._deferred.append(work)
 
     @property
     def held(self) -> bool:
@@ -60,11 +84,11 @@ class Lock:
 
     def acquire(self) -> None:
         """Wait until it is free, then take it. Raises Deadlock where nobody could give it back."""
-        self._process.point(PointKind.LOCK, self.name)
+        self._process.point(PointKind.LOCK, self.name, self)
         while self._owner is not None:
             if self._owner is getcurrent() or not self._process.is_driven:
                 raise Deadlock(f"{self.name} is held already")
-            self._process.point(PointKind.LOCK, self.name)
+            self._process.point(PointKind.LOCK, self.name, self)
         self._owner = getcurrent()
 
     def try_acquire(self) -> bool:
@@ -76,8 +100,8 @@ class Lock:
 
     def release(self) -> None:
         """Give it back."""
-        self._owner = None
-        self._process.point(PointKind.UNLOCK, self.name)
+        self._give_back()
+        self._process.point(PointKind.UNLOCK, self.name, self)
 
     def __enter__(self) -> "Lock":
         self.acquire()
@@ -88,7 +112,13 @@ class Lock:
             self.release()
         else:
             # An operation that fails is not interrupted on its way out.
-            self._owner = None
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._owner = None
+        deferred, self._deferred = self._deferred, []
+        for work in deferred:
+            work()
 
 
 class ControlTask:
@@ -129,6 +159,15 @@ class ControlTask:
             raise error
         return self.at
 
+    def abandon(self) -> None:
+        """End it where it stands: nothing of what it still had to do is done but its ``finally`` clauses, and what
+        these raise is forgotten.
+        """
+        self._greenlet.parent = getcurrent()
+        with suppress(Exception):
+            self._greenlet.throw()
+        self.done, self.at = True, None
+
     def finish(self) -> Any:
         """Run it to its end; what the operation returned."""
         while not self.done:
@@ -145,15 +184,17 @@ class ProcessContext:
         self._failure: dict[PointKind, Callable[[str], Exception]] = {}
         self.watchers: list[Callable[[Point], None]] = []
         """Called at every point, before anything else happens there."""
+        self.memory: MemoryWatch | None = None
+        """Who wants to know of memory that is allocated and freed."""
 
     @property
     def is_driven(self) -> bool:
         """Whether the operation that runs now stops at its points."""
         return bool(self._running) and self._running[-1]._greenlet is getcurrent()
 
-    def point(self, kind: PointKind, what: str) -> None:
+    def point(self, kind: PointKind, what: str, on: object = None) -> None:
         """A place where an operation can be interrupted, overtaken or made to fail."""
-        here = Point(kind, what)
+        here = Point(kind, what, on)
         for watcher in self.watchers:
             watcher(here)
         if kind in self._countdown:
@@ -166,18 +207,24 @@ class ProcessContext:
             task._greenlet.parent.switch()
 
     def stretches(
-        self, kind: PointKind, count: int, what: Callable[[int], str], *, singly: bool = False
+        self,
+        kind: PointKind,
+        count: int,
+        what: Callable[[int], str],
+        *,
+        on: Callable[[int], object] = lambda number: None,
+        singly: bool = False,
     ) -> Iterator[slice]:
         """``count`` steps, each after its point, in stretches that nothing can come between, to be done at once.
 
         That is all steps where points of this kind would do nothing, and else one. ``what`` makes the text of a step's
-        point from its number. ``singly``: one by one anyhow.
+        point from its number, ``on`` what the point is about. ``singly``: one by one anyhow.
         """
         if not (singly or self.watchers or kind in self._countdown or self.is_driven):
             yield slice(count)
             return
         for number in range(count):
-            self.point(kind, what(number))
+            self.point(kind, what(number), on(number))
             yield slice(number, number + 1)
 
     def start(self, operation: Callable[[], Any], name: str = "") -> ControlTask:

@@ -158,8 +158,22 @@ class Vcpu(Core):
             raise MachineError(f"vcpu {self.index} is running {self.task.name}, and can't run {task.name}")
         self.switch_to(task)
         self.collect_counts()
+        stop = self.advance(preempt_after)
+        if stop is None:
+            self.yield_task()
+            return Stop(StopReason.PREEMPTED, task)
+        return stop
+
+    def advance(self, limit: int | None = None) -> Stop | None:
+        """Let the current task, which ``switch_to`` made it, go on; None where it is to go on after the limit.
+
+        Where it stops for another reason, or its code faults, the vCPU is idle again.
+        """
+        task = self.task
         try:
-            reason = self._drive(self.regs.rip, preempt_after) or StopReason.PREEMPTED
+            reason = self._drive(self.regs.rip, limit)
+            if reason is None:
+                return None
             if reason is StopReason.RETURNED:
                 self._finish(task)
             elif reason is StopReason.SLEEPING:
@@ -167,15 +181,20 @@ class Vcpu(Core):
                 task.voluntary_switches += 1
             else:
                 task.state = TaskState.RUNNABLE
-            return Stop(reason, task, task.value if reason is StopReason.RETURNED else None)
         except Exception:
             task.state, task.in_kernel = TaskState.DONE, False
+            self._switch_away()
             raise
         except BaseException:
-            task.state = TaskState.RUNNABLE
+            self.yield_task()
             raise
-        finally:
-            self._switch_away()
+        self._switch_away()
+        return Stop(reason, task, task.value if reason is StopReason.RETURNED else None)
+
+    def yield_task(self) -> None:
+        """Take the vCPU from its task, which is runnable then."""
+        self.task.state = TaskState.RUNNABLE
+        self._switch_away()
 
     def _finish(self, task: Task) -> None:
         task.value = self._returned(task.return_rsp)

@@ -7,6 +7,7 @@ needs, so ``nr_regs`` may exceed the number of C arguments (kernel: ``arch_bpf_t
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from errno import EINVAL
+from functools import lru_cache
 
 from trampoline.errors import ENOTSUPP, KernelError
 
@@ -111,12 +112,17 @@ class FuncModel:
         long a, b; }; int f(struct s);"``) or have their size given in ``sizes`` (``{"struct sockptr": 16}``).
         Raises PrototypeError with the place of the fault; KernelError where the kernel's model would refuse.
         """
-        from trampoline.prototype import read_prototype
-
-        model = read_prototype(declaration, sizes or {})
-        model.check()
-        return model
+        return _parsed(declaration, tuple((sizes or {}).items()))
 
     def __str__(self) -> str:
         args = ", ".join(f"{a.type} {a.name}".rstrip() for a in self.args) or "void"
         return f"{self.name}({args})"
+
+
+@lru_cache(maxsize=1024)
+def _parsed(declaration: str, sizes: tuple[tuple[str, int], ...]) -> FuncModel:
+    from trampoline.prototype import read_prototype
+
+    model = read_prototype(declaration, dict(sizes))
+    model.check()
+    return model

@@ -137,6 +137,8 @@ def _displacement_at(line: Line, code: bytes) -> int | None:
 class Stamps:
     """``arch_prepare_bpf_trampoline`` with a memory for shapes. For one kernel: callees must not move."""
 
+    IS_CACHE = True
+
     def __init__(self) -> None:
         self._known: dict[Hashable, Stamp] = {}
 

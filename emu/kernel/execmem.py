@@ -50,6 +50,10 @@ class ExecMem:
         """Address and name of everything allocated."""
         return {address: block.name for address, block in self._blocks.items()}
 
+    def size_of(self, address: int) -> int:
+        """Bytes of the image that begins at an address."""
+        return self._blocks[address].size
+
     def alloc(self, size: int, name: str, *, at: int | None = None) -> int:
         """Guest address of ``size`` bytes for the image ``name``; ``at`` where the caller says so.
 

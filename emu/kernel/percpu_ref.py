@@ -72,8 +72,7 @@ class PercpuRefs:
         the initial one.
         """
         head = percpu_ref.view(self._machine, ref)
-        data = percpu_ref_data.view(self._machine, head.data)
         counted = sum(self._percpu.values(head.percpu_count_ptr & ~PERCPU_REF_ATOMIC_DEAD))
-        data.count = (data.count + counted - PERCPU_COUNT_BIAS - 1) & _MASK
-        if data.count == 0:
+        address = int(head.data) + percpu_ref_data.offset("count")
+        if self._machine.atomic_add_u64(address, counted - PERCPU_COUNT_BIAS - 1) == 0:
             self._release[ref]()

@@ -49,8 +49,10 @@ GRACE_PERIOD_NS = {
 """Virtual time that an unhindered grace period takes: an assumption, changeable (``Rcu.durations``)."""
 
 
-@dataclass(slots=True)
-class _GracePeriod:
+@dataclass(eq=False, slots=True)
+class GracePeriod:
+    """One grace period that is not over: whom it waits for, and what is to be done then."""
+
     flavour: RcuFlavour
     number: int
     holdouts: dict[Task, int]
@@ -66,12 +68,14 @@ class Rcu:
         self, machine: Machine, process: ProcessContext, events: EventStream, nesting: Callable[[Task, RcuFlavour], int]
     ) -> None:
         self._machine, self._process, self._events, self._nesting = machine, process, events, nesting
-        self._pending: list[_GracePeriod] = []
+        self._pending: list[GracePeriod] = []
         self._numbers = dict.fromkeys(RcuFlavour, 0)
         self._callbacks: dict[RcuFlavour, list[Callable[[], None]]] = {flavour: [] for flavour in RcuFlavour}
         self._counts: list[int] = []
         self._bulk: dict[tuple[RcuFlavour, Callable[..., None]], list[Any]] = {}
         self._sharers = 0
+        self.begun = 0
+        """Grace periods of all flavours that have begun since the start."""
         self.durations = dict(GRACE_PERIOD_NS)
         self.now_ns = 0
         """Virtual time: grace periods push it on."""
@@ -123,13 +127,15 @@ class Rcu:
     def synchronize(self, flavour: RcuFlavour) -> None:
         """Wait for a grace period. Raises Deadlock where no reader can go on while we wait."""
         period = self._begin(flavour, [], [])
-        self._process.point(PointKind.GRACE_PERIOD, f"synchronize_{flavour}")
+        self._process.point(PointKind.GRACE_PERIOD, f"synchronize_{flavour}", period)
         while period in self._pending:
-            if not self.poll() and period in self._pending:
+            # Where somebody else ends grace periods, a driven operation only waits.
+            waits = self._process.is_driven and not self.automatic
+            if waits or (not self.poll() and period in self._pending):
                 if not self._process.is_driven:
                     names = ", ".join(task.name for task in period.holdouts)
                     raise Deadlock(f"synchronize_{flavour} waits for {names}")
-                self._process.point(PointKind.GRACE_PERIOD, f"synchronize_{flavour}")
+                self._process.point(PointKind.GRACE_PERIOD, f"synchronize_{flavour}", period)
 
     def poll(self) -> int:
         """End the grace periods whose readers have all passed and run their callbacks; how many ended.
@@ -139,15 +145,35 @@ class Rcu:
         ended = 0
         with self.sharing():
             for period in list(self._pending):
-                # A callback may be overtaken, and another context end the next ones.
+                # A callback may have let others end grace periods.
                 if period in self._pending and self._is_over(period):
-                    self._pending.remove(period)
-                    self.now_ns += self.durations[period.flavour]
-                    self._events.emit(GracePeriodOver(period.flavour, period.number))
+                    self._end(period)
                     ended += 1
-                    for callback in period.callbacks:
-                        callback()
         return ended
+
+    def ready(self) -> "list[GracePeriod]":
+        """The grace periods that can end now, the oldest of each flavour, and note who passed a quiescent state."""
+        found: dict[RcuFlavour, GracePeriod] = {}
+        for period in self._pending:
+            if self._is_over(period):
+                found.setdefault(period.flavour, period)
+        return list(found.values())
+
+    def end(self, period: "GracePeriod") -> None:
+        """End one of the grace periods that are ready and run its callbacks."""
+        with self.sharing():
+            self._end(period)
+
+    def is_pending(self, period: object) -> bool:
+        """Whether a grace period is not over."""
+        return period in self._pending
+
+    def _end(self, period: "GracePeriod") -> None:
+        self._pending.remove(period)
+        self.now_ns += self.durations[period.flavour]
+        self._events.emit(GracePeriodOver(period.flavour, period.number))
+        for callback in period.callbacks:
+            callback()
 
     def settle(self) -> None:
         """End everything that can end, callbacks' own grace periods included."""
@@ -169,12 +195,13 @@ class Rcu:
 
     def _begin(
         self, flavour: RcuFlavour, callbacks: list[Callable[[], None]], counts: list[int]
-    ) -> _GracePeriod:
+    ) -> GracePeriod:
         self._numbers[flavour] += 1
+        self.begun += 1
         srcu = flavour is RcuFlavour.SRCU
         tasks = [] if srcu else [task for task in self._machine.tasks if self._is_reader(task, flavour)]
         noted = {task: task.voluntary_switches for task in tasks}
-        period = _GracePeriod(flavour, self._numbers[flavour], noted, callbacks, counts)
+        period = GracePeriod(flavour, self._numbers[flavour], noted, callbacks, counts)
         self._pending.append(period)
         self._events.emit(GracePeriodBegun(flavour, period.number, len(tasks)))
         return period
@@ -193,7 +220,7 @@ class Rcu:
         preempted = task.state is TaskState.RUNNABLE
         return flavour is RcuFlavour.RCU_TASKS or not preempted or self._nesting(task, flavour) > 0
 
-    def _is_over(self, period: _GracePeriod) -> bool:
+    def _is_over(self, period: GracePeriod) -> bool:
         if period.counts:
             return not self._readers(period.counts)
         for task, switches in list(period.holdouts.items()):

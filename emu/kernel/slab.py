@@ -63,6 +63,13 @@ class Slab:
         """Address and name of everything allocated."""
         return {address: found.name for address, found in self._objects.items()}
 
+    def name_at(self, address: int) -> str | None:
+        """Name of the object in which an address lies."""
+        for start, found in self._objects.items():
+            if start <= address < start + found.size:
+                return found.name
+        return None
+
     def alloc(self, size: int, name: str, content: bytes = b"") -> int:
         """Guest address of ``size`` bytes, ``content`` and then zeros. KernelError with -ENOMEM where there is no
         room.
@@ -71,6 +78,8 @@ class Slab:
         address = self._ranges.take(size)
         if address is None:
             raise KernelError(ENOMEM, f"no memory for {name}")
+        if self._process.memory is not None:
+            self._process.memory.allocated(address, size)
         self._machine.write(address, content.ljust(size, b"\0"))
         self._objects[address] = _Object(size, name)
         return address
@@ -78,7 +87,9 @@ class Slab:
     def free(self, address: int) -> None:
         """Give an object back."""
         gone = self._objects.pop(address)
-        self._machine.write(address, bytes([POISON]) * gone.size)
+        self._machine.fill(address, gone.size, POISON)
+        if self._process.memory is not None:
+            self._process.memory.freed(address, gone.size, gone.name)
         self._ranges.give(address, gone.size)
 
 
@@ -109,6 +120,8 @@ class PerCpu:
         if offset is None:
             raise KernelError(ENOMEM, f"no per-CPU memory for {name}")
         for area in self._areas:
+            if self._process.memory is not None:
+                self._process.memory.allocated(area + offset, size)
             self._machine.write(area + offset, bytes(size))
         self._objects[offset] = _Object(size, name)
         return offset
@@ -117,7 +130,9 @@ class PerCpu:
         """Give an allocation back."""
         gone = self._objects.pop(offset)
         for area in self._areas:
-            self._machine.write(area + offset, bytes([POISON]) * gone.size)
+            self._machine.fill(area + offset, gone.size, POISON)
+            if self._process.memory is not None:
+                self._process.memory.freed(area + offset, gone.size, f"per-CPU {gone.name}")
         self._ranges.give(offset, gone.size)
 
     def address(self, offset: int, cpu: int) -> int:

@@ -93,9 +93,12 @@ class TextPoke:
         def what(number: int) -> str:
             return f"{phase.name.lower()} at {addresses[number]:#x}"
 
+        def on(number: int) -> tuple[int, int]:
+            return addresses[number], len(texts[number])
+
         # Who reads the events may look at the text after each write.
         singly = self._events.has_readers
-        for some in self._process.stretches(PointKind.TEXT_WRITE, len(addresses), what, singly=singly):
+        for some in self._process.stretches(PointKind.TEXT_WRITE, len(addresses), what, on=on, singly=singly):
             at, new = addresses[some], texts[some]
             old = self._machine.write_texts(at, new)
             self.writes += len(at)
@@ -105,7 +108,7 @@ class TextPoke:
     def _sync_core(self) -> None:
         self.ipis += 1
         for vcpu in self._machine.vcpus:
-            self._process.point(PointKind.IPI, f"sync_core on cpu {vcpu.index}")
+            self._process.point(PointKind.IPI, f"sync_core on cpu {vcpu.index}", vcpu.index)
             vcpu.serialize()
             self._events.emit(CpuSerialized(vcpu.index))
 

@@ -5,7 +5,7 @@ Only the list function and a direct caller's look-up read the list and the hashe
 not write megabytes that nobody would read.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from emu.kernel.ftrace.hashes import entries_of, write_hash
 from emu.kernel.ftrace.ops import FtraceOps
@@ -13,13 +13,17 @@ from emu.kernel.kallsyms import Kallsyms
 from emu.kernel.rcu import Rcu, RcuFlavour
 from emu.kernel.slab import Slab
 from emu.machine import Machine
+from emu.process import Lock
 from emu.structs import ftrace_func_entry, ftrace_ops
 
 
 class GuestOps:
-    """The ops of one kernel as guest code sees them."""
+    """The ops of one kernel as guest code sees them. ``locks``: whoever changes something holds one of them."""
 
-    def __init__(self, machine: Machine, slab: Slab, rcu: Rcu, kallsyms: Kallsyms) -> None:
+    def __init__(
+        self, machine: Machine, slab: Slab, rcu: Rcu, kallsyms: Kallsyms, locks: Sequence[Lock] = ()
+    ) -> None:
+        self._locks = tuple(locks)
         self._machine, self._slab, self._rcu, self._kallsyms = machine, slab, rcu, kallsyms
         self.registered: dict[FtraceOps, None] = {}
         """All ops, oldest first; the guest's list (``ftrace_ops_list``) begins with the newest."""
@@ -113,12 +117,12 @@ class GuestOps:
                 self._complete(ops)
                 ftrace_ops.view(self._machine, ops.address).next = following
                 following = ops.address
-            new = self._write_direct(direct)
+            self._write_direct(direct)
         except BaseException:
             self._forget(made)
             raise
         self._machine.write_u64(self._pointer("ftrace_ops_list"), following)
-        self._use_direct(new, direct)
+        self._machine.write_u64(self._pointer("direct_functions"), self._direct)
         self._live = True
         self._use += 1
 
@@ -126,7 +130,7 @@ class GuestOps:
         """No site reaches the list function any more: free everything once nobody can be in it."""
         if self._live:
             use = self._use
-            self._rcu.call(RcuFlavour.RCU_TASKS, lambda: self._retired(use))
+            self._rcu.call(RcuFlavour.RCU_TASKS, lambda: self._retired(use, ()))
 
     # Direct callers -------------------------------------------------------------------------------------------------
 
@@ -137,23 +141,17 @@ class GuestOps:
         """
         old = 0
         if self._live:
-            new = self._write_direct(direct)
-            if self._live:
-                old = self._direct
-                self._use_direct(new, direct)
-            else:  # retired while memory was sought
-                self._slab.free(new)
+            old = self._direct
+            self._write_direct(direct)
+            self._machine.write_u64(self._pointer("direct_functions"), self._direct)
         if old:
             self.free_later(old)
         elif replaces:
             self._rcu.call(RcuFlavour.RCU_TASKS, lambda: None)
 
-    def _write_direct(self, direct: Mapping[int, int]) -> int:
-        return write_hash(self._machine, self._slab, direct, "direct_functions")
-
-    def _use_direct(self, address: int, direct: Mapping[int, int]) -> None:
-        self._direct, self._direct_entries = address, entries_of(address, direct)
-        self._machine.write_u64(self._pointer("direct_functions"), address)
+    def _write_direct(self, direct: Mapping[int, int]) -> None:
+        self._direct = write_hash(self._machine, self._slab, direct, "direct_functions")
+        self._direct_entries = entries_of(self._direct, direct)
 
     def change_direct(self, entries: Mapping[int, int]) -> None:
         """Change the addresses of entries where they stand; look-ups give the old or the new one."""
@@ -174,8 +172,18 @@ class GuestOps:
         entries = dict.fromkeys(sorted(ops.filter), ops.direct_call)
         return write_hash(self._machine, self._slab, entries, f"filter_hash of {ops.name}")
 
-    def _retired(self, use: int) -> None:
-        if self._live and use == self._use:
+    def _retired(self, use: int, released: Sequence[Lock]) -> None:
+        """The grace period is over. ``released``: locks for which this had to wait; whoever gave them back may be in
+        the midst of a change yet.
+        """
+        if not self._live or use != self._use:
+            return
+        for lock in self._locks:
+            if lock.held and (released or not lock.is_mine):
+                lock.defer(lambda: self._retired(use, (*released, lock)))  # noqa: B023  # the loop ends here
+                return
+        held = [lock for lock in self._locks if lock.try_acquire()]
+        try:
             self._live = False
             self._machine.write_u64(self._pointer("ftrace_ops_list"), 0)
             self._machine.write_u64(self._pointer("direct_functions"), 0)
@@ -183,6 +191,9 @@ class GuestOps:
             self._slab.free(self._direct)
             self._direct = 0
             self._direct_entries.clear()
+        finally:
+            for lock in reversed(held):
+                lock.release()
 
     def _forget(self, some: Iterable[FtraceOps]) -> None:
         """Free what the list needed of ops; one with code of its own keeps its struct."""

@@ -39,10 +39,10 @@ class FunctionTracer:
     ) -> None:
         self._machine, self._process, self._kallsyms, self._rcu = machine, process, kallsyms, rcu
         self._sites = FtraceRecords(machine, process, kallsyms, text_poke)
-        self._guest = GuestOps(machine, slab, rcu, kallsyms)
         self._trampolines = FtraceTrampolines(execmem, kallsyms)
         self.direct_mutex = Lock(process, "direct_mutex")
         self.ftrace_lock = Lock(process, "ftrace_lock")
+        self._guest = GuestOps(machine, slab, rcu, kallsyms, (self.direct_mutex, self.ftrace_lock))
         self.direct_functions: dict[int, int] = {}
         """Where the direct caller of each site goes, with JMP_FLAG where by jmp."""
         self._ipmodify_users = 0

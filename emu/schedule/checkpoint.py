@@ -1,0 +1,142 @@
+"""The Python side of a kernel at one instant, to which it can be brought back in place.
+
+Process context's state (allocators, symbols, ftrace's records, trampolines, locks, ...) lives in Python objects. All
+that can be reached from some roots and that can change is noted once; ``restore`` gives each of these objects the
+content that it had. Nothing is copied: objects made since are dropped, those of then are the same objects again. What
+runs (greenlets) is not part of it: operations under way must have been ended. Guest memory, engines and tasks are the
+machine's (``Machine.restore``). A class whose objects only remember what they would find out again says so with
+``IS_CACHE = True``: they are left alone.
+"""
+
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import attrgetter, is_
+from typing import Any
+
+_PACKAGES = ("asm", "emu", "trampoline")
+_ATOMS = (int, str, bytes, float, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType)
+
+
+class Checkpoint:
+    """The present content of what can be reached from ``roots``, but not through ``outside``.
+
+    ``packages``: objects of these packages' classes are followed; all others are taken for immutable.
+    """
+
+    def __init__(self, roots: Iterable[object], outside: Iterable[object], packages: Iterable[str] = _PACKAGES) -> None:
+        self._packages = tuple(packages)
+        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._sets: list[tuple[set[Any], set[Any]]] = []
+        self._deques: list[tuple[deque[Any], list[Any]]] = []
+        self._slots: list[tuple[object, tuple[str, ...], Callable[[object], Sequence[Any]], tuple[Any, ...]]] = []
+        self._keep: list[object] = list(outside)
+        self._find(list(roots), {id(thing) for thing in self._keep})
+
+    def restore(self) -> None:
+        """Give every object back the content that it had."""
+        for mapping, content in self._dicts:
+            mapping.clear()
+            mapping.update(content)
+        for sequence, elements in self._lists:
+            sequence[:] = elements
+        for group, members in self._sets:
+            group.clear()
+            group.update(members)
+        for queue, items in self._deques:
+            queue.clear()
+            queue.extend(items)
+        for thing, names, read, values in self._slots:
+            if not all(map(is_, read(thing), values)):
+                for name, value in zip(names, values, strict=True):
+                    setattr(thing, name, value)
+
+    def __len__(self) -> int:
+        return len(self._dicts) + len(self._lists) + len(self._sets) + len(self._deques) + len(self._slots)
+
+    def _find(self, todo: list[object], seen: set[int]) -> None:
+        while todo:
+            thing = todo.pop()
+            if isinstance(thing, _ATOMS) or id(thing) in seen:
+                continue
+            seen.add(id(thing))
+            self._keep.append(thing)
+            todo.extend(self._note(thing))
+
+    def _note(self, thing: object) -> Iterable[object]:
+        """Note what can change, and give what it leads to."""
+        kind = type(thing)
+        if kind in (dict, Counter, defaultdict, OrderedDict):
+            assert isinstance(thing, dict)
+            self._dicts.append((thing, dict(thing)))
+            return [*thing.keys(), *thing.values()]
+        if kind is list:
+            assert isinstance(thing, list)
+            self._lists.append((thing, list(thing)))
+            return thing
+        if kind is set:
+            assert isinstance(thing, set)
+            self._sets.append((thing, set(thing)))
+            return thing
+        if kind is deque:
+            assert isinstance(thing, deque)
+            self._deques.append((thing, list(thing)))
+            return thing
+        if isinstance(thing, tuple | frozenset):
+            return thing
+        if isinstance(thing, types.FunctionType):
+            return [cell.cell_contents for cell in thing.__closure__ or () if _is_filled(cell)]
+        if isinstance(thing, types.MethodType):
+            return [thing.__self__]
+        if isinstance(thing, partial):
+            return [thing.func, *thing.args, *thing.keywords.values()]
+        if kind.__module__.split(".")[0] in self._packages:
+            return self._note_fields(thing)
+        return ()
+
+    def _note_fields(self, thing: object) -> Iterable[object]:
+        if getattr(type(thing), "IS_CACHE", False):
+            return ()
+        parameters = getattr(type(thing), "__dataclass_params__", None)
+        frozen = parameters is not None and bool(parameters.frozen)
+        leads: list[object] = []
+        attributes = getattr(thing, "__dict__", None)
+        if attributes is not None:
+            if frozen:
+                leads += attributes.values()
+            else:
+                leads.append(attributes)
+        names = [
+            name
+            for base in type(thing).__mro__
+            for name in _slots_of(base)
+            if name not in ("__dict__", "__weakref__") and hasattr(thing, name)
+        ]
+        values = tuple(getattr(thing, name) for name in names)
+        leads += values
+        if values and not frozen and not isinstance(thing, tuple):
+            self._slots.append((thing, tuple(names), _reader(names), values))
+        return leads
+
+
+def _slots_of(base: type) -> tuple[str, ...]:
+    slots = base.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _reader(names: Sequence[str]) -> Callable[[object], Sequence[Any]]:
+    """Reads these attributes at once."""
+    if len(names) == 1:
+        (name,) = names
+        return lambda thing: (getattr(thing, name),)
+    return attrgetter(*names)
+
+
+def _is_filled(cell: "types.CellType") -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True

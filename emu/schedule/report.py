@@ -1,0 +1,89 @@
+"""A schedule to read: a line per event, a column per actor, and a mark where the invariant broke."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from emu.schedule.run import Outcome, Taken
+from emu.schedule.world import World
+
+BROKEN = "<<<"
+"""Marks the step at which the invariant broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One event: the number of its step, the column of its actor, what it was."""
+
+    step: int
+    column: int
+    text: str
+    broken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A schedule as lines."""
+
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+    verdict: str
+
+    def shortened(self, most: int = 12) -> "Report":
+        """With the middle of long stretches of one actor left out."""
+        kept: list[Line] = []
+        for _, group in groupby(self.lines, key=lambda line: line.column):
+            stretch = list(group)
+            if len(stretch) > most:
+                half = most // 2
+                left_out = len(stretch) - 2 * half
+                middle = Line(stretch[half].step, stretch[0].column, f"... {left_out} more steps")
+                stretch = [*stretch[:half], middle, *stretch[-half:]]
+            kept += stretch
+        return Report(self.columns, tuple(kept), self.verdict)
+
+    def text(self, width: int = 46) -> str:
+        """Plain text, a column of ``width`` characters for each actor."""
+        return "\n".join(self._rows(width))
+
+    def _rows(self, width: int) -> Iterator[str]:
+        yield "      " + "".join(name.ljust(width) for name in self.columns).rstrip()
+        for line in self.lines:
+            cell = line.text if len(line.text) < width else line.text[: width - 2] + "…"
+            mark = f" {BROKEN}" if line.broken else ""
+            yield f"{line.step:4}  {' ' * (width * line.column)}{cell}{mark}"
+        yield ""
+        yield self.verdict
+
+
+def report(world: World, outcome: Outcome) -> Report:
+    """The report of a schedule that was just run, step by step; the world has not been reset since."""
+    lines = []
+    step = 0
+    for number, taken in enumerate(outcome.taken):
+        text = _event(taken, world)
+        last = outcome.violation is not None and number == len(outcome.taken) - 1
+        step += taken.steps
+        lines.append(Line(step, taken.action.actor, text, broken=last))
+    verdict = str(outcome.violation) if outcome.violation is not None else "nothing broke"
+    return Report(world.columns, tuple(lines), verdict)
+
+
+def _event(taken: Taken, world: World) -> str:
+    """One step in words."""
+    where, choice = taken.where, taken.action.what
+    text = where.text(world)
+    if not choice:
+        return text
+    if where.kind == "waits":
+        return choice
+    return f"{choice}: {text}" if where.kind == "code" else f"{text}, {choice}"
+
+
+def used_columns(found: Report) -> Report:
+    """Without the columns of actors that did nothing."""
+    used = sorted({line.column for line in found.lines})
+    position: dict[int, int] = {column: number for number, column in enumerate(used)}
+    lines = tuple(Line(line.step, position[line.column], line.text, line.broken) for line in found.lines)
+    return Report(tuple(found.columns[column] for column in used), lines, found.verdict)
+

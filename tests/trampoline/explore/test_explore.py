@@ -1,0 +1,139 @@
+"""Scenarios on designs: what breaks, and what does not."""
+
+import re
+
+import pytest
+
+from emu.kernel.errors import KernelError
+from emu.schedule.action import BadSchedule
+from emu.schedule.pct import Pct
+from emu.schedule.spec import scheduler_for
+from trampoline.cli import main
+from trampoline.designs import DESIGNS
+from trampoline.errors import TrampolineError
+from trampoline.explore.address import ScheduleAddress
+from trampoline.explore.campaign import campaign, explore
+from trampoline.explore.scenarios import SCENARIOS, applies
+from trampoline.explore.session import Session
+
+AS_POSTED = {"seed-v2"}
+"""Designs with defects that are to be found."""
+PAIRS = [
+    (scenario, design)
+    for scenario in SCENARIOS
+    for design in DESIGNS
+    if design not in AS_POSTED and applies(scenario, design)
+]
+
+
+@pytest.mark.parametrize(("scenario", "design"), PAIRS)
+def test_unmutated_designs_break_nothing(scenario, design):
+    """The control, in small: half of the schedules by priorities, half by interleavings."""
+    with Session(scenario, design) as session:
+        for spec in ("pct:3", "urw"):
+            tally = explore(session, scheduler_for(spec, 2), schedules=4)
+            assert tally.found is None, tally.found.command
+            assert tally.cut == 0
+
+
+def test_the_null_look_up_of_the_series_is_found_made_small_and_replayed(capsys):
+    arguments = ["explore", "--scenario", "detach-during-call", "--design", "seed-v2", "--schedules", "200"]
+    assert main(arguments) == 1
+    printed = capsys.readouterr().out
+    assert "page fault reading 0x52" in printed
+    text = re.search(r"tramp replay (\S+)", printed)[1]
+    assert int(re.search(r"to \d+ steps and (\d+) switches", printed)[1]) <= 6
+    assert main(["replay", text]) == 1
+    replayed = capsys.readouterr().out
+    assert "kfunc_md.bpf_origin_call" in replayed
+    assert replayed.count("<<<") == 1
+    # The series repaired has no such schedule.
+    with Session("detach-during-call", "seed-v2-repaired") as session:
+        assert explore(session, Pct(1), schedules=60).found is None
+
+
+def test_a_walk_that_a_resize_leaves_behind_is_found():
+    """SeedDefects.resize_copies: an unlink takes the program off the copy alone."""
+    with Session("resize-during-lookup", "seed-v2") as session:
+        scheduler = Pct(1)
+        for _ in range(120):
+            scheduler.begin()
+            outcome = session.run(scheduler)
+            scheduler.end(outcome)
+            if outcome.violation is not None and outcome.violation.kind == "use after free":
+                break
+        assert outcome.violation.kind == "use after free"
+        assert "kfunc_md_tramp_prog" in str(outcome.violation)
+        assert str(session.replay(outcome.text).violation) == str(outcome.violation)
+
+
+def test_livepatch_on_the_series_is_found_at_once():
+    tally = campaign("livepatch-meets-fexit", "seed-v2", schedules=5)
+    assert tally.found is not None
+    assert tally.found.shrunk.violation.kind == "Oops"
+    # Two operations are enough.
+    assert {token[0] for token in tally.found.shrunk.tokens} == {"c", "d"}
+    assert tally.found.shrunk.switches == 1
+
+
+@pytest.mark.parametrize("design", ["per-function", "tramplab", "seed-v2"])
+def test_every_schedule_runs_the_same_twice_in_traces_and_counts(design):
+    with Session("modify-during-call", design, counting="auto") as session:
+        scheduler = Pct(5)
+        for _ in range(6):
+            scheduler.begin()
+            first = session.run(scheduler)
+            scheduler.end(first)
+            runs = []
+            for _ in range(2):
+                outcome = session.replay(first.text)
+                runs.append((session.trace(outcome), session.instructions(), str(outcome.violation)))
+            assert runs[0] == runs[1]
+            assert runs[0][2] == str(first.violation)
+            assert min(runs[0][1]) > 10
+
+
+def test_the_same_seed_finds_the_same():
+    first, again = (campaign("detach-during-call", "seed-v2", seed=3, schedules=200) for _ in range(2))
+    assert first.found.command == again.found.command
+    assert first.found.number == again.found.number
+    assert (first.schedules, first.steps, first.pairs) == (again.schedules, again.steps, again.pairs)
+
+
+def test_lazy_kernels_preempt_and_migrate():
+    with Session("attach-during-call", "per-function", "7.2", "lazy") as session:
+        scheduler = scheduler_for("urw", 1)
+        texts = []
+        for _ in range(20):
+            scheduler.begin()
+            outcome = session.run(scheduler)
+            scheduler.end(outcome)
+            texts.append(outcome.text)
+            assert outcome.violation is None
+        assert any("P" in text for text in texts)
+
+
+def test_addresses():
+    address = ScheduleAddress("detach-during-call", "seed-v2", "6.12", "voluntary", "a", "b4c36b2")
+    assert ScheduleAddress.parse(str(address)) == address
+    for text in ("", "a/b", "a/b/c/d/-/", "a/b/c/d/e/f/g"):
+        with pytest.raises(BadSchedule):
+            ScheduleAddress.parse(text)
+
+
+def test_what_there_is_not_is_refused(capsys):
+    with pytest.raises(TrampolineError, match="no scenario"):
+        Session("nonsense", "per-function")
+    with pytest.raises((TrampolineError, KernelError)):
+        Session("attach-during-call", "nonsense")
+    assert main(["explore", "--scenario", "nonsense"]) == 2
+    assert main(["explore", "--scheduler", "best", "--schedules", "1", "--scenario", "two-attaches"]) == 2
+    assert main(["replay", "nonsense"]) == 2
+    assert main(["replay", "attach-during-call/per-function/6.12/voluntary/-/q9"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_what_a_design_can_not_do_is_said(capsys):
+    arguments = ["explore", "--design", "seed-v1", "--flavour", "6.1", "--schedules", "1"]
+    assert main([*arguments, "--scenario", "attach-during-call"]) == 0
+    assert "can't be: functions of this kernel have no padding" in capsys.readouterr().out

@@ -1,0 +1,30 @@
+"""The text that names one schedule of one scenario: what ``tramp replay`` takes."""
+
+from dataclasses import dataclass
+
+from emu.schedule.action import BadSchedule
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleAddress:
+    """``scenario/design/flavour/config/dropped/schedule``; ``dropped``: letters of actors that are left out, or -."""
+
+    scenario: str
+    design: str
+    flavour: str
+    config: str
+    dropped: str = ""
+    schedule: str = ""
+
+    def __str__(self) -> str:
+        parts = (self.scenario, self.design, self.flavour, self.config, self.dropped or "-", self.schedule)
+        return "/".join(parts)
+
+    @classmethod
+    def parse(cls, text: str) -> "ScheduleAddress":
+        """What a text names. BadSchedule."""
+        parts = text.split("/")
+        if len(parts) != 6 or not all(parts):
+            raise BadSchedule(f"{text!r} is not scenario/design/flavour/config/dropped/schedule")
+        scenario, design, flavour, config, dropped, schedule = parts
+        return cls(scenario, design, flavour, config, "" if dropped == "-" else dropped, schedule)

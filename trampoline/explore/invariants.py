@@ -1,0 +1,208 @@
+"""What must hold in every schedule of a scenario, as far as it is BPF's."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from emu.schedule.actor import Actor
+from emu.schedule.guest import GuestActor, GuestCall
+from emu.schedule.violation import Violation
+from emu.schedule.world import World
+from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
+from trampoline.attach import AttachType
+from trampoline.explore.plan import Deed, Operation
+from trampoline.explore.stage import ARGUMENT, Stage
+
+
+class CallsSeeWhatTheyMay:
+    """Each program runs once if it was attached all the time, not at all if it never was, and either if it came or went
+    meanwhile; the original runs once, it or its replacement; arguments and return value arrive.
+    """
+
+    def __init__(
+        self, stage: Stage, attached: Mapping[str, frozenset[int]], operations: Mapping[str, Operation]
+    ) -> None:
+        self._stage, self._attached = stage, attached
+        self._deeds = [deed for operation in operations.values() for deed in operation]
+        self._checked: dict[str, int] = {}
+
+    def begin(self, world: World) -> None:
+        """See Invariant."""
+
+    def after_step(self, world: World, actor: Actor) -> None:
+        """See Invariant."""
+        if not isinstance(actor, GuestActor):
+            return
+        done = self._checked.get(actor.letter, 0)
+        if done < len(actor.calls) and actor.calls[done].ended >= 0:
+            self._checked[actor.letter] = done + 1
+            self._check(actor, actor.calls[done])
+
+    def at_rest(self, world: World) -> None:
+        """See Invariant."""
+
+    def _check(self, actor: GuestActor, call: GuestCall) -> None:
+        notes = self._stage.read_notes(call.args[1], call.value or 0)
+        who = f"{call.name}, called by {actor.name}"
+        if notes.value != ARGUMENT + 1:
+            raise Violation("wrong return value", f"{who}, gave {notes.value}, not {ARGUMENT + 1}")
+        if notes.original + notes.replacement != 1:
+            times = notes.original + notes.replacement
+            raise Violation("original not called once", f"{who}: the original or its replacement ran {times} times")
+        for number, runs in enumerate(notes.programs):
+            may = self._may(number, call)
+            if runs not in may:
+                name = self._stage.programs[number].name
+                wanted = " or ".join(str(times) for times in sorted(may))
+                raise Violation("program run wrongly", f"{who}: {name} ran {runs} times, not {wanted}")
+            if runs and notes.seen[number] & 0xFFFFFFFF != ARGUMENT:
+                raise Violation("wrong argument", f"{who}: program {number} saw {notes.seen[number]:#x}")
+
+    def _may(self, number: int, call: GuestCall) -> set[int]:
+        """How often a program may have run in a call."""
+        begun = [deed for deed in self._deeds if call.name in deed.functions and 0 <= deed.begun <= call.ended]
+        over = [deed for deed in begun if 0 <= deed.ended < call.begun]
+        state = int(number in self._attached.get(call.name, frozenset()))
+        for deed in over:
+            if deed.program == number and deed.error is None:
+                state = int(deed.attached)
+        states = {state}
+        skips = self._stage.programs[number].attach_type is AttachType.FEXIT_MULTI
+        skips |= self._stage.lab.flavour.skip_nops
+        for deed in begun:
+            if deed in over:
+                continue
+            if deed.program == number:
+                states.add(int(deed.attached))
+            elif skips:
+                # bpf_tramp_image_put(), step 1: who is in a former image skips the programs that are still to come.
+                states.add(0)
+        return states
+
+
+class EnterAndExitBalance:
+    """At rest no CPU and no task is in a read section, holds migration off or has a run context, and no program counts
+    itself as running.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def begin(self, world: World) -> None:
+        """See Invariant."""
+
+    def after_step(self, world: World, actor: Actor) -> None:
+        """See Invariant."""
+
+    def at_rest(self, world: World) -> None:
+        """See Invariant."""
+        kernel = world.kernel
+        machine = kernel.machine
+        for cpu, area in enumerate(kernel.percpu_areas):
+            count = machine.read_u32(area + _PREEMPT_COUNT)
+            if count != PREEMPT_ENABLED:
+                raise Violation("unbalanced", f"preempt_count of cpu {cpu} is {count:#x}")
+        for actor in world.actors:
+            if not isinstance(actor, GuestActor):
+                continue
+            for field, (offset, size) in _TASK_FIELDS.items():
+                value = int.from_bytes(machine.read(actor.task.address + offset, size), "little")
+                if value:
+                    raise Violation("unbalanced", f"{field} of {actor.name} is {value:#x}")
+        for prog in self._stage.programs:
+            if prog.address in self._stage.lab.programs.loaded:
+                active = kernel.percpu.values(prog.active, 4)
+                if any(active):
+                    raise Violation("unbalanced", f"{prog.name} counts as running: {active}")
+
+
+_PREEMPT_COUNT = PERCPU.offset("preempt_count")
+_TASK_FIELDS = {
+    field: (task_struct.offset(field), size)
+    for field, size in (("bpf_ctx", 8), ("migration_disabled", 2), ("trc_reader_nesting", 4))
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AtRest:
+    """What is left when everything is over: what the operations answered, memory by name, what the sites reach."""
+
+    answers: tuple[tuple[str, int], ...]
+    memory: frozenset[tuple[str, int]]
+    sites: tuple[tuple[str, str], ...]
+    locks: tuple[str, ...] = ()
+
+    def difference(self, other: "AtRest") -> str:
+        """What is here and not there, in words."""
+        more = [f"{count} x {name}" for name, count in sorted(self.memory - other.memory)]
+        less = [f"{count} x {name}" for name, count in sorted(other.memory - self.memory)]
+        sites = [f"{name}: {what}" for name, what in self.sites if (name, what) not in other.sites]
+        parts = [
+            f"there: {', '.join(more)}" if more else "",
+            f"in order: {', '.join(less)}" if less else "",
+            f"sites: {', '.join(sites)}" if sites else "",
+        ]
+        return "; ".join(part for part in parts if part)
+
+
+def at_rest(stage: Stage, operations: Mapping[str, Operation]) -> AtRest:
+    """What is left now."""
+    kernel = stage.lab.kernel
+    memory: Counter[str] = Counter()
+    for objects in (kernel.slab.objects, kernel.vmalloc.objects, kernel.percpu.objects, kernel.execmem.images):
+        memory.update(_name(name) for name in objects.values())
+    sites = []
+    records = sorted(kernel.ftrace.records)
+    for site, code in zip(records, kernel.machine.read_each(records, 5), strict=True):
+        if code[0] in (0xE8, 0xE9):
+            target = site + 5 + int.from_bytes(code[1:], "little", signed=True) & (1 << 64) - 1
+            sites.append((stage.lab.kernel.kallsyms.function_name(site) or "", _name(_reached(stage, target))))
+    answers = tuple(
+        (deed.name, deed.error.errno if deed.error is not None else 0)
+        for _, operation in sorted(operations.items())
+        for deed in operation
+    )
+    return AtRest(answers, frozenset(memory.items()), tuple(sorted(sites)))
+
+
+def _reached(stage: Stage, target: int) -> str:
+    return stage.lab.kernel.kallsyms.function_name(target) or f"{target:#x}"
+
+
+@lru_cache(maxsize=1 << 16)
+def _name(name: str) -> str:
+    """A name without addresses and numbers: how large a table is depends on when readers let it be resized."""
+    return " ".join(part for part in name.split() if not part.startswith("0x") and not part.isdigit())
+
+
+class EndsAsSomeOrder:
+    """The final state is that of some sequential order of the operations which gave the same answers."""
+
+    def __init__(
+        self, stage: Stage, operations: Mapping[str, Operation], orders: Callable[[], Sequence[AtRest]]
+    ) -> None:
+        self._stage, self._operations, self._orders = stage, operations, orders
+
+    def begin(self, world: World) -> None:
+        """See Invariant."""
+
+    def after_step(self, world: World, actor: Actor) -> None:
+        """See Invariant."""
+
+    def at_rest(self, world: World) -> None:
+        """See Invariant."""
+        found = at_rest(self._stage, self._operations)
+        orders = self._orders()
+        if any(found.memory == order.memory and found.sites == order.sites for order in orders):
+            return
+        nearest = next((order for order in orders if order.answers == found.answers), orders[0])
+        raise Violation("no sequential order", found.difference(nearest))
+
+
+def refused(deeds: Sequence[Deed], allowed: frozenset[int]) -> str | None:
+    """The first deed that was refused although nothing allows that, in words."""
+    for deed in deeds:
+        if deed.error is not None and deed.error.errno not in allowed:
+            return f"{deed.name}: {deed.error}"
+    return None

@@ -1,0 +1,206 @@
+"""The scenarios, by name: calls on all CPUs, and operations meanwhile, in every design that has the operation."""
+
+from collections.abc import Callable
+from errno import EAGAIN, EBUSY, ENOENT, EWOULDBLOCK
+
+from emu.kernel.functions import AssemblyFunctions
+from trampoline.explore.plan import Deed, Operation, Plan, PlannedCall, PlannedTask
+from trampoline.explore.stage import MODULE, MODULE_FUNCTIONS, Stage
+from trampoline.link import MultiLink
+from trampoline.prog import BpfProg
+
+_RESIZED = 14
+"""Functions with metadata after which one more makes the hash grow (15 of 16 buckets)."""
+
+
+def _callers(*functions: str, cpus: int = 2, both: bool = False) -> list[PlannedTask]:
+    """A task on each CPU, which calls the functions one after the other."""
+    every = tuple(range(cpus))
+    return [
+        PlannedTask(f"task on cpu {cpu}", (cpu, *(other for other in every if other != cpu)) if both else (cpu,),
+                    tuple(PlannedCall(function) for function in functions))
+        for cpu in every
+    ]  # fmt: skip
+
+
+class _Attachment:
+    """A link that an operation makes, and perhaps takes off again."""
+
+    def __init__(self, stage: Stage, prog: BpfProg, *functions: str, cookies: bool = False) -> None:
+        self._stage, self._prog, self._functions = stage, prog, functions
+        self._cookies = tuple(range(1, len(functions) + 1)) if cookies else None
+        self._link: MultiLink | None = None
+
+    def attach(self) -> None:
+        """Attach."""
+        self._link = self._stage.attach(self._prog, *self._functions, cookies=self._cookies)
+
+    def detach(self) -> None:
+        """Detach what was attached; nothing where that was refused."""
+        if self._link is not None:
+            self._link.detach()
+
+    def deed(self, *, attached: bool) -> Deed:
+        """Attaching, or detaching, as part of an operation."""
+        number = self._stage.programs.index(self._prog)
+        verb = "attach" if attached else "detach"
+        do = self.attach if attached else self.detach
+        return Deed(f"{verb} {self._prog.name}", do, number, self._functions, attached)
+
+
+def _detach(stage: Stage, link: MultiLink, prog: BpfProg, *, unload: bool = True) -> list[Deed]:
+    """Detach what was attached from the start, and let go of the program."""
+    number = stage.programs.index(prog)
+    deeds = [Deed(f"detach {prog.name}", link.detach, number, link.functions, attached=False)]
+    if unload:
+        deeds.append(Deed(f"unload {prog.name}", lambda: stage.lab.unload(prog)))
+    return deeds
+
+
+def attach_during_call(stage: Stage) -> Plan:
+    """A program is attached to a function that both CPUs are calling."""
+    prog = stage.program("fexit")
+    return Plan(_callers("explored"), lambda: {"attach": [_Attachment(stage, prog, "explored").deed(attached=True)]})
+
+
+def detach_during_call(stage: Stage) -> Plan:
+    """The last programs are detached from a function that both CPUs are calling, and unloaded."""
+    before, behind = stage.program("fentry"), stage.program("fexit")
+    links = [stage.attach(before, "explored"), stage.attach(behind, "explored")]
+    return Plan(
+        _callers("explored"),
+        lambda: {"detach": _detach(stage, links[0], before) + _detach(stage, links[1], behind)},
+        attached={"explored": frozenset({0, 1})},
+        state=[links],
+    )
+
+
+def detach_while_sleeping(stage: Stage) -> Plan:
+    """Programs are detached while tasks sleep in the function that they are on, and go on on another CPU perhaps."""
+    before, behind = stage.program("fentry"), stage.program("fexit")
+    links = [stage.attach(before, "explored_sleeps"), stage.attach(behind, "explored_sleeps")]
+    return Plan(
+        _callers("explored_sleeps", both=True),
+        lambda: {"detach": _detach(stage, links[1], behind) + _detach(stage, links[0], before)},
+        attached={"explored_sleeps": frozenset({0, 1})},
+        state=[links],
+    )
+
+
+def modify_during_call(stage: Stage) -> Plan:
+    """A second program comes and goes on a function that both CPUs are calling; the first one stays."""
+    stays, comes = stage.program("fentry"), stage.program("fexit")
+    link = stage.attach(stays, "explored")
+
+    def operations() -> dict[str, Operation]:
+        attachment = _Attachment(stage, comes, "explored")
+        return {"modify": [attachment.deed(attached=True), attachment.deed(attached=False)]}
+
+    return Plan(_callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link])
+
+
+def resize_during_lookup(stage: Stage) -> Plan:
+    """Metadata's table grows and shrinks while CPUs, and a task that sleeps, look functions up in it."""
+    prog = stage.program("fexit")
+    traced = ["explored", "explored_sleeps", *(f"explored_{number}" for number in range(1, _RESIZED - 1))]
+    link = stage.attach(prog, *traced, cookies=range(1, len(traced) + 1))
+    more = stage.program("fentry")
+
+    def operations() -> dict[str, Operation]:
+        functions = [f"explored_{number}" for number in range(_RESIZED - 1, 18)]
+        attachment = _Attachment(stage, more, *functions, cookies=True)
+        return {
+            "resize": [
+                attachment.deed(attached=True), attachment.deed(attached=False), *_detach(stage, link, prog),
+            ]
+        }  # fmt: skip
+
+    tasks = [
+        PlannedTask("task on cpu 0", (0,), (PlannedCall("explored"),)),
+        PlannedTask("task on cpu 1", (1,), (PlannedCall("explored_sleeps"),)),
+    ]
+    return Plan(tasks, operations, attached=dict.fromkeys(traced, frozenset({0})), state=[link])
+
+
+def two_attaches(stage: Stage) -> Plan:
+    """Two programs are attached at once, while both CPUs call the function."""
+    first, second = stage.program("fentry"), stage.program("fexit")
+    return Plan(
+        _callers("explored"),
+        lambda: {
+            "attach P0": [_Attachment(stage, first, "explored").deed(attached=True)],
+            "attach P1": [_Attachment(stage, second, "explored").deed(attached=True)],
+        },
+    )
+
+
+def batch_patching(stage: Stage) -> Plan:
+    """A program comes to several functions, and leaves them, while all CPUs call them."""
+    prog = stage.program("fexit")
+    functions = ("explored", "explored_1", "explored_2")
+
+    def operations() -> dict[str, Operation]:
+        attachment = _Attachment(stage, prog, *functions)
+        return {"batch": [attachment.deed(attached=True), attachment.deed(attached=False)]}
+
+    return Plan(_callers("explored", "explored_2"), operations)
+
+
+def livepatch_meets_fexit(stage: Stage) -> Plan:
+    """A function is livepatched, and a program attached to it, at once."""
+    prog = stage.program("fexit")
+    patch = stage.livepatch("explored")
+    return Plan(
+        _callers("explored"),
+        lambda: {
+            "livepatch": [Deed("livepatch", patch.enable, functions=("explored",))],
+            "attach": [_Attachment(stage, prog, "explored").deed(attached=True)],
+        },
+        may_refuse=frozenset({EBUSY, EAGAIN}),
+    )
+
+
+def module_unload(stage: Stage) -> Plan:
+    """A module is unloaded while a program is attached to one of its functions and to one of the kernel's."""
+    kernel = stage.lab.kernel
+    kernel.load_module(MODULE, AssemblyFunctions(MODULE_FUNCTIONS, module=MODULE))
+    prog = stage.program("fexit")
+    inside = f"{MODULE}:{MODULE_FUNCTIONS[0].name}"
+
+    def operations() -> dict[str, Operation]:
+        attachment = _Attachment(stage, prog, "explored", inside)
+        return {
+            "trace": [attachment.deed(attached=True), attachment.deed(attached=False)],
+            "unload": [Deed("unload the module", lambda: kernel.modules.unload(MODULE))],
+        }
+
+    return Plan(_callers("explored"), operations, may_refuse=frozenset({EWOULDBLOCK, ENOENT}))
+
+
+Scenario = Callable[[Stage], Plan]
+
+SCENARIOS: dict[str, Scenario] = {
+    "attach-during-call": attach_during_call,
+    "detach-during-call": detach_during_call,
+    "detach-while-sleeping": detach_while_sleeping,
+    "modify-during-call": modify_during_call,
+    "resize-during-lookup": resize_during_lookup,
+    "two-attaches": two_attaches,
+    "batch-patching": batch_patching,
+    "livepatch-meets-fexit": livepatch_meets_fexit,
+    "module-unload": module_unload,
+}
+"""Every scenario by its name."""
+
+_HASHED = ("seed-v2", "seed-v2-repaired")
+
+
+def applies(scenario: str, design: str) -> bool:
+    """Whether a design has what a scenario is about."""
+    return scenario != "resize-during-lookup" or design in _HASHED
+
+
+def vcpus_of(scenario: str) -> int:
+    """How many vCPUs a scenario has."""
+    return 2
+

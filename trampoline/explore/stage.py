@@ -1,0 +1,158 @@
+"""A kernel with functions to call and programs that note in the caller's memory what they saw."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from errno import EINVAL
+
+from emu.kernel.functions import AssemblyFunctions, Function
+from emu.kernel.kernel import EXEC_SIZE, TEXT_SIZE
+from emu.kernel.livepatch import LivePatch
+from emu.schedule.world import World
+from emu.task import Task
+from trampoline.errors import KernelError
+from trampoline.lab import Tracing
+from trampoline.link import MultiLink
+from trampoline.prog import BpfProg, Uses
+
+PROGRAMS = 6
+"""Programs of a scenario at most."""
+NOTES = 128
+"""Bytes in which one call is noted: how often the original and its replacement ran, then each program."""
+_ORIGINAL, _REPLACEMENT, _PROGRAMS, _SEEN = 0, 4, 8, 64
+ARGUMENT = 41
+"""The first argument of every call; functions return one more."""
+
+_BODY = "inc dword ptr [rsi + {slot}] ; noted in the caller's memory\nlea eax, [rdi + 1]\nret"
+_SLEEPS = (
+    "inc dword ptr [rsi + {slot}] ; noted in the caller's memory\npush rbx\nmov ebx, edi\n"
+    "call schedule ; until somebody wakes the task\nlea eax, [rbx + 1]\npop rbx\nret"
+)
+_PROTOTYPE = "int {name}(int a, u32 *notes)"
+MANY = 20
+"""Functions named ``explored_1`` and so on."""
+
+
+def _function(name: str, body: str, slot: int = _ORIGINAL) -> Function:
+    return Function(name, body.format(slot=slot), _PROTOTYPE.format(name=name))
+
+
+FUNCTIONS = (
+    _function("explored", _BODY),
+    _function("explored_sleeps", _SLEEPS),
+    _function("explored_replaced", _BODY, _REPLACEMENT),
+    *(_function(f"explored_{number}", _BODY) for number in range(1, MANY + 1)),
+)
+MODULE = "explored_mod"
+MODULE_FUNCTIONS = (_function("explored_in_module", _BODY),)
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What one call left behind."""
+
+    value: int
+    original: int
+    replacement: int
+    programs: tuple[int, ...]
+    seen: tuple[int, ...]
+    """The first argument as each program saw it."""
+
+
+class Stage:
+    """A kernel of one design. ``vcpus``: two, unless a scenario wants more."""
+
+    def __init__(
+        self,
+        design: str,
+        flavour: str = "6.12",
+        config: str = "voluntary",
+        *,
+        vcpus: int = 2,
+        metadata: str | None = None,
+        counting: str = "off",
+    ) -> None:
+        self.lab = Tracing(
+            flavour,
+            config,
+            design=design,
+            metadata=metadata,
+            vcpus=vcpus,
+            counting=counting,
+            functions=(AssemblyFunctions(FUNCTIONS),),
+        )
+        kernel = self.lab.kernel
+        self.design, self.vcpus = design, vcpus
+        self._notes = kernel.module_data(4096, 4096)
+        self._used = 0
+        self.programs: list[BpfProg] = []
+        self.patches: list[LivePatch] = []
+
+    def program(self, kind: str, *, sleepable: bool = False) -> BpfProg:
+        """Load a program that counts itself, and notes the first argument, in memory that the second points to."""
+        number = len(self.programs)
+        text = f"""
+    mov rdx, qword ptr [rdi + 8]                   ; notes
+    inc dword ptr [rdx + {_PROGRAMS + 4 * number}]
+    mov rax, qword ptr [rdi]
+    mov qword ptr [rdx + {_SEEN + 8 * number}], rax
+    xor eax, eax
+    ret
+"""
+        prog = self.lab.prog(
+            f"{kind}_multi", text, name=f"P{number}", sleepable=sleepable, uses=Uses(func_ip=False)
+        )
+        self.programs.append(prog)
+        return prog
+
+    def attach(self, prog: BpfProg, *functions: str, cookies: Sequence[int] | None = None) -> MultiLink:
+        """Attach a program to functions, as a multi link."""
+        return self.lab.attach_multi(prog, functions, cookies=cookies)
+
+    def livepatch(self, function: str) -> LivePatch:
+        """A livepatch of a function, not in force."""
+        patch = LivePatch(self.lab.kernel, function, "explored_replaced")
+        self.patches.append(patch)
+        return patch
+
+    def notes(self) -> int:
+        """Guest address of memory for the notes of one more call."""
+        self._used += 1
+        if self._used * NOTES > 4096:
+            raise KernelError(EINVAL, "no room for the notes of more calls")
+        return self._notes + (self._used - 1) * NOTES
+
+    def read_notes(self, address: int, value: int) -> Notes:
+        """What a call left behind."""
+        raw = self.lab.kernel.machine.read(address, NOTES)
+
+        def word(offset: int, size: int = 4) -> int:
+            return int.from_bytes(raw[offset : offset + size], "little")
+
+        count = len(self.programs)
+        return Notes(
+            value & 0xFFFFFFFF,
+            word(_ORIGINAL),
+            word(_REPLACEMENT),
+            tuple(word(_PROGRAMS + 4 * number) for number in range(count)),
+            tuple(word(_SEEN + 8 * number, 8) for number in range(count)),
+        )
+
+    def clear_notes(self, address: int) -> None:
+        """Let a call begin with nothing noted."""
+        self.lab.kernel.machine.write(address, bytes(NOTES))
+
+    def task(self, name: str) -> Task:
+        """A task that a scenario lets call functions."""
+        return self.lab.kernel.task(name, "explored")
+
+    def world(self, roots: Sequence[object]) -> World:
+        """What schedules of this stage run on; nothing may be loaded afterwards."""
+        layout = self.lab.kernel.layout
+        code = ((layout.text, TEXT_SIZE), (layout.modules, EXEC_SIZE))
+        world = World(self.lab.kernel, [self.lab, *self.programs, *self.patches, *roots], code)
+        world.private.append((self._notes, self._notes + 4096))
+        return world
+
+    def close(self) -> None:
+        """Give the machine back."""
+        self.lab.close()
