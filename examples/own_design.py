@@ -1,0 +1,44 @@
+"""A design of one's own under the property-based tests: what it documents is what is checked."""
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from emu.kernel.kernel import Kernel
+from trampoline.bpf_trampoline import Trampolines
+from trampoline.designs import Design
+from trampoline.designs.design import TrampolineDesign
+from trampoline.designs.function_images import FunctionImages
+from trampoline.flavour import Flavour
+from trampoline.generator import Boot
+from trampoline.prog import BpfPrograms
+from trampoline.sites import SingleOps
+from trampoline.testing import Order, Traits, lab_machine
+
+FEW = settings(
+    max_examples=10,
+    stateful_step_count=15,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def mine(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+    """An image for each function, patched in batches."""
+    images = FunctionImages(kernel, flavour)
+    return TrampolineDesign("mine", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
+
+
+def main() -> None:
+    run_state_machine_as_test(lab_machine(mine, Traits(image_per_function=True)), settings=FEW)
+    print("newest first: as documented")
+    try:
+        run_state_machine_as_test(lab_machine(mine, Traits(order=Order.OLDEST_FIRST)), settings=FEW)
+    except AssertionError as error:
+        print(f"oldest first: found out, {str(error).splitlines()[0][:60]}...")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""For users' own tests: Hypothesis strategies, a state machine, and the reference model that it compares with.
+
+Needs Hypothesis (``pip install tramplab[testing]``).
+"""
+
+from trampoline.testing.functions import Prototype, Traced, add_functions
+from trampoline.testing.holdings import Holdings
+from trampoline.testing.machine import lab_machine
+from trampoline.testing.reference import Reference
+from trampoline.testing.traits import TRAITS, AfterSleep, Order, Traits
+
+__all__ = [
+    "TRAITS",
+    "AfterSleep",
+    "Holdings",
+    "Order",
+    "Prototype",
+    "Reference",
+    "Traced",
+    "Traits",
+    "add_functions",
+    "lab_machine",
+]

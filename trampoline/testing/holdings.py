@@ -1,0 +1,62 @@
+"""What a laboratory holds at rest: compared before and after, it says what was left over, or changed."""
+
+from collections import Counter
+from dataclasses import dataclass, fields
+
+from trampoline.lab import Tracing
+
+_MEMORY = frozenset({"images", "slab", "percpu", "programs", "grace_periods"})
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Text, memory and registrations of a kernel. Where two are equal, nothing came and nothing was left over."""
+
+    text: dict[str, bytes]
+    images: dict[int, str]
+    slab: list[str]
+    percpu: list[str]
+    direct_functions: dict[int, int]
+    ftrace_ops: tuple[str, ...]
+    trampolines: int
+    programs: dict[str, int]
+    """References of each loaded program."""
+    grace_periods: int
+
+    @classmethod
+    def of(cls, lab: Tracing) -> "Holdings":
+        """What it holds now; ends the grace periods that can end, if that is left to the kernel."""
+        kernel = lab.kernel
+        kernel.rcu.settle()
+        return cls(
+            {name: kernel.machine.read(f.address, f.size) for name, f in kernel.functions.items()},
+            {address: str(image) for address, image in kernel.execmem.images.items()},
+            sorted(map(str, kernel.slab.objects.values())),
+            sorted(map(str, kernel.percpu.objects.values())),
+            dict(kernel.ftrace.direct_functions),
+            tuple(ops.name for ops in kernel.ftrace.ops),
+            len(lab.trampolines),
+            {prog.name: prog.refs for prog in lab.programs.loaded.values()},
+            kernel.rcu.pending,
+        )
+
+    def difference(self, other: "Holdings") -> str:
+        """What is different in the other, a line each; empty where nothing is.
+
+        Where a grace period of the other's is not over, what it will free is not known: memory is left out.
+        """
+        lines = []
+        for field in fields(self):
+            if other.grace_periods and field.name in _MEMORY:
+                continue
+            mine, its = getattr(self, field.name), getattr(other, field.name)
+            if mine == its:
+                continue
+            if isinstance(mine, dict):
+                keys = sorted(key for key in mine.keys() | its.keys() if mine.get(key) != its.get(key))
+                mine, its = {key: mine.get(key) for key in keys}, {key: its.get(key) for key in keys}
+            elif isinstance(mine, list):
+                one, two = Counter(mine), Counter(its)
+                mine, its = sorted((one - two).elements()), sorted((two - one).elements())
+            lines.append(f"{field.name}: {mine} before, {its} after")
+        return "\n".join(lines)

@@ -1,0 +1,55 @@
+"""Hypothesis strategies: prototypes, arguments, programs, flavours and designs."""
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from trampoline.attach import AttachType
+from trampoline.flavour import FLAVOURS, Flavour
+from trampoline.model import FuncModel
+from trampoline.testing.functions import Prototype
+from trampoline.testing.traits import Traits
+
+_SCALARS = ("char", "u8", "short", "u16", "int", "u32", "long", "u64", "void *")
+_STRUCTS = {
+    "struct tramplab_4": "struct tramplab_4 { int a; };",
+    "struct tramplab_8": "struct tramplab_8 { long a; };",
+    "struct tramplab_12": "struct tramplab_12 { int a[3]; };",
+    "struct tramplab_16": "struct tramplab_16 { long a; long b; };",
+}
+_RETURNS = ("int", "u64", "long")
+
+
+@st.composite
+def prototypes(draw: st.DrawFn, name: str, *, max_slots: int = 12, structs: bool = True) -> Prototype:
+    """A function of that name with up to so many argument slots."""
+    types: list[str] = []
+    slots = 0
+    for kind in draw(st.lists(st.sampled_from((*_SCALARS, *(_STRUCTS if structs else ()))), max_size=max_slots)):
+        slots += 2 if kind in ("struct tramplab_12", "struct tramplab_16") else 1
+        if slots > max_slots:
+            break
+        types.append(kind)
+    used = "".join(text for kind, text in _STRUCTS.items() if kind in types)
+    args = ", ".join(f"{kind} a{number}" for number, kind in enumerate(types)) or "void"
+    return Prototype(name, f"{used}{draw(st.sampled_from(_RETURNS))} {name}({args})")
+
+
+def words(model: FuncModel) -> SearchStrategy[tuple[int, ...]]:
+    """The argument words of a call: any 64 bits in each, edges more often."""
+    edges = st.sampled_from((0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 63, (1 << 64) - 1))
+    return st.tuples(*[edges | st.integers(0, (1 << 64) - 1)] * model.nr_regs)
+
+
+def cookies() -> SearchStrategy[int]:
+    """A link's cookie; each way to load it as a constant."""
+    return st.sampled_from((0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 32, (1 << 64) - 1)) | st.integers(0, (1 << 64) - 1)
+
+
+def flavours() -> SearchStrategy[Flavour]:
+    """A kernel's release."""
+    return st.sampled_from(tuple(FLAVOURS.values()))
+
+
+def kinds(traits: Traits, flavour: Flavour) -> SearchStrategy[AttachType]:
+    """An attach type that a design has on a flavour, in its plain form."""
+    return st.sampled_from(traits.kinds(flavour))
