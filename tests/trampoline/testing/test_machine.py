@@ -1,5 +1,8 @@
 """The state machine: every design keeps what its documents say, and one that does not is found out."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -37,3 +40,9 @@ def test_a_design_that_is_not_as_documented_is_found_out():
 def test_an_own_design_needs_traits():
     with pytest.raises(TrampolineError, match="traits"):
         lab_machine("nobody's")
+
+
+def test_what_the_documentation_shows_runs():
+    text = (Path(__file__).parent.parent.parent.parent / "docs" / "sequences.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    exec(compile(code.replace("max_examples=5", "max_examples=2"), "sequences.md", "exec"), {})
