@@ -74,6 +74,8 @@ class Program:
     section: str = ""
     target: str = ""
     """What the section's name says it is for (``vfs_read`` of ``fentry/vfs_read``)."""
+    missing: tuple[tuple[int, str], ...] = ()
+    """By slot, what it asks of the kernel's types that they don't have (CO-RE): no verifier accepts to come there."""
 
     @property
     def sleepable(self) -> bool:
@@ -85,4 +87,6 @@ class Program:
         if slot is None:
             return self.name
         line = next((line for line in reversed(self.lines) if line.slot <= slot), None)
-        return f"{self.name}, slot {slot}" + (f" ({line}: {line.text.strip()})" if line else "")
+        source = f" ({line}: {line.text.strip()})" if line else ""
+        lacks = "".join(f": the kernel has no {what}" for at, what in self.missing if at == slot)
+        return f"{self.name}, slot {slot}{source}{lacks}"

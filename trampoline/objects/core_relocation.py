@@ -214,6 +214,15 @@ def _unexpected(insn: Insn, record: CoreRecord, found: int, expected: int) -> Ob
     return ObjectError(f"the CO-RE relocation at slot {record.slot}: {reason}")
 
 
+def is_poisoned(insns: tuple[Insn, ...]) -> bool:
+    """Whether the kernel does not have what an instruction asked for."""
+    return insns[0] == Insn(CALL, imm=POISON)
+
+
+def describe(btf: Btf, record: CoreRecord) -> str:
+    """What a record asks for: kind, type, and the places of members on the way."""
+    return f"{record.kind.name} of {btf.value(record.type_id).type} ({record.access})"
+
+
 def _describe(btf: Btf, record: CoreRecord) -> str:
-    spelled = btf.value(record.type_id).type
-    return f"{record.kind.name} of {spelled} ({record.access}) at slot {record.slot}"
+    return f"{describe(btf, record)} at slot {record.slot}"

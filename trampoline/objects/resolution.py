@@ -9,7 +9,7 @@ from trampoline.bpf.uapi import Attach, ProgType
 from trampoline.btf import Btf, Kind
 from trampoline.errors import BtfError, ObjectError
 from trampoline.objects.btf_ext import CoreRecord
-from trampoline.objects.core_relocation import kernel_types, relocate
+from trampoline.objects.core_relocation import describe, is_poisoned, kernel_types, relocate
 from trampoline.objects.core_types import Comparison
 from trampoline.objects.data_maps import data_map, map_name
 from trampoline.objects.externs import KCONFIG, ConfigValue, Extern, ExternKind, config_layout, essential_name
@@ -53,6 +53,7 @@ class Resolution:
         self._sources, self._code, self._core, self._externs = sources, code, core, externs
         self._maps, self._data, self._kernel, self._object_name = maps, data, kernel, object_name
         self._slots = 0
+        self._missing: list[tuple[int, str]] = []
         self._config: tuple[MapSpec, dict[str, int]] | None = None
 
     def program(self, function: Function, kind: SectionKind, *, target: str, attach_to: Program | None) -> Program:
@@ -70,6 +71,7 @@ class Resolution:
             raise ObjectError(f"programs of more than {_MAX_SLOTS} slots together")
         maps = _Maps()
         insns: list[Insn] = []
+        self._missing = []
         for place in placed.values():
             insns += self._insns(place, placed, maps)
         funcs = func_infos(self._sources.ext, placed)
@@ -89,6 +91,7 @@ class Resolution:
             line_infos(self._sources.ext, btf, placed),
             function.section.name,
             target,
+            tuple(self._missing),
         )
 
     def _insns(self, place: Placed, placed: dict[Function, Placed], maps: "_Maps") -> list[Insn]:
@@ -102,17 +105,22 @@ class Resolution:
             if use is not None:
                 out.append(self._resolved(insn, use, place.slot + slot, placed, maps))
             else:
-                out += self._relocated(insn, records)
+                out += self._relocated(insn, records, place.slot + slot)
             slot += insn.slots
         return out
 
-    def _relocated(self, insn: Insn, records: "list[CoreRecord] | tuple[()]") -> tuple[Insn, ...]:
+    def _relocated(
+        self, insn: Insn, records: "list[CoreRecord] | tuple[()]", slot: int
+    ) -> tuple[Insn, ...]:
         insns: tuple[Insn, ...] = (insn,)
         for record in records:
-            if len(insns) != 1 or self._sources.btf is None:
-                break  # poisoned
+            if self._sources.btf is None:
+                break
             types = kernel_types(self._kernel.btf) if self._kernel.btf is not None else None
             insns = relocate(insns[0], record, self._sources.btf, types)
+            if is_poisoned(insns):
+                self._missing.append((slot, describe(self._sources.btf, record)))
+                break
         return insns
 
     def _resolved(self, insn: Insn, use: Use, slot: int, placed: dict[Function, Placed], maps: "_Maps") -> Insn:

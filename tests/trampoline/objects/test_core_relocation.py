@@ -1,12 +1,15 @@
 """CO-RE: one instruction, the object's types and a kernel's, all written here."""
 
+from pathlib import Path
+
 import pytest
 
 from btf_writer import Writer
 from trampoline.bpf.insn import CALL, LD_IMM64, Insn
 from trampoline.btf import Kind
+from trampoline.btf_writer import without_functions
 from trampoline.errors import BtfError
-from trampoline.objects import ObjectError
+from trampoline.objects import BpfObject, ObjectError
 from trampoline.objects.btf_ext import CoreKind, CoreRecord
 from trampoline.objects.core_relocation import POISON, kernel_types, relocate
 from trampoline.objects.core_types import Comparison
@@ -341,3 +344,12 @@ def test_types_in_a_circle_end():
     many.struct("s", 8, *[("", many.count + 1, 0)] * 3)
     with pytest.raises(ObjectError, match="members to look for x"):
         offset(local, wanted, "0:0", many, 0)
+
+
+def test_a_program_says_what_the_kernel_lacks():
+    path = Path(__file__).parent.parent.parent / "selftests" / "fentry_test.o"
+    (program,) = BpfObject.open(path).resolve(without_functions(), names=["test8"], function_id=lambda name: 1)
+    (slot, what), *_ = program.missing
+    assert "struct bpf_fentry_test_t" in what
+    assert f": the kernel has no {what}" in program.place(slot)
+    assert "fentry_test.c" in program.place(slot)
