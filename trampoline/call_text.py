@@ -66,13 +66,14 @@ class CallText:
         slots = [arg.slots for arg in model.args]
         if len(self.args) != len(slots):
             raise TrampolineError(f"{self.text}: {model} takes {len(slots)} arguments, not {len(self.args)}")
+        for number, (arg, wanted) in enumerate(zip(self.args, slots, strict=True), 1):
+            if len(arg.words) != wanted:
+                raise TrampolineError(
+                    f"{self.text}: argument {number} of {model} has {wanted} words, not {len(arg.words)}"
+                )
         registers, stack = dict[int, int](), dict[int, int]()
         memory: list[tuple[int, bytes]] = []
-        for number, (arg, (first, in_registers)) in enumerate(zip(self.args, model.placement(), strict=True)):
-            if len(arg.words) != slots[number]:
-                raise TrampolineError(
-                    f"{self.text}: argument {number + 1} of {model} has {slots[number]} words, not {len(arg.words)}"
-                )
+        for arg, (first, in_registers) in zip(self.args, model.placement(), strict=True):
             words = arg.words
             if arg.pointed is not None:
                 address = kernel.slab.alloc(len(arg.pointed), f"argument of {self.text}", arg.pointed)

@@ -72,7 +72,7 @@ def run_object(
     *,
     flavour: str = "7.2",
     config: str = "voluntary",
-    design: str = "tramplab",
+    design: str = "per-function",
     kernel_btf: Path | None = None,
     names: Sequence[str] | None = None,
     data: Mapping[str, Any] | None = None,

@@ -74,3 +74,10 @@ def test_what_a_pointer_points_to_is_guest_memory(lab):
 def test_other_arguments_than_the_function_has(lab, call):
     with pytest.raises(TrampolineError, match="argument"):
         CallText.parse(call).place(FuncModel.parse("int f(int a, int b)"), lab.kernel)
+
+
+def test_a_refused_call_leaves_no_memory(lab):
+    used = lab.kernel.slab.used
+    with pytest.raises(TrampolineError, match="argument 2"):
+        CallText.parse('f("text", {1, 2})').place(FuncModel.parse("int f(char *a, int b)"), lab.kernel)
+    assert lab.kernel.slab.used == used
