@@ -10,7 +10,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from asm.encodings import ENDBR64
-from emu.kernel.elf_sections import MAX_OBJECT_SIZE, lief_binary, read_file, text_of
+from emu.kernel.elf_sections import MAX_OBJECT_SIZE, lief_binary, object_bytes, text_of
 from emu.kernel.entry import NOP5, SITE_SIZE
 from emu.kernel.linking import LinkedFunction, LinkedObject, LinkedSection, link_object
 from emu.kernel.object_file import (
@@ -69,19 +69,7 @@ def read_object(source: str | Path | bytes, name: str = "") -> ObjectFile:
     object or a damaged one, and for what the kernel's code model has no use for: other relocation types, TLS, common
     symbols, compressed sections.
     """
-    if isinstance(source, bytes):
-        raw, name = source, name or "object"
-    else:
-        name = name or Path(source).name
-        raw = read_file(Path(source), name)
-    try:
-        return _read(raw, name)
-    except ObjectError as error:
-        raise ObjectError(error.reason, section=error.section, object_name=name) from None
-
-
-def _read(raw: bytes, name: str) -> ObjectFile:
-    with lief_binary(raw) as binary:
+    with object_bytes(source, name) as (raw, name), lief_binary(raw) as binary:
         return _Reader(binary).read(name)
 
 

@@ -148,19 +148,27 @@ def read_elf(source: str | Path | bytes, name: str = "") -> ElfFile:
     `name` is for messages; by default the file's own. Raises ObjectError for what can't be read, is no 64-bit
     little-endian ELF, or has sections or symbols that reach beyond the file.
     """
+    with object_bytes(source, name) as (raw, name), lief_binary(raw) as binary:
+        return _elf_file(binary, raw, name)
+
+
+@contextmanager
+def object_bytes(source: str | Path | bytes, name: str) -> Iterator[tuple[bytes, str]]:
+    """The bytes of the file at the path `source`, or `source` itself, and the name under which an ObjectError of the
+    block is raised: the one given, or the file's own.
+    """
     if isinstance(source, bytes):
         raw, name = source, name or "object"
     else:
         name = name or Path(source).name
-        raw = read_file(Path(source), name)
+        raw = _read_file(Path(source), name)
     try:
-        with lief_binary(raw) as binary:
-            return _elf_file(binary, raw, name)
+        yield raw, name
     except ObjectError as error:
         raise ObjectError(error.reason, section=error.section, object_name=name) from None
 
 
-def read_file(path: Path, name: str) -> bytes:
+def _read_file(path: Path, name: str) -> bytes:
     """The bytes of a regular file, one more than MAX_OBJECT_SIZE at most; raises ObjectError under this name."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):

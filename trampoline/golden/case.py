@@ -14,8 +14,7 @@ from trampoline.attach import AttachType
 from trampoline.errors import GoldenError
 from trampoline.flavour import FLAVOURS, Flavour
 from trampoline.generator import Boot
-from trampoline.golden.fields import Fields as _Fields
-from trampoline.golden.fields import records as _records
+from trampoline.golden.fields import Fields, read_each
 from trampoline.model import Arg, FuncModel
 
 ATTACH_TYPES = frozenset({*AttachType, "kprobe_multi", "kprobe_session"})
@@ -154,16 +153,12 @@ class Case:
 
 def read_cases(path: Path) -> Iterator[Case]:
     """Every case of a golden file. Raises GoldenError where the file is damaged or is none."""
-    number = 0
-    for number, record in _records(path):
-        yield _case(record, f"{path}:{number}")
-    if not number:
-        raise GoldenError(f"{path}: no case in it")
+    return read_each(path, _case)
 
 
 def _case(record: dict[str, Any], where: str) -> Case:
-    f = _Fields(record, where)
-    f = _Fields(record, f"{where} ({f.text('id')})")
+    f = Fields(record, where)
+    f = Fields(record, f"{where} ({f.text('id')})")
     release = re.match(r"(\d+\.\d+)\.", f.text("kernel") + ".")
     if release is None or release[1] not in FLAVOURS:
         raise GoldenError(f"{f.where}: no flavour for kernel {f.text('kernel')!r}; there are {', '.join(FLAVOURS)}")
@@ -188,12 +183,12 @@ def _case(record: dict[str, Any], where: str) -> Case:
     )
 
 
-def _boot(f: _Fields) -> Boot:
+def _boot(f: Fields) -> Boot:
     thunk = f.address("return_thunk") if f.text("return_thunk_sym") != DEFAULT_THUNK else None
     return Boot(return_thunk=thunk, call_depth_offset=f.maybe_address("call_depth_gs_offset"))
 
 
-def _target(f: _Fields) -> RecordedTarget:
+def _target(f: Fields) -> RecordedTarget:
     args = tuple(
         Arg(
             a.text("name"),
@@ -221,7 +216,7 @@ def _target(f: _Fields) -> RecordedTarget:
     )
 
 
-def _program(f: _Fields) -> RecordedProgram:
+def _program(f: Fields) -> RecordedProgram:
     if f.text("attach") not in ATTACH_TYPES:
         raise GoldenError(f"{f.where}: 'attach' is {f.text('attach')!r}; there are {', '.join(sorted(ATTACH_TYPES))}")
     multi = f.maybe("multi_btf_ids", list)
@@ -263,7 +258,7 @@ def _program(f: _Fields) -> RecordedProgram:
     )
 
 
-def _image(f: _Fields) -> RecordedImage:
+def _image(f: Fields) -> RecordedImage:
     return RecordedImage(
         kind=f.text("kind"),
         addr=f.address("addr"),

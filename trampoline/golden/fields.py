@@ -3,11 +3,13 @@
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trampoline.errors import GoldenError
+
+_T = TypeVar("_T")
 
 
 def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -26,6 +28,15 @@ def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, record
     except (OSError, EOFError, zlib.error) as error:
         raise GoldenError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_each(path: Path, make: Callable[[dict[str, Any], str], _T]) -> Iterator[_T]:
+    """What is made of every line of a file, given its object and its place. Raises GoldenError where there is none."""
+    number = 0
+    for number, record in records(path):
+        yield make(record, f"{path}:{number}")
+    if not number:
+        raise GoldenError(f"{path}: no case in it")
 
 
 class Fields:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trampoline.errors import BytecodeError, GoldenError
-from trampoline.golden.fields import Fields, records
+from trampoline.golden.fields import Fields, read_each
 from trampoline.jit import JIT_FLAVOURS, ExtableEntry, JitFlavour
 
 _U32 = (1 << 32) - 1
@@ -80,11 +80,7 @@ class JitCase:
 
 def read_jit_cases(path: Path) -> Iterator[JitCase]:
     """Every case of a file. Raises GoldenError where it is damaged or is none of the JIT's."""
-    number = 0
-    for number, record in records(path):
-        yield _case(record, f"{path}:{number}")
-    if not number:
-        raise GoldenError(f"{path}: no case in it")
+    return read_each(path, _case)
 
 
 def _case(record: dict[str, Any], where: str) -> JitCase:

@@ -11,7 +11,7 @@ from trampoline.bpf.insn import LD_IMM64, Imm64, Insn
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
 from trampoline.errors import GoldenError
-from trampoline.golden.fields import Fields, records
+from trampoline.golden.fields import Fields, read_each
 from trampoline.verifier.env import Capabilities
 from trampoline.verifier.lists import RELEASES
 from trampoline.verifier.requests import KprobeMulti, LinkCreate, PerfKprobe, PerfTracepoint, RawTracepointOpen, Request
@@ -74,11 +74,7 @@ class VerdictCase:
 
 def read_verdicts(path: Path) -> Iterator[VerdictCase]:
     """Every case of a file. Raises GoldenError with file, line and field where it is damaged or none."""
-    number = 0
-    for number, record in records(path):
-        yield _case(record, f"{path}:{number}")
-    if not number:
-        raise GoldenError(f"{path}: no case in it")
+    return read_each(path, _case)
 
 
 def _case(record: dict[str, Any], where: str) -> VerdictCase:
