@@ -9,6 +9,7 @@ bench: $(READY)
 	@$(PYTHON_IN_VENV) -m trampoline bench $(or $(ARGS),--flavour all)
 
 test: $(READY)
+	scripts/set-up-tools
 	$(PYTHON_IN_VENV) -m ruff check
 	$(PYTHON_IN_VENV) -m mypy asm emu trampoline $(wildcard examples/*.py)
 	$(VENV)/bin/lint-imports
