@@ -4,10 +4,12 @@ from sphinx.application import Sphinx
 
 from directives.calls import Calls
 from directives.commands import Commands
+from directives.frames import Frames
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Make the directives known to Sphinx."""
     app.add_directive("calls", Calls)
     app.add_directive("commands", Commands)
+    app.add_directive("frames", Frames)
     return {"parallel_read_safe": True}

@@ -1,16 +1,11 @@
 """``{calls} DESIGN``: one call of a traced function as a sequence diagram, from a run."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from docutils import nodes
-from docutils.parsers.rst import Directive, directives
-
+from directives.of_design import ARGUMENTS, TRACED, Attached, OfDesign
 from directives.svg import Drawing
 from emu.vcpu import Vcpu
-from trampoline.lab import Tracing
 
-TRACED, OTHER, ARGUMENTS = "bpf_fentry_test2", "bpf_fentry_test1", (2, 3)
 CALLER = "caller"
 _PATCHED = {b"\xe8": "call", b"\xe9": "jmp"}
 """What a site may begin with; its listing still has the nop."""
@@ -42,14 +37,9 @@ class Run:
         return sum(stretch.instructions for stretch in self.stretches)
 
 
-def run_call(design: str, kind: str, flavour: str, config: str, *, multi: bool) -> Run:
-    """Trace a function, call it, and note where each instruction was."""
-    with Tracing(flavour, config, design=design) as lab:
-        prog = lab.prog(f"{kind}_multi" if multi else kind, "xor eax, eax\nret", name="prog")
-        if multi:
-            lab.attach_multi(prog, [OTHER, TRACED], cookies=[1, 2])
-        else:
-            lab.attach(prog, TRACED)
+def run_call(attached: Attached) -> Run:
+    """Call the function, and note where each instruction was."""
+    with attached.lab() as lab:
         machine = lab.kernel.machine
         vcpu = machine.vcpus[0]
         entry = lab.kernel.kallsyms.address(TRACED)
@@ -114,26 +104,11 @@ def _arrow(drawing: Drawing, start: float, end: float, y: float, verb: str) -> N
     drawing.text(end - 12 * direction, y - 3, verb, anchor="end" if direction > 0 else "start", muted=True)
 
 
-class Calls(Directive):
-    """The argument is a design; options choose kind, kernel and configuration, and a link on two functions."""
+class Calls(OfDesign):
+    """A sequence diagram."""
 
-    required_arguments = 1
-    option_spec: ClassVar = {
-        "kind": directives.unchanged_required,
-        "flavour": directives.unchanged_required,
-        "config": directives.unchanged_required,
-        "multi": directives.flag,
-    }
-
-    def run(self) -> list[nodes.Node]:
-        """A figure."""
-        design, options = self.arguments[0], self.options
-        kind, flavour = options.get("kind", "fentry"), options.get("flavour", "6.12")
-        config = options.get("config", "voluntary")
-        run = run_call(design, kind, flavour, config, multi="multi" in options)
-        where = f"{kind}, {design}, kernel {flavour}, {config}"
-        title = f"{where}: {run.instructions} instructions, the function's own included"
-        figure = nodes.figure()
-        figure += nodes.raw("", draw(run, title), format="html")
-        figure += nodes.caption("", title)
-        return [figure]
+    def drawn(self, attached: Attached) -> tuple[str, str]:
+        """See OfDesign."""
+        run = run_call(attached)
+        title = f"{attached}: {run.instructions} instructions, the function's own included"
+        return draw(run, title), title

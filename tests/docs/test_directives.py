@@ -4,29 +4,42 @@ from xml.etree import ElementTree
 
 import pytest
 
-from directives.calls import OTHER, TRACED, draw, run_call
-from trampoline.lab import Tracing
+from directives import calls, frames
+from directives.of_design import ARGUMENTS, TRACED, Attached
+
+PER_FUNCTION = Attached("per-function", "fexit")
+TRAMPLAB = Attached("tramplab", "fexit", "7.2", "lazy", multi=True)
+SEED = Attached("seed-v2-repaired", "fexit", multi=True)
+
+
+def words(svg):
+    return [element.text for element in ElementTree.fromstring(svg).iter("text")]
 
 
 @pytest.mark.parametrize(
-    ("design", "flavour", "config", "multi", "functions"),
+    ("attached", "functions"),
     [
-        ("per-function", "6.12", "voluntary", False, ["trampoline", "__bpf_prog_enter_recur", "program"]),
-        ("tramplab", "7.2", "lazy", True, ["thunk", "caller's image", "program"]),
-        ("seed-v2-repaired", "6.12", "voluntary", True, ["bpf_global_caller_2", "bpf_global_caller_2_run"]),
+        (PER_FUNCTION, {"trampoline", "__bpf_prog_enter_recur", "program"}),
+        (TRAMPLAB, {"thunk", "caller's image", "program"}),
+        (SEED, {"bpf_global_caller_2", "bpf_global_caller_2_run"}),
     ],
 )
-def test_a_drawn_call_has_the_counted_instructions(design, flavour, config, multi, functions):
-    run = run_call(design, "fexit", flavour, config, multi=multi)
-    with Tracing(flavour, config, design=design) as lab:
-        prog = lab.prog("fexit_multi" if multi else "fexit", "xor eax, eax\nret", name="prog")
-        if multi:
-            lab.attach_multi(prog, [OTHER, TRACED], cookies=[1, 2])
-        else:
-            lab.attach(prog, TRACED)
-        assert lab.call(TRACED, 2, 3).counts.instructions == run.instructions
-    assert set(functions) <= {stretch.name for stretch in run.stretches}
-    assert [stretch.left_by for stretch in run.stretches][-1] == "ret"
-    drawn = ElementTree.fromstring(draw(run, "a <title>"))
-    numbers = [element.text for element in drawn.iter("text") if element.text.isdigit()]
-    assert sum(map(int, numbers)) == run.instructions
+def test_a_drawn_call_has_the_counted_instructions(attached, functions):
+    run = calls.run_call(attached)
+    with attached.lab() as lab:
+        assert lab.call(TRACED, *ARGUMENTS).counts.instructions == run.instructions
+    assert functions <= {stretch.name for stretch in run.stretches}
+    assert run.stretches[-1].left_by == "ret"
+    drawn = words(calls.draw(run, "a <title>"))
+    assert sum(int(text) for text in drawn if text.isdigit()) == run.instructions
+
+
+@pytest.mark.parametrize("attached", [PER_FUNCTION, TRAMPLAB, SEED])
+def test_a_drawn_stack_has_what_the_program_sees(attached):
+    found = frames.frames_at_program(attached)
+    slots = {slot.name: slot for frame in found for slot in frame.slots}
+    assert (slots["arg1"].value, slots["arg2"].value, slots["return value"].value) == (2, 3, 5)
+    assert slots["ip"].words == TRACED
+    addresses = [slot.address for frame in found for slot in frame.slots]
+    assert addresses == sorted(addresses, reverse=True)
+    assert {"arg1", "arg2", "nr_args", "run_ctx.cookie"} <= set(words(frames.draw(found, "a title")))
