@@ -232,7 +232,10 @@ class Debugger:
         return GOALS[what]()
 
     def back(self, n: int = 1) -> Stop:
-        """Back before the last ``n`` steps of whichever threads; what was changed behind them is undone as well."""
+        """Back before the last ``n`` steps of whichever threads; what was changed behind them is undone as well.
+
+        Before the first step there is nothing: only ``goto`` goes further back.
+        """
         return self._search.back(n)
 
     def back_over(self) -> Stop:
@@ -487,8 +490,10 @@ class Debugger:
         top = max([one.end, (one.return_slot or 0) + 8, *(address + 8 for address in names)])
         for address in range(top - 8, one.rsp - 8, -8):
             value, name = self.kernel.machine.read_u64(address), names.get(address, "")
-            if address == one.return_slot or name.startswith("return address"):
-                name = f"{name or 'return address'} → {self.symbol(value)}"
+            if address == one.return_slot:
+                name = "return address"
+            if name.startswith("return address"):
+                name = f"{name} → {self.symbol(value)}"
             slots.append(Slot(address, address - base, name, value, self.words(value, name, one)))
         return Frame(self.symbol(one.rip), "rbp" if is_rbp else "rsp", tuple(slots))
 

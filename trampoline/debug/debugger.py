@@ -13,6 +13,10 @@ from trampoline.lab import Tracing
 from trampoline.model import FuncModel
 
 
+ALL_REGISTERS = 6
+"""Arguments that come in registers."""
+
+
 @dataclass(frozen=True)
 class AtProgram(Breakpoint):
     """Before the first instruction of a program: any, or the one of a name."""
@@ -72,8 +76,12 @@ class Debugger(KernelDebugger):
         if not any(slot.name == SIX_ARGUMENTS for slot in frame.slots):
             return frame
         # The stub of the series' first version serves every count: the return value is behind the last argument.
-        name = f"arg{frame['nr_args'].value + 1}"
-        slots = [replace(slot, name="return value", words="") if slot.name == name else slot for slot in frame.slots]
+        count = frame["nr_args"].value
+        renamed = {SIX_ARGUMENTS: "return value" if count == ALL_REGISTERS else ""}
+        renamed[f"arg{count + 1}"] = "return value"
+        slots = [
+            replace(slot, name=renamed[slot.name], words="") if slot.name in renamed else slot for slot in frame.slots
+        ]
         return replace(frame, slots=tuple(slots))
 
     # Frames ---------------------------------------------------------------------------------------------------------
