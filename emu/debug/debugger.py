@@ -42,7 +42,10 @@ class Debugger:
 
     IS_CACHE = True  # a checkpoint of Python's objects leaves it alone
 
-    def __init__(self, kernel: Kernel, roots: Iterable[object] = ()) -> None:
+    def __init__(
+        self, kernel: Kernel, roots: Iterable[object] = (), *, restored: Callable[[], None] | None = None
+    ) -> None:
+        """``restored``: called when the first checkpoint, which is the only one then, was gone back to."""
         self.kernel = kernel
         kernel.rcu.settle()
         self._was_automatic, kernel.rcu.automatic = kernel.rcu.automatic, False
@@ -55,7 +58,7 @@ class Debugger:
                 vcpu.collect_counts()
                 vcpu.counter = None
                 counter.remove()
-        self._record = Record(kernel, roots)
+        self._record = Record(kernel, roots, restored)
         self._search = Search(self, self._record)
         self._current: Thread | None = None
         self._breakpoints: list[Breakpoint] = []
