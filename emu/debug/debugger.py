@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from asm.decode import decode
 from asm.errors import AsmError
@@ -547,7 +547,7 @@ class Debugger:
         self.kernel.rcu.automatic = self._was_automatic
         self.kernel.rcu.settle()
 
-    def __enter__(self) -> "Debugger":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: Any) -> None:
