@@ -241,6 +241,10 @@ class Debugger:
         """
         return self._search.back(n)
 
+    def last_step(self, thread: Thread) -> int | None:
+        """The position before the last step of a thread; None where it has made none."""
+        return self._search.last_step_of(thread)
+
     def back_over(self) -> Stop:
         """As ``back``, but a call that has returned is one step."""
         return self._search.back_over(self.thread)
