@@ -120,11 +120,16 @@ class Sight:
         """The phase of the instruction at an address, the current one unless said otherwise."""
         return self.kernel.machine.images.phase(self.rip if address is None else address)
 
-    def addresses_of_phase(self, phase: str) -> list[int]:
-        """All instructions of a phase in the images that are known now."""
+    def addresses_of_phase(self, phase: str) -> list[int] | None:
+        """All instructions of a phase in the images that are known now; None where some images are made only when they
+        are asked for, and may have phases.
+        """
+        machine = self.kernel.machine
+        if any(text.start >= machine.layout.modules for text in machine.images.texts):
+            return None
         return [
             image.address + line.offset
-            for image in self.kernel.machine.images.listed()
+            for image in machine.images.listed()
             for line in image.lines
             if line.phase == phase
         ]
