@@ -71,7 +71,7 @@ class SymbolFile:
 
     def update(self) -> bool:
         """Write it where images or symbols have changed; whether they have."""
-        images = tuple((image.address, image.name) for image in self._kernel.machine.images.placed())
+        images = tuple((image.address, image.name) for image in self._kernel.machine.images.listed())
         now = (images, len(self._kernel.kallsyms))
         if now == self._of:
             return False
@@ -112,7 +112,7 @@ def _pieces(kernel: Kernel) -> Iterator[_Code]:
                 yield _Code(symbol.name if image.address == symbol.address else image.name, image.address, image.code)
         elif _is_executable(kernel, symbol.address) and symbol.size > 1:
             yield _Code(symbol.name, symbol.address, machine.read(symbol.address, symbol.size))
-    for image in machine.images.placed():
+    for image in machine.images.listed():
         if image.address not in seen:
             yield _Code(image.name, image.address, image.code)
 
