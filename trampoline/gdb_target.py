@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from emu.gdb.commands import KernelCommands
@@ -27,14 +28,14 @@ def serve(
     What ``open_target`` raises; GdbError for an address or a port that can't be had; OSError where the symbol file
     can't be written.
     """
-    with open_target(options) as ready, Debugger(ready.lab) as debugger:
+    with open_target(options) as ready, closing(Debugger(ready.lab)) as debugger:
         ready.begin(debugger)
         debugger.select(debugger.threads[0])
         file = SymbolFile(ready.lab.kernel, symbols)
         try:
-            with Server(debugger, host, port, on_stop=lambda: changed(file)) as server:
-                images = ready.lab.kernel.machine.images
-                server.commands += KernelCommands(debugger, server.motion, images, file).commands()
+            machine = ready.lab.kernel.machine
+            with Server(debugger, machine, host, port, on_stop=lambda: changed(file)) as server:
+                server.commands += KernelCommands(debugger, server.motion, machine.images, file).commands()
                 server.commands += frame_commands(debugger)
                 for line in introduction(ready, server, file.path):
                     tell(line)

@@ -13,10 +13,13 @@ from emu.gdb.elf import CodeRange, ElfSymbol, elf_file
 from emu.gdb.unwind import unwind_rows
 from emu.hostcall import SLOT
 from emu.kernel.kernel import Kernel
+from emu.machine import Machine
 from emu.paging import NX
 
 RETURN_SYMBOL = "tramplab_return"
 """Where a call from outside returns to: the end of every backtrace."""
+PROCESS_CONTEXT = "process_context"
+"""Where operations are: nowhere in the guest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,11 @@ class _Code:
     code: bytes
 
 
+def process_context(machine: Machine) -> int:
+    """The address that stands for process context: nothing is there."""
+    return machine.host_calls.address + machine.host_calls.size
+
+
 def symbol_file(kernel: Kernel) -> bytes:
     """The symbol file of a kernel as it is now."""
     pieces = sorted(_pieces(kernel), key=lambda piece: piece.address)
@@ -37,7 +45,9 @@ def symbol_file(kernel: Kernel) -> bytes:
     known = {symbol.address for symbol in symbols}
     symbols += [ElfSymbol(piece.name, piece.address, len(piece.code)) for piece in pieces if piece.address not in known]
     symbols = [_sized(symbol, SLOT if stubs.is_stub(symbol.address) else 0) for symbol in symbols]
-    symbols.append(ElfSymbol(RETURN_SYMBOL, stubs.return_address, SLOT))
+    # A return address is looked up by the byte before it.
+    symbols.append(ElfSymbol(RETURN_SYMBOL, stubs.return_address - 1, SLOT + 1))
+    symbols.append(ElfSymbol(PROCESS_CONTEXT, process_context(machine), 1))
     programs: dict[bytes, bytes] = {}
     frames = []
     for piece in pieces:
@@ -46,8 +56,8 @@ def symbol_file(kernel: Kernel) -> bytes:
         if key not in programs:
             programs[key] = frame_program(unwind_rows(piece.code, piece.address))
         frames.append((piece.address, len(piece.code), programs[key]))
-    # An unwinder looks a return address up by the byte before it.
     frames.append((stubs.return_address - 1, SLOT + 1, outermost()))
+    frames.append((process_context(machine), 1, outermost()))
     ranges = _ranges(symbols, kernel)
     return elf_file(ranges, sorted(symbols, key=lambda one: one.address), {".debug_frame": debug_frame(frames)})
 
@@ -110,7 +120,7 @@ def _pieces(kernel: Kernel) -> Iterator[_Code]:
             if image.address not in seen:
                 seen.add(image.address)
                 yield _Code(symbol.name if image.address == symbol.address else image.name, image.address, image.code)
-        elif _is_executable(kernel, symbol.address) and symbol.size > 1:
+        elif is_executable(kernel.machine, symbol.address) and symbol.size > 1:
             yield _Code(symbol.name, symbol.address, machine.read(symbol.address, symbol.size))
     for image in machine.images.listed():
         if image.address not in seen:
@@ -124,10 +134,11 @@ def _sized(symbol: ElfSymbol, least: int) -> ElfSymbol:
 def _ranges(symbols: list[ElfSymbol], kernel: Kernel) -> list[CodeRange]:
     """Sections around the code, one for each part of the address map."""
     layout = kernel.machine.layout
-    parts = sorted((("text", layout.text), ("modules", layout.modules), ("host_calls", layout.host_calls)), key=_base)
+    stubs = "host_calls", layout.host_calls - 1
+    parts = sorted((("text", layout.text), ("modules", layout.modules), stubs), key=_base)
     ends: dict[str, int] = {}
     for symbol in symbols:
-        if _is_executable(kernel, symbol.address):
+        if is_executable(kernel.machine, symbol.address) or symbol.name == PROCESS_CONTEXT:
             position = bisect_right(parts, symbol.address, key=_base) - 1
             if position >= 0:
                 name = parts[position][0]
@@ -135,8 +146,9 @@ def _ranges(symbols: list[ElfSymbol], kernel: Kernel) -> list[CodeRange]:
     return [CodeRange(f".{name}", base, ends[name]) for name, base in parts if name in ends]
 
 
-def _is_executable(kernel: Kernel, address: int) -> bool:
-    entry = kernel.machine.page_entry(address)
+def is_executable(machine: Machine, address: int) -> bool:
+    """Whether an address is text."""
+    entry = machine.page_entry(address)
     return entry != 0 and not entry & NX
 
 

@@ -36,7 +36,12 @@ class Interrupted:
     """The client asks to stop what runs."""
 
 
-Arrived = Opened | Closed | Interrupted | Packet | Broken
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """Nobody is listened to any more."""
+
+
+Arrived = Shut | Opened | Closed | Interrupted | Packet | Broken
 
 
 class Wire:
@@ -58,6 +63,8 @@ class Wire:
         self._lock = threading.Lock()
         """Held by who sends to the client, or changes who it is."""
         self._client: socket.socket | None = None
+        self._connections = self._received = 0
+        """How many there have been, and how many of them ``receive`` has told of."""
         self._arrivals = Arrivals()
         self._refused: set[socket.socket] = set()
         self._last = b""
@@ -71,7 +78,8 @@ class Wire:
     def receive(self) -> Arrived:
         """What arrives next; waits for it."""
         arrived = self._queue.get()
-        if isinstance(arrived, Closed | Interrupted):
+        self._received += isinstance(arrived, Opened)
+        if isinstance(arrived, Shut | Closed | Interrupted):
             with self._lock:
                 self._urgent -= 1
         return arrived
@@ -82,29 +90,28 @@ class Wire:
         return self._urgent > 0
 
     def send(self, payload: bytes) -> None:
-        """Send a packet; to nobody, where the client is gone."""
+        """Send a packet to the client that ``receive`` told of; to nobody, where that is gone."""
         with self._lock:
-            self._last = packet(payload)
-            self._send(self._last)
+            if self._received == self._connections:
+                self._last = packet(payload)
+                self._send(self._last)
 
     def stop_acknowledging(self) -> None:
         """From the next packet on nobody acknowledges any (``QStartNoAckMode``)."""
-        self._acknowledges = False
-
-    @property
-    def acknowledges(self) -> bool:
-        """Whether packets are acknowledged, so that a broken one is sent again."""
-        return self._acknowledges
+        with self._lock:
+            if self._received == self._connections:
+                self._acknowledges = False
 
     def hang_up(self) -> None:
-        """End the connection; ``Closed`` arrives."""
+        """End the connection that ``receive`` told of; ``Closed`` arrives."""
         with self._lock:
-            if self._client is not None:
+            if self._client is not None and self._received == self._connections:
                 with contextlib.suppress(OSError):
                     self._client.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End everything."""
+        """End everything; who waits for what arrives gets ``Shut``."""
+        self._put_urgent(Shut())
         self._closing = True
         self._wake.send(b"x")
         self._thread.join()
@@ -146,6 +153,7 @@ class Wire:
             with self._lock:
                 self._client, self._arrivals = client, Arrivals()
                 self._acknowledges, self._last = True, b""
+                self._connections += 1
             self._queue.put(Opened())
         self._selector.register(client, selectors.EVENT_READ)
 
@@ -179,7 +187,7 @@ class Wire:
                     return
             self._queue.put(arrival)
 
-    def _put_urgent(self, arrived: Closed | Interrupted) -> None:
+    def _put_urgent(self, arrived: Shut | Closed | Interrupted) -> None:
         with self._lock:
             self._urgent += 1
         self._queue.put(arrived)
