@@ -66,7 +66,7 @@ class Wire:
         self._connections = self._received = 0
         """How many there have been, and how many of them ``receive`` has told of."""
         self._arrivals = Arrivals()
-        self._refused: set[socket.socket] = set()
+        self._refused: dict[socket.socket, Arrivals] = {}
         self._last = b""
         self._acknowledges = True
         self._closing = False
@@ -147,7 +147,7 @@ class Wire:
             if len(self._refused) >= _WAITING:
                 client.close()
                 return
-            self._refused.add(client)
+            self._refused[client] = Arrivals()
         else:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
@@ -194,13 +194,18 @@ class Wire:
         self._on_interrupt()
 
     def _refuse(self, client: socket.socket) -> None:
-        """Somebody who came second has said something: the answer is that it has to wait."""
-        with contextlib.suppress(OSError):
-            if client.recv(_CHUNK):
-                client.sendall(b"+" + packet(REFUSAL))
-        self._selector.unregister(client)
-        self._refused.discard(client)
-        client.close()
+        """Somebody who came second has said something: the answer to each packet is that it has to wait."""
+        try:
+            data = client.recv(_CHUNK)
+            for arrival in self._refused[client].feed(data):
+                if isinstance(arrival, Packet):
+                    client.sendall(b"+" + packet(REFUSAL))
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(client)
+            del self._refused[client]
+            client.close()
 
     def _send(self, data: bytes) -> None:
         if self._client is None:
