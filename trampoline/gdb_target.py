@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from emu.gdb.commands import KernelCommands
+from emu.gdb.errors import GdbError
 from emu.gdb.monitor import Command
 from emu.gdb.server import Server
 from emu.gdb.symbol_file import SymbolFile
@@ -64,10 +65,14 @@ def frame_commands(debugger: Debugger) -> list[Command]:
     """What ``monitor`` knows of trampolines."""
 
     def frame(words: Sequence[str]) -> str:
-        found = debugger.frame()
+        level = words[0] if words else "0"
+        calls = len(debugger.backtrace())
+        if not (level.isascii() and level.isdigit() and int(level) < calls):
+            raise GdbError(f"no frame {level}: there are 0 to {calls - 1}")
+        found = debugger.frame(level=int(level))
         lines = [f"{found.function}, offsets from {found.base}"]
         for slot in found.slots:
-            shown = f" = {slot.words}" if slot.words else ""
+            shown = f"  ; {slot.words}" if slot.words and slot.words not in slot.name else ""
             lines.append(f"{slot.address:#x}  {slot.offset:+#06x}  {slot.value:016x}  {slot.name}{shown}")
         return "\n".join(lines)
 
@@ -82,6 +87,6 @@ def frame_commands(debugger: Debugger) -> list[Command]:
         return "\n".join(lines)
 
     return [
-        Command("frame", "the stack frame of the current function, slot by slot", frame),
+        Command("frame [LEVEL]", "the stack frame of a function, slot by slot; 0 is the current one", frame),
         Command("code", "the listing around the current instruction, with its comments", code),
     ]

@@ -83,7 +83,7 @@ class KernelCommands:
             mark = "=>" if start <= rip < end else "  "
             count = f"{len(lines)} instruction{'s' * (len(lines) != 1)}"
             rows.append(f"{mark} {phase.value if phase is not None else '-':8} {start:#x}  {count}")
-        return "\n".join((image.name, *rows))
+        return "\n".join((self._debugger.symbol(image.address), *rows))
 
     def _vcpus(self, words: Sequence[str]) -> str:
         rows = []

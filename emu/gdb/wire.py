@@ -6,6 +6,7 @@ import queue
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ _WAITING = 8
 """Clients beyond the first that are told so; more are hung up on at once."""
 _CHUNK = 1 << 16
 _REMIND_SECONDS = 0.05
+_GRACE_SECONDS = 0.25
+"""For which a client that came second waits for the first to be gone: hosts may tell of a new one before that."""
 REFUSAL = b"E.another gdb is connected; one at a time"
 
 
@@ -44,6 +47,16 @@ class Shut:
 Arrived = Shut | Opened | Closed | Interrupted | Packet | Broken
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A client that came while there was another: when, and what it has said since."""
+
+    since: float
+    said: bytes = b""
+    arrivals: Arrivals | None = None
+    """What answers it, once it was told that it came second."""
+
+
 class Wire:
     """Listens at an address of the host's own, hands over what a client sends, and sends to it.
 
@@ -66,7 +79,7 @@ class Wire:
         self._connections = self._received = 0
         """How many there have been, and how many of them ``receive`` has told of."""
         self._arrivals = Arrivals()
-        self._refused: dict[socket.socket, Arrivals] = {}
+        self._waiting: dict[socket.socket, _Waiting] = {}
         self._last = b""
         self._acknowledges = True
         self._closing = False
@@ -115,7 +128,7 @@ class Wire:
         self._closing = True
         self._wake.send(b"x")
         self._thread.join()
-        for one in (self._client, self._listening, self._wake, self._woken, *self._refused):
+        for one in (self._client, self._listening, self._wake, self._woken, *self._waiting):
             if one is not None:
                 one.close()
         self._selector.close()
@@ -124,18 +137,21 @@ class Wire:
 
     def _read(self) -> None:
         while not self._closing:
-            ready = self._selector.select(_REMIND_SECONDS if self._urgent else None)
+            is_waiting = any(one.arrivals is None for one in self._waiting.values())
+            ready = self._selector.select(_REMIND_SECONDS if self._urgent or is_waiting else None)
             if self._urgent:
                 self._on_interrupt()
-            for key, _ in ready:
+            # Who hangs up makes room for who connects next, in this order.
+            for key, _ in sorted(ready, key=lambda found: found[0].fileobj is self._listening):
                 one = key.fileobj
                 assert isinstance(one, socket.socket)
                 if one is self._listening:
                     self._accept()
                 elif one is self._client:
                     self._receive(one)
-                elif one in self._refused:
-                    self._refuse(one)
+                elif one in self._waiting:
+                    self._hear(one)
+            self._settle()
 
     def _accept(self) -> None:
         try:
@@ -143,19 +159,22 @@ class Wire:
         except OSError:  # it has hung up already
             return
         client.settimeout(SEND_SECONDS)
-        if self._client is not None:
-            if len(self._refused) >= _WAITING:
-                client.close()
-                return
-            self._refused[client] = Arrivals()
+        if self._client is None:
+            self._take_on(client)
+        elif len(self._waiting) < _WAITING:
+            self._waiting[client] = _Waiting(time.monotonic())
         else:
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self._lock:
-                self._client, self._arrivals = client, Arrivals()
-                self._acknowledges, self._last = True, b""
-                self._connections += 1
-            self._queue.put(Opened())
+            client.close()
+            return
         self._selector.register(client, selectors.EVENT_READ)
+
+    def _take_on(self, client: socket.socket) -> None:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            self._client, self._arrivals = client, Arrivals()
+            self._acknowledges, self._last = True, b""
+            self._connections += 1
+        self._queue.put(Opened())
 
     def _receive(self, client: socket.socket) -> None:
         try:
@@ -193,19 +212,38 @@ class Wire:
         self._queue.put(arrived)
         self._on_interrupt()
 
-    def _refuse(self, client: socket.socket) -> None:
-        """Somebody who came second has said something: the answer to each packet is that it has to wait."""
+    def _hear(self, client: socket.socket) -> None:
+        """Somebody who came second has said something, or has gone."""
         try:
             data = client.recv(_CHUNK)
-            for arrival in self._refused[client].feed(data):
-                if isinstance(arrival, Packet):
-                    client.sendall(b"+" + packet(REFUSAL))
         except OSError:
             data = b""
-        if not data:
-            self._selector.unregister(client)
-            del self._refused[client]
-            client.close()
+        if data:
+            self._waiting[client].said += data
+        else:
+            self._forget(client)
+
+    def _settle(self) -> None:
+        """Who waits comes next, where the one before is gone; else each of its packets is answered with a refusal."""
+        for client, waiting in list(self._waiting.items()):
+            if self._client is None and waiting.arrivals is None:
+                del self._waiting[client]
+                self._take_on(client)
+                for arrival in self._arrivals.feed(waiting.said):
+                    self._take(arrival)
+            elif waiting.said and time.monotonic() - waiting.since > _GRACE_SECONDS:
+                waiting.arrivals = waiting.arrivals or Arrivals()
+                packets = [one for one in waiting.arrivals.feed(waiting.said) if isinstance(one, Packet)]
+                waiting.said = b""
+                try:
+                    client.sendall((b"+" + packet(REFUSAL)) * len(packets))
+                except OSError:
+                    self._forget(client)
+
+    def _forget(self, client: socket.socket) -> None:
+        self._selector.unregister(client)
+        del self._waiting[client]
+        client.close()
 
     def _send(self, data: bytes) -> None:
         if self._client is None:

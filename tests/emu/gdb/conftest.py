@@ -137,10 +137,10 @@ class Served:
         argv = [path, "-nx", "-batch"]
         for command in script:
             argv += ["-ex", command]
-        done = subprocess.run(
-            [*argv, str(self.symbols.path)], capture_output=True, text=True, timeout=60, check=False
-        )
-        return done.stdout + done.stderr
+        argv.append(str(self.symbols.path))
+        return subprocess.run(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False
+        ).stdout
 
     def close(self) -> None:
         for client in self.clients:
