@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from asm.image import Image
 from emu.gdb.dwarf import debug_frame, frame_program, outermost
 from emu.gdb.elf import CodeRange, ElfSymbol, elf_file
 from emu.gdb.unwind import unwind_rows
@@ -24,11 +25,15 @@ PROCESS_CONTEXT = "process_context"
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """A function or image: its name, where it is, and its bytes as they were placed."""
+    """A function or image: its name, where it is, and its bytes as they were placed.
+
+    ``replaced_at``: the instruction that overwrites the return address, where one does.
+    """
 
     name: str
     address: int
     code: bytes
+    replaced_at: int | None = None
 
 
 def process_context(machine: Machine) -> int:
@@ -48,13 +53,13 @@ def symbol_file(kernel: Kernel) -> bytes:
     # A return address is looked up by the byte before it.
     symbols.append(ElfSymbol(RETURN_SYMBOL, stubs.return_address - 1, SLOT + 1))
     symbols.append(ElfSymbol(PROCESS_CONTEXT, process_context(machine), 1))
-    programs: dict[bytes, bytes] = {}
+    programs: dict[tuple[bytes, int | None], bytes] = {}
     frames = []
     for piece in pieces:
         # What is stamped out thousandfold is looked at once; only calls and jumps within it are followed.
-        key = piece.code
+        key = piece.code, None if piece.replaced_at is None else piece.replaced_at - piece.address
         if key not in programs:
-            programs[key] = frame_program(unwind_rows(piece.code, piece.address))
+            programs[key] = frame_program(unwind_rows(piece.code, piece.address, piece.replaced_at))
         frames.append((piece.address, len(piece.code), programs[key]))
     frames.append((stubs.return_address - 1, SLOT + 1, outermost()))
     frames.append((process_context(machine), 1, outermost()))
@@ -119,12 +124,17 @@ def _pieces(kernel: Kernel) -> Iterator[_Code]:
         if image is not None:
             if image.address not in seen:
                 seen.add(image.address)
-                yield _Code(symbol.name if image.address == symbol.address else image.name, image.address, image.code)
+                yield _code_of(machine, image, symbol.name if image.address == symbol.address else image.name)
         elif is_executable(kernel.machine, symbol.address) and symbol.size > 1:
             yield _Code(symbol.name, symbol.address, machine.read(symbol.address, symbol.size))
     for image in machine.images.listed():
         if image.address not in seen:
-            yield _Code(image.name, image.address, image.code)
+            yield _code_of(machine, image, image.name)
+
+
+def _code_of(machine: Machine, image: Image, name: str) -> _Code:
+    names = machine.images.stack_names(image)
+    return _Code(name, image.address, image.code, names.replaced_at if names is not None else None)
 
 
 def _sized(symbol: ElfSymbol, least: int) -> ElfSymbol:

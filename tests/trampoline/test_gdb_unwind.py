@@ -7,6 +7,7 @@ import pytest
 
 from emu.debug import Debugger, StopReason
 from emu.gdb.unwind import CALLEE_SAVED, Row, unwind_rows
+from emu.machine import Machine
 from trampoline.debug_target import TargetOptions, open_target
 from trampoline.designs import DESIGNS
 
@@ -14,24 +15,30 @@ PROGRAMS = ("fentry", "fexit")
 
 
 class Shadow:
-    """The frames of a call, kept by watching calls and returns: where each ends, and what its caller had in registers."""
+    """The frames of a call, kept by watching calls and returns: where each ends, the return address that was there, and
+    what its caller had in registers.
+    """
 
-    def __init__(self, registers: dict[str, int]) -> None:
-        self.frames = [(registers["rsp"] + 8, registers)]
+    def __init__(self, machine: Machine, registers: dict[str, int]) -> None:
+        self.machine = machine
+        self.frames = [self.frame(registers)]
+
+    def frame(self, registers: dict[str, int]) -> tuple[int, int, dict[str, int]]:
+        return registers["rsp"] + 8, self.machine.read_u64(registers["rsp"]), registers
 
     def after(self, now: dict[str, int], code: str, *, enters: bool) -> None:
         pushed = code.startswith("jmp") and enters and now["rsp"] + 8 < self.frames[-1][0]
         if code.startswith("call") or pushed:
             # A thunk pushes the address of the function that it is for, as if that had called what comes next.
-            self.frames.append((now["rsp"] + 8, now))
+            self.frames.append(self.frame(now))
         elif code.startswith("ret"):
             while self.frames and self.frames[-1][0] <= now["rsp"]:
                 self.frames.pop()
 
 
 @cache
-def rows_of(code: bytes, address: int) -> list[tuple[int, Row]]:
-    return unwind_rows(code, address)
+def rows_of(code: bytes, address: int, replaced_at: int | None) -> list[tuple[int, Row]]:
+    return unwind_rows(code, address, replaced_at)
 
 
 def row_at(rows: list[tuple[int, Row]], offset: int) -> Row:
@@ -54,21 +61,25 @@ def check(options: TargetOptions) -> int:
         for now, following in steps(debugger):
             image = machine.images.at(now["rip"])
             if shadow is None:
-                shadow = Shadow(now)
+                shadow = Shadow(machine, now)
             else:
                 shadow.after(now, text, enters=image is not None and now["rip"] == image.address)
             text = following
             if image is None:
                 continue  # the stub of a host call
-            row = row_at(rows_of(image.code, image.address), now["rip"] - image.address)
-            end, entered = shadow.frames[-1]
+            names = machine.images.stack_names(image)
+            rows = rows_of(image.code, image.address, names.replaced_at if names is not None else None)
+            row = row_at(rows, now["rip"] - image.address)
             where = f"{image.name}+{now['rip'] - image.address:#x}: {following}"
-            if following.startswith("ret") and row.base == "rsp" and row.offset == 0:
-                # The frame of the function in between is skipped: its return address is already the trampoline's.
-                assert now["rsp"] + row.offset == end, where
-                continue
             assert row.base, where
-            assert now[row.base] + row.offset == end, where
+            end = now[row.base] + row.offset
+            frames = shadow.frames
+            if end != frames[-1][0] and names is not None and names.replaced_at is not None:
+                # The return address into the function in between is no more.
+                frames = frames[:-1]
+            assert end == frames[-1][0], where
+            assert machine.read_u64(end - 8) == frames[-1][1], where
+            entered = frames[-1][2]
             saved = dict(row.saved)
             for name in CALLEE_SAVED:
                 value = machine.read_u64(end - saved[name]) if name in saved else now[name]
