@@ -7,7 +7,7 @@ or waits, with the next one that may go on.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from emu.debug.breakpoints import AtAddress, Breakpoint
+from emu.debug.breakpoints import Access, AtAddress, Breakpoint
 from emu.debug.stop import Stop, StopReason
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.gdb.debuggee import Debuggee
@@ -77,7 +77,7 @@ class Motion:
         self._debugger.select(thread)
         before = self._debugger.position
         while True:
-            stop = self._debugger.step()
+            stop = self._one(thread)
             if stop.reason is not StopReason.STEP or within is None:
                 break
             rip = self._rip(thread)
@@ -93,6 +93,13 @@ class Motion:
         if isinstance(thread, OperationThread):
             self._say(f"thread {thread.number}, {thread.name}: {thread.state}")
         return self._reply(stop, signal=SIGTRAP if stop.reason in (StopReason.STEP, StopReason.BLOCKED) else None)
+
+    def _one(self, thread: Thread) -> Stop:
+        """One step, which a watchpoint may make more of."""
+        if not isinstance(thread, TaskThread) or not any(isinstance(point, Access) for point in self.signs):
+            return self._debugger.step()
+        stop = self._debugger.run(1)
+        return stop._replace(reason=StopReason.STEP) if stop.reason is StopReason.LIMIT else stop
 
     def _continue(self, eligible: list[Thread]) -> str:
         debugger = self._debugger
@@ -157,12 +164,31 @@ class Motion:
         """Back to a breakpoint, or to the beginning."""
         debugger = self._debugger
         if debugger.position > self.first:
-            stop = self._run(debugger.run_back)
+            stop = self._access_behind() or self._run(debugger.run_back)
+            if isinstance(stop.breakpoint, Access):
+                # gdb looks for a value that has changed: that is in front of the access.
+                debugger.back()
+                return self._text(SIGTRAP, stop.thread, self.signs[stop.breakpoint])
             if debugger.position > self.first or (
                 debugger.position == self.first and stop.reason is StopReason.BREAKPOINT
             ):
                 return self._reply(stop)
         return self._at_first()
+
+    def _access_behind(self) -> Stop | None:
+        """The stop that the last step was, where it accessed what is watched: to a debugger that goes back from behind
+        it, it is none.
+        """
+        debugger = self._debugger
+        if not any(isinstance(point, Access) for point in self.signs):
+            return None
+        here = debugger.position
+        if debugger.back().reason is StopReason.STEP and isinstance(debugger.thread, TaskThread):
+            stop = debugger.run(1)
+            if isinstance(stop.breakpoint, Access):
+                return stop
+        debugger.goto(here)
+        return None
 
     def _at_first(self) -> str:
         if self._debugger.position != self.first:

@@ -202,6 +202,17 @@ def test_watchpoints(serve, kind, name, after):
     leaf = served.kernel.kallsyms.address("leaf")
     ends = [leaf + line.offset + line.size for line in served.kernel.machine.images.at(leaf).lines]
     assert word(client.ask(f"p{RIP:x}")) == ends[1 + after]
+    # A step over the access says so too, and so does a run back.
+    assert client.resume("bs")[1] == "T05thread:1;core:0;"
+    assert client.resume("vCont;s:1")[1] == f"T05thread:1;core:0;{name}:{address:x};"
+    assert client.resume("bc")[1] == f"T05thread:1;core:0;{name}:{address:x};"
+    assert word(client.ask(f"p{RIP:x}")) == ends[after]
+    while not client.resume("vCont;c")[1].endswith("replaylog:end;"):
+        pass
+    for place in (2, 1) if kind == 4 else (1 + after,):
+        assert client.resume("bc")[1] == f"T05thread:1;core:0;{name}:{address:x};"
+        assert word(client.ask(f"p{RIP:x}")) == ends[place - 1]
+    assert client.resume("bc")[1] == "T05thread:1;core:0;replaylog:begin;"
     assert client.ask(f"z{kind},{address:x},8") == "OK"
 
 

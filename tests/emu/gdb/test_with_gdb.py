@@ -112,6 +112,25 @@ def test_breaking_stepping_and_going_back(serve, tool):
     assert served.kernel.machine.read(served.kernel.layout.text, 4096) == served.text
 
 
+def test_watching_memory(serve, tool):
+    served = serve(begin)
+    room = served.debugger.registers()["rsi"]
+    printed = served.gdb(
+        tool("gdb"), f"watch *(long *){room:#x}", "continue", "x/i $pc", "echo ==1\\n", "continue", "echo ==2\\n",
+        "reverse-continue", "x/i $pc", "delete", f"rwatch *(long *){room:#x}", "continue", "x/i $pc",
+    )  # fmt: skip
+    assert f"Hardware watchpoint 1: *(long *){room:#x}" in printed
+    forwards = printed.split("==1\n")[0]
+    assert "Old value = 0\nNew value = 6\n" in forwards
+    assert "<leaf+7>:" in forwards
+    backwards = between(printed, "==2")
+    assert "Old value = 6\nNew value = 0\n" in backwards
+    assert "<leaf+4>:" in backwards
+    assert f"Hardware read watchpoint 2: *(long *){room:#x}" in backwards
+    assert "\nValue = 6\n" in backwards
+    assert "<leaf+10>:" in backwards
+
+
 def test_two_threads(serve, tool):
     served = serve(two, vcpus=2)
     printed = served.gdb(
