@@ -235,6 +235,10 @@ class Debugger:
         """Back before the last ``n`` steps of whichever threads; what was changed behind them is undone as well."""
         return self._search.back(n)
 
+    def last_step(self, thread: Thread) -> int | None:
+        """The position before the last step of a thread; None where it has made none."""
+        return self._search.last_step_of(thread)
+
     def back_over(self) -> Stop:
         """As ``back``, but a call that has returned is one step."""
         return self._search.back_over(self.thread)

@@ -255,7 +255,7 @@ class Search:
 
     def back_over(self, thread: Thread) -> Stop:
         """See ``Debugger.back_over``."""
-        before = self._last_step_of(thread)
+        before = self.last_step_of(thread)
         if before is None:
             return self._debugger.stopped(StopReason.START)
         if isinstance(thread, OperationThread):
@@ -304,7 +304,7 @@ class Search:
             self._debugger.select(thread)
         return self._debugger.stopped(reason)
 
-    def _last_step_of(self, thread: Thread) -> int | None:
+    def last_step_of(self, thread: Thread) -> int | None:
         """The position before the last step of a thread."""
         at = self._record.position
         while at:

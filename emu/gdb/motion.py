@@ -48,7 +48,9 @@ class Motion:
         self.first = debugger.position
         """Where time begins for gdb: the threads are there, and none has made a step."""
         self.goal: Callable[[], Stop] | None = None
-        """What the next continue does instead."""
+        """What the next continue does with each thread instead of running it."""
+        self.destination: int | None = None
+        """The position where the next continue goes instead."""
         self.told = 0
         """The thread of the last stop reply, by number: gdb takes it for the one that is looked at."""
         self.signs: dict[Breakpoint, str] = {}
@@ -103,6 +105,9 @@ class Motion:
 
     def _continue(self, eligible: list[Thread]) -> str:
         debugger = self._debugger
+        if self.destination is not None:
+            destination, self.destination = self.destination, None
+            return self._reply(debugger.goto(destination), signal=NO_SIGNAL)
         is_alone = len(eligible) < len(debugger.threads)
         go, self.goal = self.goal or (self._run_alone if is_alone else debugger.run), None
         waiting: list[Thread] = []
@@ -148,17 +153,14 @@ class Motion:
     # Backwards ------------------------------------------------------------------------------------------------------
 
     def step_back(self, looked_at: int) -> str:
-        """Back to before the last step of the thread that gdb shows."""
+        """Back to before the last step of the thread that gdb shows, and of what others did behind it."""
         debugger, thread = self._debugger, self.thread(looked_at)
-        while debugger.position > self.first:
-            stop = debugger.back()
-            if debugger.position < self.first:
-                break
-            if stop.thread is thread or stop.reason not in (StopReason.STEP, StopReason.BREAKPOINT):
-                return self._reply(stop, signal=SIGTRAP)
-            if self._is_urgent():
-                return self._reply(stop, signal=SIGINT)
-        return self._at_first()
+        position = debugger.last_step(thread)
+        if position is None:
+            return self._text(SIGTRAP, thread, _BEGIN)
+        debugger.goto(position)
+        debugger.select(thread)
+        return self._text(SIGTRAP, thread)
 
     def run_back(self) -> str:
         """Back to a breakpoint, or to the beginning."""
