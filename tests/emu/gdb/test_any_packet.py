@@ -18,7 +18,10 @@ WORDS = (
     *("qSupported", "qC", "qfThreadInfo", "qThreadExtraInfo", "qXfer:features:read:", "qXfer:threads:read:", "qRcmd"),
     *("vCont;", "vCont?", "bs", "bc", "qSymbol::", "vKill", "QStartNoAckMode", "!", "R", "vMustReplyEmpty"),
 )
-PIECES = ("", ",", ":", ";", "=", "-1", "0", "1", "2", "ff", "8", "c", "s", "r", "zz", "target.xml", "ffffffff81000000")
+PIECES = (
+    *("", ",", ":", ";", "=", "-1", "0", "1", "2", "ff", "8", "c", "s", "r", "zz", "target.xml"),
+    *("ffffffff81000000", "ffffffffffffffff", "10000000000000000"),
+)
 PACKETS = st.one_of(
     st.binary(max_size=20),
     st.builds(lambda word, rest: (word + "".join(rest)).encode(), st.sampled_from(WORDS),

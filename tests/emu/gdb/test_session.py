@@ -148,7 +148,7 @@ def test_memory(serve):
     assert client.ask(f"M{at:x},4:dead") == "E.2 bytes were sent, 4 announced"
     assert client.ask("m") == "E.m: an address and a size are wanted"
     assert client.ask("mffffffffffffffff,1") == "E14"
-    assert client.ask(f"m{'f' * 40},1") == "E14"
+    assert client.ask(f"m{'f' * 17},1") == "E.0xfffffffffffffffff has more than 64 bits"
 
 
 def test_breakpoints_are_not_in_the_text(serve):
