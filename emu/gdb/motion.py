@@ -171,9 +171,7 @@ class Motion:
                 # gdb looks for a value that has changed: that is in front of the access.
                 debugger.back()
                 return self._text(SIGTRAP, stop.thread, self.signs[stop.breakpoint])
-            if debugger.position > self.first or (
-                debugger.position == self.first and stop.reason is StopReason.BREAKPOINT
-            ):
+            if stop.reason is not StopReason.START:
                 return self._reply(stop)
         return self._at_first()
 
@@ -193,10 +191,12 @@ class Motion:
         return None
 
     def _at_first(self) -> str:
-        if self._debugger.position != self.first:
-            self._debugger.goto(self.first)
-            self._debugger.select(self._debugger.threads[0])
-        return self._text(SIGTRAP, self._debugger.thread, _BEGIN)
+        """Where nobody has made a step; what was changed there stays."""
+        debugger = self._debugger
+        if debugger.position < self.first:
+            debugger.goto(self.first)
+        debugger.select(debugger.threads[0])
+        return self._text(SIGTRAP, debugger.thread, _BEGIN)
 
     # Stop replies ---------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Motion:
             self._say(stop.message.splitlines()[0])
         if stop.event is not None:
             self._say(describe(stop.event, self._debugger.symbol))
-        return self._text(signal, stop.thread, _BEGIN if stop.reason is StopReason.START else "")
+        return self._text(signal, stop.thread)
 
     @staticmethod
     def _signal(stop: Stop) -> int:
