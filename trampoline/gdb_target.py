@@ -67,6 +67,8 @@ def frame_commands(debugger: Debugger) -> list[Command]:
     def frame(words: Sequence[str]) -> str:
         level = words[0] if words else "0"
         calls = len(debugger.backtrace())
+        if not calls:
+            raise GdbError("no frames: the thread has ended")
         if not (level.isascii() and level.isdigit() and int(level) < calls):
             raise GdbError(f"no frame {level}: there are 0 to {calls - 1}")
         found = debugger.frame(level=int(level))

@@ -62,8 +62,8 @@ def test_calling_a_function_from_gdb(target, tool):
     served = target("bpf_fentry_test2", "--fexit", "--call", "bpf_fentry_test2(40, 2)")
     printed = served.session(
         tool("gdb"),
-        ["target remote :0", "break *bpf_prog_fexit0", "continue", "delete", "print ((int (*)(int))bpf_fentry_test1)(5)",
-         "backtrace", "continue"],
+        ["target remote :0", "break *bpf_prog_fexit0", "continue", "delete",
+         "print ((int (*)(int))bpf_fentry_test1)(5)", "backtrace", "continue"],
     )  # fmt: skip
     assert "$1 = 6\n" in printed
     assert frames(printed)[0] == "bpf_prog_fexit0"
@@ -85,12 +85,13 @@ def test_monitor_of_trampolines(target, tool):
     served = target("int f(int a, long b)", "--fentry", "--func-ip", "--call", "f(-1, 2)")
     printed = served.session(
         tool("gdb"), ["target remote :0", "monitor next program", "continue", "monitor frame 1", "monitor frame 9",
-                      "monitor frame x", "monitor help", "monitor code"],
+                      "monitor frame x", "monitor help", "monitor code", "continue", "monitor frame"],
     )  # fmt: skip
     for words in ("arg1  ; int a", "arg2  ; long b", "nr_args", "ip", "saved rbx"):
         assert re.search(rf"  {words}\b", printed), words
     assert "error: no frame 9: there are 0 to 2" in printed
     assert "error: no frame x: there are 0 to 2" in printed
+    assert printed.endswith("error: no frames: the thread has ended\n")
     assert "\nframe [LEVEL] " in printed
     assert re.search(r"=> 0x\w+  - +xor eax, eax", printed)
 
