@@ -8,7 +8,8 @@ from emu.debug.breakpoints import Access, Breakpoint
 from emu.debug.calls import CalledFrom, Left, Returned, is_call, is_repeated, is_return, return_addresses
 from emu.debug.errors import DebugError
 from emu.debug.moves import Go
-from emu.debug.record import Ran, Record
+from emu.debug.record import Record
+from emu.debug.steps import Ran
 from emu.debug.stop import Stop, StopReason
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.errors import GuestFault

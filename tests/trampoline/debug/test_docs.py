@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from emu.debug import Debugger as KernelDebugger
+from emu.debug.sight import Sight
 from trampoline.debug import Debugger, Stop, StopReason
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -15,7 +16,7 @@ def test_the_interface_is_what_there_is():
     methods = set(re.findall(r"def (\w+)\(", shown))
     attributes = set(re.findall(r"^    (\w+): ", shown, re.M)) | {"end"}
     assert all(hasattr(Debugger, name) for name in methods | attributes)
-    public = {name for name in vars(KernelDebugger) if not name.startswith("_")}
+    public = {name for name in (*vars(KernelDebugger), *vars(Sight)) if not name.startswith("_")}
     for_others = {"IS_CACHE", "activations", "addresses_of_phase", "close", "goal", "rip", "stopped"}
     assert public - for_others <= methods | attributes
     reasons = re.search(r"reason \((.*?)\)", shown)[1]
