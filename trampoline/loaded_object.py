@@ -89,6 +89,16 @@ class LoadedObject:
             return self._lab.attach_multi(prog, wanted)
         return self._lab.attach(prog, self._target(name, source) if where is None else where, cookie=cookie)
 
+    def function(self, name: str) -> str:
+        """The kernel function that a program's section is about, of several the first; empty for none or a program."""
+        source = self._sources[name]
+        if source.attach_prog is not None:
+            return ""
+        if not self.programs[name].attach_type.is_multi:
+            return self._lab.loader.target_name(source)
+        found = self._lab.population.select([source.target.split(",")[0]]) if source.target else ()
+        return next((row.qualified for row in found), "")
+
     def _target(self, name: str, source: Program) -> str | BpfProg:
         if source.attach_prog is not None:
             for other, found in self._sources.items():
