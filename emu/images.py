@@ -89,6 +89,10 @@ class Images:
         image = self._images[self._starts[position - 1]]
         return image if address < image.end else None
 
+    def listed(self) -> list[Image]:
+        """The images that were made known one by one, by address."""
+        return [self._images[start] for start in self._starts]
+
     def line(self, address: int) -> Line | None:
         """The listing line of the instruction at an address."""
         image = self.at(address)
