@@ -1,0 +1,126 @@
+"""What there is to see at one position: taken from the Debugger in one go, and no longer dependent on it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from emu.events import Event
+from trampoline.debug import AtAddress, Breakpoint, CallSite, CodeLine, CpuState, Debugger, Frame, Thread
+
+CODE_LINES = 600
+"""Instructions around the present one, of its function: what one may scroll through."""
+EVENTS = 200
+"""Of the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadSeen:
+    """A thread as it was; ``state`` in words, ``cpu`` None for an operation."""
+
+    number: int
+    name: str
+    state: str
+    cpu: int | None
+    is_task: bool
+
+    @classmethod
+    def of(cls, thread: Thread) -> "ThreadSeen":
+        """How a thread is now."""
+        return cls(thread.number, thread.name, str(thread.state), thread.cpu, thread.kind == "task")
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What changes are measured by: how everything was before the last command."""
+
+    thread: int | None
+    registers: Mapping[str, int]
+    frame: Frame | None
+    events: int
+    """How many there had been."""
+
+    @classmethod
+    def of(cls, debugger: Debugger) -> "Marks":
+        """How everything is now."""
+        thread = debugger.thread if debugger.threads else None
+        registers = debugger.registers() if thread is not None and thread.kind == "task" else {}
+        number = None if thread is None else thread.number
+        return cls(number, registers, frame_of(debugger), len(debugger.events))
+
+    @property
+    def words(self) -> dict[int, int]:
+        """Of the frame, by address."""
+        return {slot.address: slot.value for slot in self.frame.slots} if self.frame is not None else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Everything that the panes show. ``end`` is the last position that was reached."""
+
+    title: str
+    position: int
+    end: int
+    thread: ThreadSeen | None
+    threads: tuple[ThreadSeen, ...]
+    registers: Mapping[str, int]
+    """None for an operation, which has none."""
+    code: tuple[CodeLine, ...]
+    frame: Frame | None
+    chain: tuple[CallSite, ...]
+    cpus: tuple[CpuState, ...]
+    grace_periods: tuple[str, ...]
+    """The kinds of which one can end."""
+    events: tuple[tuple[int, Event], ...]
+    """The last of them, each with its position."""
+    event_count: int
+    breakpoints: Mapping[int, int]
+    """Numbers of breakpoints, by address."""
+    before: Marks
+    words_before: Mapping[int, int]
+    """Those of ``before``."""
+
+    @property
+    def rip(self) -> int | None:
+        """The instruction that is executed next."""
+        return self.registers.get("rip")
+
+    @property
+    def current(self) -> CodeLine | None:
+        """Its line."""
+        return next((row for row in self.code if row.address == self.rip), None)
+
+
+def look(debugger: Debugger, title: str, before: Marks | None, number: Callable[[Breakpoint], int]) -> Seen:
+    """What there is to see now. ``number``: of a breakpoint. Without ``before`` nothing is marked as changed."""
+    before = before or Marks.of(debugger)
+    threads = debugger.threads
+    thread = debugger.thread if threads else None
+    is_task = thread is not None and thread.kind == "task"
+    runs = is_task and thread is not None and not thread.is_done
+    events = debugger.events
+    return Seen(
+        title=title,
+        position=debugger.position,
+        end=debugger.end,
+        thread=None if thread is None else ThreadSeen.of(thread),
+        threads=tuple(ThreadSeen.of(one) for one in threads),
+        registers=debugger.registers() if is_task else {},
+        code=tuple(debugger.code(lines=CODE_LINES)) if runs else (),
+        frame=frame_of(debugger),
+        chain=tuple(debugger.backtrace()) if is_task else (),
+        cpus=tuple(debugger.vcpus()),
+        grace_periods=debugger.grace_periods,
+        events=tuple(events[-EVENTS:]),
+        event_count=len(events),
+        breakpoints={
+            debugger.address_of(one.where): number(one) for one in debugger.breakpoints if isinstance(one, AtAddress)
+        },
+        before=before,
+        words_before=before.words,
+    )
+
+
+def frame_of(debugger: Debugger) -> Frame | None:
+    """The frame of the current thread; None for an operation, and for a task that has ended."""
+    if not debugger.threads or debugger.thread.kind != "task" or debugger.thread.is_done:
+        return None
+    return debugger.frame()
