@@ -71,7 +71,8 @@ def run_back(session: Session, rest: str) -> Answer:
 
 def goto(session: Session, rest: str) -> Answer:
     """``goto POSITION``"""
-    return moved(session, session.debugger.goto(number(rest, "position", least=0)))
+    position = number(rest, "position", least=0)
+    return moved(session, session.debugger.goto(max(position, session.start)))
 
 
 def to_phase(session: Session, rest: str) -> Answer:
@@ -113,6 +114,9 @@ def phase_named(name: str) -> str:
 
 def moved(session: Session, stop: Stop) -> Answer:
     """What a move's end is told as."""
+    if stop.position < session.start:
+        # In front of it there is nobody whom one could look at.
+        stop = replace(session.debugger.goto(session.start), reason=StopReason.START)
     session.stop = stop
     text = reason(session, stop)
     role = Role.WARNING if stop.reason is StopReason.FAULT else Role.PLAIN

@@ -11,6 +11,8 @@ class Session:
 
     def __init__(self, debugger: Debugger, title: str) -> None:
         self.debugger, self.title = debugger, title
+        self.start = debugger.position
+        """Where the user begins, with the threads in place: going back ends here."""
         self.stop: Stop | None = None
         """Why the last move ended."""
         self.marks: Marks | None = None

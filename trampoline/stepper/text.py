@@ -46,8 +46,9 @@ CUT = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def line(*parts: str | Span) -> Line:
-    """A line of these pieces; strings are plain."""
-    return tuple(part if isinstance(part, Span) else Span(part) for part in parts)
+    """A line of these pieces, empty ones left out; strings are plain."""
+    spans = (part if isinstance(part, Span) else Span(part) for part in parts)
+    return tuple(span for span in spans if span.text)
 
 
 def plain(spans: Iterable[Span]) -> str:
