@@ -3,6 +3,7 @@
 from emu.debug.breakpoints import Access, AtAddress, AtEvent, AtPhase, Breakpoint, When
 from emu.debug.debugger import Debugger
 from emu.debug.errors import DebugError
+from emu.debug.frames import Frame, Slot
 from emu.debug.stop import Stop, StopReason
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.debug.views import CallSite, CodeLine, CpuState, PatchedBytes
@@ -18,8 +19,10 @@ __all__ = [
     "CpuState",
     "DebugError",
     "Debugger",
+    "Frame",
     "OperationThread",
     "PatchedBytes",
+    "Slot",
     "Stop",
     "StopReason",
     "TaskThread",

@@ -10,13 +10,13 @@ from asm.image import Image
 from emu.counting import Method, counter_for
 from emu.debug.breakpoints import AtEvent, Breakpoint
 from emu.debug.errors import DebugError
+from emu.debug.frames import Activation, Frame, Slot, activations
 from emu.debug.goals import GOALS
 from emu.debug.moves import Adopt, Begin, Go, Move, Place, Preempt, SetRegister, Wake, WriteMemory
 from emu.debug.record import Record
 from emu.debug.search import Search
 from emu.debug.stop import Stop, StopReason
 from emu.debug.threads import OperationThread, TaskThread, Thread
-from emu.debug.unwind import depths
 from emu.debug.views import CallSite, CodeLine, CpuState, PatchedBytes
 from emu.errors import EmuError
 from emu.events import Event
@@ -27,7 +27,8 @@ from emu.registers import SAVED
 from emu.task import TaskState
 
 _REGISTERS = (*SAVED[:-1], "eflags", "gs_base")
-_MOST_CALLS = 64
+OUTSIDE = "(outside)"
+"""Where the outermost function returns to."""
 _LONGEST = 15
 """Bytes of an instruction."""
 
@@ -344,6 +345,8 @@ class Debugger:
     def symbol(self, address: int) -> str:
         """The function or image at an address, and the offset there; the address where nothing is known."""
         machine = self.kernel.machine
+        if address == machine.host_calls.return_address:
+            return OUTSIDE
         image = machine.images.at(address)
         name = machine.function_at(address) or (image.name if image is not None else None)
         if name is None:
@@ -444,38 +447,57 @@ class Debugger:
     def backtrace(self, thread: Thread | None = None) -> list[CallSite]:
         """The calls that led to where a task is, innermost first; each with the address where it goes on."""
         task = self._task_thread(thread)
+        return [
+            CallSite(one.rip, self.symbol(one.rip), one.end, self.phase(one.rip - bool(level)))
+            for level, one in enumerate(self.activations(task))
+        ]
+
+    def activations(self, thread: Thread | None = None) -> list[Activation]:
+        """The functions of a task that have not returned, innermost first, with what is known of their frames."""
+        task = self._task_thread(thread)
         if task.is_done:
             return []
-        rip, rsp = self._record.register(task), self._record.register(task, "rsp")
-        rbp = self._record.register(task, "rbp")
-        machine, found = self.kernel.machine, list[CallSite]()
-        bottom = machine.host_calls.return_address
-        while rip != bottom and len(found) < _MOST_CALLS:
-            frame = self._frame_at(rip, rsp, rbp)
-            found.append(CallSite(rip, self.symbol(rip), frame, self.phase(rip)))
-            if frame is None:
-                break
-            try:
-                rbp = self._caller_rbp(rip, rsp, rbp, frame)
-                rip, rsp = machine.read_u64(frame - 8), frame
-            except EmuError:
-                break
-        return found
+        rip, rsp, rbp = (self._record.register(task, name) for name in ("rip", "rsp", "rbp"))
+        return list(activations(self.kernel, rip, rsp, rbp))
 
-    def _frame_at(self, rip: int, rsp: int, rbp: int) -> int | None:
-        if self.kernel.machine.host_calls.name(rip) is not None:
-            return rsp + 8
-        image = self.kernel.machine.images.at(rip)
-        depth = depths(image).get(rip) if image is not None else None
-        return depth.frame(rsp, rbp) if depth is not None else None
+    def frame(self, thread: Thread | None = None, level: int = 0) -> Frame:
+        """The stack frame of a function that has not returned, slot by slot: 0 is where the task is, 1 its caller.
 
-    def _caller_rbp(self, rip: int, rsp: int, rbp: int, frame: int) -> int:
-        """rbp in the caller: pushed first where the function has a frame pointer."""
-        image = self.kernel.machine.images.at(rip)
-        depth = depths(image).get(rip) if image is not None else None
-        if depth is None or depth.rbp is None:
-            return rbp
-        return self.kernel.machine.read_u64(frame - 16)
+        DebugError where there is no such frame. A task that has ended has one without slots.
+        """
+        found = self.activations(thread)
+        if not found and not level:
+            return Frame("", "rsp", ())
+        if not 0 <= level < len(found):
+            raise DebugError(f"no frame {level}: there are {len(found)}")
+        return self._frame_of(found[level])
+
+    def _frame_of(self, one: Activation) -> Frame:
+        if one.end is None:
+            return Frame(self.symbol(one.rip), "rsp", ())
+        names, slots = one.named(), list[Slot]()
+        is_rbp = one.depth is not None and one.depth.rbp is not None
+        base = one.rbp if is_rbp else one.rsp
+        top = max([one.end, (one.return_slot or 0) + 8, *(address + 8 for address in names)])
+        for address in range(top - 8, one.rsp - 8, -8):
+            value, name = self.kernel.machine.read_u64(address), names.get(address, "")
+            if address == one.return_slot or name.startswith("return address"):
+                name = f"{name or 'return address'} → {self.symbol(value)}"
+            slots.append(Slot(address, address - base, name, value, self.words(value, name, one)))
+        return Frame(self.symbol(one.rip), "rbp" if is_rbp else "rsp", tuple(slots))
+
+    def words(self, value: int, name: str = "", where: Activation | None = None) -> str:
+        """What a value is, in words: a symbol, an object in guest memory; empty where nothing is known. ``name``: of
+        the slot that holds it, ``where``: of that slot's frame.
+        """
+        machine = self.kernel.machine
+        if machine.function_at(value) is not None or machine.images.at(value) is not None:
+            return self.symbol(value)
+        for slab in (self.kernel.slab, self.kernel.vmalloc):
+            found = slab.name_at(value)
+            if found is not None:
+                return found
+        return ""
 
     @property
     def events(self) -> Sequence[tuple[int, Event]]:

@@ -10,8 +10,10 @@ from emu.debug import (
     CodeLine,
     CpuState,
     DebugError,
+    Frame,
     OperationThread,
     PatchedBytes,
+    Slot,
     Stop,
     StopReason,
     TaskThread,
@@ -19,7 +21,6 @@ from emu.debug import (
     When,
 )
 from trampoline.debug.debugger import Debugger
-from trampoline.debug.frame import Frame, Slot
 
 __all__ = [
     "Access",
