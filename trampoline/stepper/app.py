@@ -4,18 +4,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from textual import events
 from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.widget import Widget
 
 from trampoline.stepper import panes
 from trampoline.stepper.answer import Answer
 from trampoline.stepper.commands import perform
-from trampoline.stepper.keys import ALWAYS, BOUND, BY_KEYS, HINTS, PREFIXES, key_lines, shown
+from trampoline.stepper.keys import ALWAYS, BY_KEYS, HINTS, PREFIXES, key_lines, shown
 from trampoline.stepper.prompt import CommandLine, Page
 from trampoline.stepper.screen_style import CSS, LEAST_COLUMNS, LEAST_LINES, TALL, WIDE
 from trampoline.stepper.seen import Seen
@@ -50,9 +49,6 @@ class StepApp(App[None]):
         (LEAST_LINES, "-short"),
         (TALL, "-tall"),
     ]
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(key, f"press('{key}')", show=False, priority=key in ALWAYS) for key in sorted(BOUND)
-    ]
 
     def __init__(self, session: Session, executor: Executor, begin: tuple[str, ...] = ()) -> None:
         super().__init__(ansi_color=True)
@@ -69,6 +65,9 @@ class StepApp(App[None]):
         self._prefix = ""
         self._chosen: Widget | None = None
         """The pane that is returned to from the command line."""
+        self._submits = False
+        """Whether a command has been typed and not yet been taken; keys behind it wait in ``_early``."""
+        self._early = list[events.Key]()
 
     # Layout ---------------------------------------------------------------------------------------------------------
 
@@ -102,36 +101,45 @@ class StepApp(App[None]):
 
     # Keys -----------------------------------------------------------------------------------------------------------
 
-    def action_press(self, key: str) -> None:
-        """A key of ``keys.KEYS``, on its own or behind a prefix."""
+    async def on_event(self, event: events.Event) -> None:
+        """Keys are taken in the order in which they were pressed, also where they come faster than widgets answer."""
+        if not isinstance(event, events.Key) or event.is_forwarded or len(self.screen_stack) != 1:
+            await super().on_event(event)
+        elif self._submits:
+            self._early.append(event)
+        elif self._types and event.key not in ALWAYS:
+            self._submits = event.key == "enter"
+            await super().on_event(event)
+        elif not self._press(event.key):
+            if event.is_printable and event.character:
+                self._prompt(event.character)
+            else:
+                await super().on_event(event)
+
+    def _press(self, key: str) -> bool:
+        """A key of ``keys.KEYS``, on its own or behind a prefix; whether it is one."""
         prefix, self._prefix = self._prefix, ""
         if not prefix and key in PREFIXES:
             self._prefix = key
             self._say(line(f"{shown(key)} ..."))
-            return
+            return True
         found = BY_KEYS.get((prefix, key) if prefix else (key,))
         if prefix:
             self._say(())
         if found is None:
-            self._say(line(Span(f"{shown(prefix)} {shown(key)} is no command", Role.WARNING)))
-        elif found.does.startswith("@"):
+            if prefix:
+                self._say(line(Span(f"{shown(prefix)} {shown(key)} is no command", Role.WARNING)))
+            return bool(prefix)
+        if found.does.startswith("@"):
             name, _, rest = found.does[1:].partition(" ")
             _ACTIONS[name](self, rest)
         else:
             self.want(found.does)
-
-    def on_key(self, event: events.Key) -> None:
-        """Any other letter begins a command."""
-        if event.key in BOUND or not event.is_printable or not event.character:
-            return
-        if len(self.screen_stack) == 1 and not self._types:
-            event.stop()
-            self._prompt(event.character)
+        return True
 
     def on_input_submitted(self, event: CommandLine.Submitted) -> None:
         """A command was typed."""
-        prompt = self.query_one(CommandLine)
-        prompt.remember(event.value)
+        self.query_one(CommandLine).remember(event.value)
         self._close_prompt()
         self.want(event.value)
 
@@ -146,12 +154,16 @@ class StepApp(App[None]):
         prompt.display = True
         prompt.begin(begin)
         self._chosen = self.focused
-        prompt.focus()
+        self.screen.set_focus(prompt)
 
     def _close_prompt(self) -> None:
         self.query_one(CommandLine).display = False
         self.query_one("#hints").display = True
-        (self._chosen or self.query_one("#code")).focus()
+        self.screen.set_focus(self._chosen or self.query_one("#code"))
+        self._submits = False
+        early, self._early = self._early, []
+        for key in early:
+            self.post_message(key)
 
     def _cancel(self, rest: str) -> None:
         if self._types:
@@ -164,7 +176,7 @@ class StepApp(App[None]):
         """Move to the pane of a number."""
         name = list(panes.PANES)[int(rest) - 1]
         self._show_in_turn(name)
-        self.query_one(f"#{name}").focus()
+        self.screen.set_focus(self.query_one(f"#{name}"))
 
     def _other(self, rest: str) -> None:
         """Move to the next pane, or the one before."""

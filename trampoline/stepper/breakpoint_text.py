@@ -1,6 +1,7 @@
 """Breakpoints in a few words."""
 
 from trampoline.debug import Access, AtAddress, AtEvent, AtPhase, Breakpoint, When
+from trampoline.debug.debugger import AtProgram
 
 ACCESS = {"r": "read of", "w": "write to", "rw": "access to"}
 
@@ -13,6 +14,8 @@ def breakpoint_text(breakpoint: Breakpoint) -> str:
             return f"{place} if {condition}" if condition is not None else place
         case AtPhase(phase):
             return f"phase {phase}"
+        case AtProgram(name):
+            return f"program {name}" if name else "any program"
         case AtEvent(kind):
             return f"event {kind}" if kind else "any event"
         case Access(start, size, how):

@@ -1,11 +1,13 @@
 """Commands about where to stop."""
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from emu import events
 from emu.debug import Debugger as KernelDebugger
 from trampoline.debug import Access, AtAddress, AtEvent, AtPhase, Breakpoint, When
+from trampoline.debug.debugger import AtProgram
 from trampoline.errors import TrampolineError
 from trampoline.stepper.answer import Answer
 from trampoline.stepper.breakpoint_text import breakpoint_text
@@ -42,7 +44,7 @@ def add(session: Session, rest: str) -> Answer:
 def until(session: Session, rest: str) -> Answer:
     """``until PLACE``"""
     if not rest:
-        raise TrampolineError("until where? a symbol, *ADDRESS, phase NAME, event KIND")
+        raise TrampolineError("until where? a symbol, *EXPR, phase NAME, program NAME, event KIND")
     return to_breakpoint(session, place(session, rest))
 
 
@@ -80,13 +82,32 @@ def place(session: Session, text: str) -> Breakpoint:
     if condition is not None:
         condition(session.debugger)  # an unknown name is refused now, not when it is reached
     word, _, of = where.partition(" ")
-    if word in ("phase", "event"):
+    if word in _KINDS:
         if condition is not None:
             raise TrampolineError(f"a {word} takes no condition: {text!r}")
-        return AtPhase(phase_named(of.strip())) if word == "phase" else AtEvent(_event_kind(of.strip()))
+        return _KINDS[word](session, of.strip())
     if not where and condition is not None:
         return When(condition, condition.text)
     return AtAddress(_address(session, where), condition)
+
+
+def _phase(session: Session, name: str) -> Breakpoint:
+    return AtPhase(phase_named(name))
+
+
+def _program(session: Session, name: str) -> Breakpoint:
+    known = [prog.name for prog in session.debugger.lab.programs.loaded.values()]
+    if name and name not in known:
+        raise TrampolineError(f"no program {name!r}; there are {', '.join(known)}")
+    return AtProgram(name or None)
+
+
+def _event(session: Session, name: str) -> Breakpoint:
+    return AtEvent(_event_kind(name))
+
+
+_KINDS: Mapping[str, Callable[[Session, str], Breakpoint]] = {"phase": _phase, "program": _program, "event": _event}
+"""Places that are no addresses, by their first word."""
 
 
 def _address(session: Session, where: str) -> int | str:

@@ -106,7 +106,7 @@ COMMANDS: Mapping[str, Command] = {
 }
 """By every name."""
 PLACES = (
-    "PLACE is a symbol, *EXPR, phase NAME or event KIND (event: any).",
+    "PLACE is a symbol, *EXPR, phase NAME, program [NAME] or event [KIND].",
     "EXPR is C on 64-bit words: $rax + 8, vfs_read, *($rbp - 8), $rdi == 2.",
 )
 

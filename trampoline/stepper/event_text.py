@@ -1,5 +1,6 @@
 """Events in a few words."""
 
+from collections.abc import Callable
 from dataclasses import fields
 
 from emu.events import (
@@ -14,15 +15,15 @@ from emu.events import (
 )
 
 
-def event_text(event: Event) -> str:
-    """What happened, on one line."""
+def event_text(event: Event, symbol: Callable[[int], str]) -> str:
+    """What happened, on one line; ``symbol`` names a guest address."""
     match event:
         case TextPatched(phase, address, old, new):
-            return f"text patched at {address:#x}, {phase.name.lower()}: {old.hex()} -> {new.hex()}"
+            return f"text patched at {symbol(address)}, {phase.name.lower()}: {old.hex()} -> {new.hex()}"
         case CpuSerialized(vcpu):
             return f"cpu {vcpu} serialised"
         case TrapTaken(vcpu, site, rip):
-            return f"cpu {vcpu} trapped at {site:#x}, went on at {rip:#x}"
+            return f"cpu {vcpu} trapped at {symbol(site)}, went on at {symbol(rip)}"
         case GracePeriodBegun(flavour, number, holdouts):
             return f"grace period {number} ({flavour}) begun, waits for {holdouts}"
         case GracePeriodOver(flavour, number):

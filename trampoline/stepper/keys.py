@@ -43,7 +43,6 @@ KEYS = (
     Key(("q",), "quit", "leave"),
 )
 BY_KEYS = {key.keys: key for key in KEYS}
-BOUND = frozenset(key for keys in BY_KEYS for key in keys)
 PREFIXES = frozenset(key.keys[0] for key in KEYS if len(key.keys) > 1)
 """Keys after which another one is waited for."""
 MARKS = (
@@ -52,9 +51,9 @@ MARKS = (
     (">", "the cursor; the top of the stack"),
     ("*", "changed by the last command"),
 )
-ALWAYS = frozenset({"ctrl+c", "tab", "shift+tab"})
-"""Keys that are the screen's whoever has the focus."""
-HINTS = line("s step n over f out c run p phase rs rn rf rc back b break u until : command ? help")
+ALWAYS = frozenset({"ctrl+c", "escape", "tab", "shift+tab"})
+"""Keys that are the screen's in the command line as well."""
+HINTS = line("s step n over f out c run p phase rs rn rf rc back b break : command ? help")
 
 
 def shown(key: str) -> str:

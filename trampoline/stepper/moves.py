@@ -131,7 +131,7 @@ def reason(session: Session, stop: Stop) -> str:
         case StopReason.BREAKPOINT if stop.breakpoint is not None:
             return f"breakpoint {session.number(stop.breakpoint)}: {breakpoint_text(stop.breakpoint)}"
         case StopReason.EVENT if stop.event is not None:
-            return f"event: {event_text(stop.event)}"
+            return f"event: {event_text(stop.event, session.debugger.symbol)}"
         case StopReason.DONE:
             return f"{stop.thread.name if stop.thread else 'it'} has ended{_value(stop)}"
         case StopReason.START:

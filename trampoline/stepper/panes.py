@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trampoline.debug import CodeLine, Slot
-from trampoline.stepper.event_text import event_text
 from trampoline.stepper.seen import Seen
 from trampoline.stepper.text import Line, Role, Span, line, restyled
 
@@ -19,6 +18,8 @@ CODE_COLUMNS = 20
 """Of an instruction's bytes: ten are the longest in a trampoline."""
 TEXT_COLUMNS = 38
 """Of an instruction, before its comment."""
+NAME_COLUMNS = 10
+"""Of a stack slot's name, at least."""
 CHANGED = "*"
 """Behind what is not as it was."""
 
@@ -50,14 +51,15 @@ def code(seen: Seen, *, cursor: int | None = None, with_bytes: bool = False) -> 
         if name != function:
             function = name
             rows.append(Row(line(Span(f"<{function}>:", Role.NAME))))
+        rows += [Row(line(Span(f"{label}:", Role.NAME))) for label in seen.labels.get(found.address, ())]
         if found.source and found.source != source:
             rows.append(Row(line("    ", Span(f"; {found.source}", Role.SOURCE))))
         source = found.source
         if found.address == seen.rip:
             at = len(rows)
         rows.append(Row(code_line(found, seen, with_bytes=with_bytes, cursor=cursor), found.address))
-    if not rows:
-        rows = [Row(line(text)) for text in _no_code(seen)]
+    if seen.rip is None or not rows:
+        rows = [*(Row(line(text)) for text in _no_code(seen)), *rows]
     current = seen.current
     where = f": {place_of(current)[0]}" if current else ""
     return PaneText(f"code{where}", tuple(rows), at)
@@ -67,18 +69,18 @@ def _no_code(seen: Seen) -> Iterator[str]:
     thread = seen.thread
     if thread is None:
         yield "Nobody is there to be stepped."
-    elif thread.is_task:
-        yield f"{thread.name} has ended. rs and rc go back, thread N to another one, q leaves."
+    elif thread.is_done:
+        yield f"{thread.name} has ended. rs and rc go back, t to the next thread, q leaves."
     else:
-        yield f"{thread.name} is an operation in process context: {thread.state}"
-        yield "s goes to its next point, f to its end."
+        yield f"{thread.name}, an operation of process context: {thread.state}"
+        yield "s goes to its next point, f to its end, t to the next thread."
 
 
 def code_line(found: CodeLine, seen: Seen, *, with_bytes: bool = False, cursor: int | None = None) -> Line:
     """One instruction: breakpoint, arrow, offset, phase, text, comment."""
     current = found.address == seen.rip
     number = seen.breakpoints.get(found.address)
-    mark = Span("b" if number is not None else " ", Role.BREAKPOINT)
+    mark = Span("b", Role.BREAKPOINT) if number is not None else Span(" ")
     arrow = "=>" if current else "> " if found.address == cursor else "  "
     body: Line = (
         Span(f"{arrow} "),
@@ -111,9 +113,7 @@ def remark(found: CodeLine) -> str:
 
 def registers(seen: Seen) -> PaneText:
     """All registers, two in a row, changed ones marked."""
-    rows = [
-        Row((*_register(seen, one), *_register(seen, other))) for one, other in REGISTERS if seen.registers
-    ]
+    rows = [Row((*_register(seen, one), *_register(seen, other))) for one, other in REGISTERS if seen.registers]
     if seen.registers:
         flags = seen.registers["eflags"]
         names = " ".join(name for bit, name in FLAGS if flags >> bit & 1)
@@ -153,9 +153,9 @@ def _slot(slot: Slot, seen: Seen, *, is_top: bool) -> Line:
     return line(
         Span(">" if is_top else " "),
         Span(f"{slot.offset:+#6x} ", Role.FAINT),
-        Span(f"{name} " if name else "", Role.NAME),
+        Span(f"{name.replace('return address', 'return'):<{NAME_COLUMNS}} ", Role.NAME),
         Span(f"{value}{CHANGED if changed else ''}", Role.CHANGED if changed else Role.PLAIN),
-        Span(f" {slot.words}" if slot.words else "", Role.COMMENT),
+        Span(f" {slot.words}" if slot.words and not arrow else "", Role.COMMENT),
     )
 
 
@@ -174,7 +174,7 @@ def events(seen: Seen) -> PaneText:
     rows = []
     for number, (position, event) in enumerate(seen.events, first):
         new = number >= seen.before.events
-        text = Span(event_text(event), Role.CHANGED if new else Role.PLAIN)
+        text = Span(event, Role.CHANGED if new else Role.PLAIN)
         rows.append(Row(line(Span(f"{position:>6}{CHANGED if new else ' '} ", Role.FAINT), text)))
     return PaneText("events", tuple(rows), len(rows) - 1 if rows else None)
 
@@ -184,15 +184,16 @@ def cpus(seen: Seen) -> PaneText:
     rows = []
     for thread in seen.threads:
         here = seen.thread is not None and thread.number == seen.thread.number
-        where = f"cpu {thread.cpu}" if thread.is_task else "process context"
+        where = f"cpu {thread.cpu}, " if thread.is_task else ""
         mark = "=>" if here else "  "
-        rows.append(Row(line(f"{mark} {thread.number} ", Span(thread.name, Role.NAME), f"  {where}  {thread.state}")))
+        rows.append(Row(line(f"{mark} {thread.number} ", Span(thread.name, Role.NAME), f"  {where}{thread.state}")))
     for cpu in seen.cpus:
-        who = cpu.thread.name if cpu.thread is not None else "idle"
-        rows.append(Row(line(f"   cpu {cpu.index}: {who}")))
+        about = ["idle"] if cpu.thread is None else []
+        about += ["not serialised"] if cpu.pending else []
+        if about:
+            rows.append(Row(line(f"   cpu {cpu.index}: {', '.join(about)}")))
         for part in cpu.pending:
-            state = "has it" if part.sees_new else "has not serialised"
-            text = f"{part.address:x}: {part.old.hex()} -> {part.new.hex()}, {state}"
+            text = f"{seen.names[part.address]}: {part.old.hex()} -> {part.new.hex()}{', sees it' if part.sees_new else ''}"
             rows.append(Row(line("      ", Span(text, Role.WARNING)), part.address))
     if seen.grace_periods:
         rows.append(Row(line(f"   can end: grace period of {', '.join(seen.grace_periods)}")))
@@ -205,8 +206,9 @@ def status(seen: Seen) -> Line:
     if seen.thread is not None:
         cpu = f" on cpu {seen.thread.cpu}" if seen.thread.is_task else ""
         parts.append(f"thread {seen.thread.number}{cpu}")
-    parts.append(seen.current.phase or "no phase" if seen.current is not None else "")
-    return line(f"{'  '.join(part for part in parts if part):<36}  {seen.title}")
+    if seen.current is not None and seen.current.phase:
+        parts.append(seen.current.phase)
+    return line(f"{'  '.join(parts):<36}  {seen.title}")
 
 
 def about(seen: Seen) -> Line:
@@ -215,7 +217,7 @@ def about(seen: Seen) -> Line:
     if current is None:
         return ()
     remarks = [current.source, remark(current)]
-    return line(Span("; ".join(part for part in remarks if part), Role.WARNING if current.patch else Role.COMMENT))
+    return line(Span(" | ".join(part for part in remarks if part), Role.WARNING if current.patch else Role.COMMENT))
 
 
 PANES = {"code": code, "stack": stack, "registers": registers, "chain": chain, "cpus": cpus, "events": events}

@@ -28,6 +28,8 @@ class Place:
     position: int
     thread: Thread
     code: CodeLine | None
+    phase: str | None
+    """What the instruction is executed for, where that matters."""
     state: str
     marks: Marks
 
@@ -111,14 +113,21 @@ class Plain:
         debugger, thread = self._debugger, self._debugger.thread
         runs = thread.kind == "task" and not thread.is_done
         code = debugger.code_line(debugger.rip) if runs else None
-        return Place(debugger.position, thread, code, thread.state, Marks.of(debugger))
+        phase = self._phase_of(code) if code is not None and self._phase is not None else None
+        return Place(debugger.position, thread, code, phase, thread.state, Marks.of(debugger))
+
+    def _phase_of(self, code: CodeLine) -> str | None:
+        """Its own, or that of the call in which it runs: programs and originals may have none."""
+        debugger = self._debugger
+        calls = (debugger.phase(site.address - 1) for site in debugger.backtrace()[1:])
+        return next((phase for phase in (code.phase, *calls) if phase is not None), None)
 
     def _executed(self, before: Place) -> Iterator[str]:
         """What was executed at a place, once it has been, and what happened with it."""
         code = before.code
         if code is None:
             yield from self._told(before, before.state)
-        elif self._phase in (None, code.phase):
+        elif self._phase in (None, before.phase):
             done = effects(before.marks, Marks.of(self._debugger), pushes=True)
             yield from self._row(before, done, "  ")
             if self._left is not None:
@@ -162,5 +171,5 @@ class Plain:
         """Events since the last time."""
         events = self._debugger.events
         for position, event in events[self._events :]:
-            yield f"{position:>7} ! {event_text(event)}"
+            yield f"{position:>7} ! {event_text(event, self._debugger.symbol)}"
         self._events = len(events)

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from emu.events import Event
 from trampoline.debug import AtAddress, Breakpoint, CallSite, CodeLine, CpuState, Debugger, Frame, Thread
+from trampoline.stepper.event_text import event_text
 
 CODE_LINES = 600
 """Instructions around the present one, of its function: what one may scroll through."""
-EVENTS = 200
+SITE_LINES = 8
+"""Instructions around a site that is being patched."""
+EVENTS = 100
 """Of the last ones."""
 
 
@@ -21,11 +23,12 @@ class ThreadSeen:
     state: str
     cpu: int | None
     is_task: bool
+    is_done: bool
 
     @classmethod
     def of(cls, thread: Thread) -> "ThreadSeen":
         """How a thread is now."""
-        return cls(thread.number, thread.name, str(thread.state), thread.cpu, thread.kind == "task")
+        return cls(thread.number, thread.name, str(thread.state), thread.cpu, thread.kind == "task", thread.is_done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +67,17 @@ class Seen:
     registers: Mapping[str, int]
     """None for an operation, which has none."""
     code: tuple[CodeLine, ...]
+    labels: Mapping[int, tuple[str, ...]]
+    """Of the code, by address."""
     frame: Frame | None
     chain: tuple[CallSite, ...]
     cpus: tuple[CpuState, ...]
+    names: Mapping[int, str]
+    """Of the bytes that are being patched, by address."""
     grace_periods: tuple[str, ...]
     """The kinds of which one can end."""
-    events: tuple[tuple[int, Event], ...]
-    """The last of them, each with its position."""
+    events: tuple[tuple[int, str], ...]
+    """The last of them in words, each with its position."""
     event_count: int
     breakpoints: Mapping[int, int]
     """Numbers of breakpoints, by address."""
@@ -97,6 +104,8 @@ def look(debugger: Debugger, title: str, before: Marks | None, number: Callable[
     is_task = thread is not None and thread.kind == "task"
     runs = is_task and thread is not None and not thread.is_done
     events = debugger.events
+    cpus = tuple(debugger.vcpus())
+    code = tuple(debugger.code(lines=CODE_LINES)) if runs else _patched(debugger)
     return Seen(
         title=title,
         position=debugger.position,
@@ -104,12 +113,14 @@ def look(debugger: Debugger, title: str, before: Marks | None, number: Callable[
         thread=None if thread is None else ThreadSeen.of(thread),
         threads=tuple(ThreadSeen.of(one) for one in threads),
         registers=debugger.registers() if is_task else {},
-        code=tuple(debugger.code(lines=CODE_LINES)) if runs else (),
+        code=code,
+        labels=_labels(debugger, code),
         frame=frame_of(debugger),
         chain=tuple(debugger.backtrace()) if is_task else (),
-        cpus=tuple(debugger.vcpus()),
+        cpus=cpus,
         grace_periods=debugger.grace_periods,
-        events=tuple(events[-EVENTS:]),
+        names={part.address: debugger.symbol(part.address) for cpu in cpus for part in cpu.pending},
+        events=tuple((position, event_text(event, debugger.symbol)) for position, event in events[-EVENTS:]),
         event_count=len(events),
         breakpoints={
             debugger.address_of(one.where): number(one) for one in debugger.breakpoints if isinstance(one, AtAddress)
@@ -117,6 +128,20 @@ def look(debugger: Debugger, title: str, before: Marks | None, number: Callable[
         before=before,
         words_before=before.words,
     )
+
+
+def _patched(debugger: Debugger) -> tuple[CodeLine, ...]:
+    """The site that is being patched, while there is one."""
+    pending = [part.address for cpu in debugger.vcpus() for part in cpu.pending]
+    return tuple(debugger.code(min(pending), SITE_LINES)) if pending else ()
+
+
+def _labels(debugger: Debugger, code: tuple[CodeLine, ...]) -> dict[int, tuple[str, ...]]:
+    image = debugger.kernel.machine.images.at(code[0].address) if code else None
+    found: dict[int, tuple[str, ...]] = {}
+    for name, address in image.symbols.items() if image is not None else ():
+        found[address] = (*found.get(address, ()), name)
+    return found
 
 
 def frame_of(debugger: Debugger) -> Frame | None:

@@ -110,7 +110,8 @@ class Pane(Widget, can_focus=True):
         return [rows[place] if place < len(rows) else None for place in range(self.top, self.top + self.size.height)]
 
     def _repaint(self, before: list[Row | None]) -> None:
-        if self.border_title != (title := f" {self.number} {self.text.title} " if self.number else f" {self.text.title} "):
+        title = f" {self.number} {self.text.title} " if self.number else f" {self.text.title} "
+        if self.border_title != title:
             self.border_title = title
         for y, (old, new) in enumerate(zip(before, self._visible(), strict=True)):
             if old != new:
