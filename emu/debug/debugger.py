@@ -194,6 +194,8 @@ class Debugger:
         thread = self.thread
         if n == 1:
             return self._search.one(thread)
+        if n < 1:
+            raise DebugError(f"{n} steps")
         return self._search.forward(thread, self._breakpoints, limit=n, reason=StopReason.STEP)
 
     def step_over(self) -> Stop:

@@ -12,9 +12,10 @@ from emu.debug.marks import Marks
 from emu.debug.moves import Adopt, Begin, EndGracePeriod, Go, Move, Place, Preempt, SetRegister, Wake, WriteMemory
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.debug.timeline import Timeline
-from emu.engine import DataWatch
+from emu.engine import DataWatch, Exit
 from emu.errors import GuestFault
 from emu.events import Event
+from emu.faults import INT3
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import GracePeriod, RcuFlavour
@@ -41,6 +42,18 @@ class Ran:
     error: Exception | None = None
     access: Access | None = None
     blocked: str = ""
+
+
+@dataclass(slots=True)
+class _Quick:
+    """A task that has just made a single step at the end of the line, and stands at ``rip``: it may well make another
+    one. ``due``: where the next checkpoint is to be.
+    """
+
+    thread: TaskThread
+    vcpu: Vcpu
+    rip: int
+    due: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,8 @@ class Record:
         self._allowed = self._made = 0
         self._cut: int | None = None
         self._python: Checkpoint | None = None
+        self._quick: _Quick | None = None
+        self._outside = kernel.machine.host_calls.return_address
         self._spacing = SPACING
         self._end_subscription = kernel.events.subscribe(self._on_event)
         self._kept: list[_Kept] = []
@@ -95,6 +110,7 @@ class Record:
 
     def make(self, move: Move) -> None:
         """Make a move that is no step, for the first time. What it raises leaves everything as it was."""
+        self._quick = None
         self._fresh, self._is_first_time = [], True
         self._running, self._made = None, 1
         try:
@@ -110,10 +126,37 @@ class Record:
             for python in {id(kept.python): kept.python for kept in self._kept}.values():
                 python.extend(move.thread.roots())
 
+    def quick_step(self, thread: Thread | None) -> bool:
+        """One step of a thread in the ordinary case: where the last thing that happened was one, and where it turns
+        out to be an instruction like any other. False: nothing was done.
+        """
+        quick = self._quick
+        if quick is None or quick.thread is not thread or self.position >= quick.due:
+            return False
+        vcpu = quick.vcpu
+        vcpu.engine.limit(1)
+        reached, rip = vcpu.execute(quick.rip)
+        if reached is Exit.LIMIT:
+            quick.rip = rip
+            self.position += 1
+            self.timeline.again()
+            if rip == self._outside:
+                self._quick = None
+                self._end_task(vcpu)
+            return True
+        self._quick = None
+        if reached is Exit.HALT or (reached is Exit.INTERRUPT and vcpu.engine.interrupt_number == INT3):
+            # These do nothing but end the run: they are made again, and answered.
+            vcpu.regs.rip = rip - 1
+        elif reached is not Exit.TICK:
+            vcpu.forget_exception()
+        return False
+
     def go(self, thread: Thread, steps: int) -> Ran:
         """Let a thread make so many steps at most, for the first time; fewer where a mark, an event, or what is watched
         says so, and where a checkpoint is due.
         """
+        self._quick = None
         if isinstance(thread, OperationThread) and thread.control is None and self._kept[-1].position != self.position:
             self._keep()
         steps = min(steps, max(self._due - self.position, 1))
@@ -252,9 +295,7 @@ class Record:
             made = steps - engine.left
         if stop is None:
             if vcpu.regs.rip == self.kernel.machine.host_calls.return_address:
-                # The stub behind the outermost function is none of the guest's instructions.
-                vcpu.advance(1)
-                self._left_cpu()
+                self._end_task(vcpu)
         else:
             made -= stop.reason is TaskStop.RETURNED
             self._left_cpu()
@@ -294,6 +335,17 @@ class Record:
             if control.done:
                 thread.finish(control, error)
         return Ran(made)
+
+    def _end_task(self, vcpu: Vcpu) -> None:
+        """The outermost function has returned to a stub, which is none of the guest's instructions."""
+        vcpu.advance(1)
+        self._left_cpu()
+
+    def be_quick(self, thread: Thread) -> None:
+        """A thread has made a single step: let ``quick_step`` make the next one, where that can be."""
+        vcpu = self.vcpu_of(thread)
+        if vcpu is not None and self.position == self.timeline.end and isinstance(thread, TaskThread):
+            self._quick = _Quick(thread, vcpu, vcpu.regs.rip, self._due)
 
     def _left_cpu(self) -> None:
         self._python = None
@@ -419,14 +471,14 @@ class Record:
             operations = [thread for thread in self.threads if isinstance(thread, OperationThread)]
             roots = [self.kernel, machine.host_calls, machine.on_int3, machine.on_fault, *self._roots]
             roots += [thing for thread in operations for thing in thread.roots()]
-            self._python = Checkpoint(roots, [machine, *machine.vcpus, *machine.tasks, self, *self._outside()])
+            self._python = Checkpoint(roots, [machine, *machine.vcpus, *machine.tasks, self, *self._own()])
         threads = tuple((thread, thread.capture()) for thread in self.threads)
         self._kept.insert(at, _Kept(self.position, machine.snapshot(), self._python, threads))
         if len(self._kept) > MOST_CHECKPOINTS:
             del self._kept[1::2]
             self._spacing *= 2
 
-    def _outside(self) -> list[object]:
+    def _own(self) -> list[object]:
         return [self.timeline, self.threads, self.events, self.marks, self._watches, self.stops_at_events]
 
     def checkpoint_before(self, position: int) -> int:
@@ -447,6 +499,7 @@ class Record:
         self._follow(position)
 
     def _restore(self, kept: _Kept) -> None:
+        self._quick = None
         for thread in self.threads:
             if isinstance(thread, OperationThread):
                 thread.abandon()
@@ -465,6 +518,7 @@ class Record:
 
     def repeat(self, position: int) -> Ran:
         """Make the next moves of the line again: one, or steps of one thread, up to a position."""
+        self._quick = None
         move, times = self.timeline.at(self.position)
         if not isinstance(move, Go):
             self._perform(move)

@@ -49,15 +49,18 @@ class Search:
 
     def one(self, thread: Thread) -> Stop:
         """One step of a thread."""
-        debugger = self._debugger
+        debugger, record = self._debugger, self._record
+        if record.quick_step(thread):
+            return self._done(thread) if thread.is_done else Stop(StopReason.STEP, thread, record.position)
         refused = self._refused(thread)
         if refused is not None:
             return refused
-        ran = self._record.go(thread, 1)
+        ran = record.go(thread, 1)
         if ran.error is not None:
             return debugger.stopped(StopReason.FAULT, _told(ran.error))
         if thread.is_done:
             return self._done(thread)
+        record.be_quick(thread)
         return debugger.stopped(StopReason.STEP)
 
     def forward(

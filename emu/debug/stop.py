@@ -1,8 +1,7 @@
 """How a move, or a run of moves, ended."""
 
 import enum
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from emu.events import Event
 
@@ -32,8 +31,7 @@ class StopReason(enum.StrEnum):
     """So many moves as were allowed were made."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """Where everything stands. ``event`` is the last one that happened on the way to a stop, if any did."""
 
     reason: StopReason

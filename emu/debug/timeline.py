@@ -43,6 +43,10 @@ class Timeline:
         self.end = position + count
         return position
 
+    def again(self) -> None:
+        """Note that the last move, a step, was made once more at the end."""
+        self.end += 1
+
     def truncate(self, position: int) -> None:
         """Forget the moves behind a position."""
         entry = bisect_right(self._starts, position - 1)
