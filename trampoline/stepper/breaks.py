@@ -113,10 +113,7 @@ _KINDS: Mapping[str, Callable[[Session, str], Breakpoint]] = {"phase": _phase, "
 def _address(session: Session, where: str) -> int | str:
     debugger = session.debugger
     if not where:
-        rip = debugger.registers().get("rip")
-        if rip is None:
-            raise TrampolineError("where? this thread is in process context")
-        return rip
+        return debugger.registers()["rip"]
     expression = Expression(where.removeprefix("*"))
     address = expression.value(debugger, debugger.kernel.kallsyms)
     # A symbol keeps its name, so that the list of breakpoints says it.

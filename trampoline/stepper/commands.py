@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from emu.errors import EmuError
 from trampoline.errors import TrampolineError
-from trampoline.stepper import breaks, inspect, moves
+from trampoline.stepper import breaks, inspect, moves, scheduling
 from trampoline.stepper.answer import Answer
 from trampoline.stepper.session import Session
 from trampoline.stepper.text import Line, Role, Span, line
@@ -60,7 +60,7 @@ GROUPS = (
             Command(("finish", "f", "fin"), "", "until the present function has returned", moves.step_out, True),
             Command(("continue", "c"), "", "to a breakpoint, the end, a fault", moves.run, True),
             Command(("until", "u", "advance"), "PLACE", "to a place, as for break", breaks.until),
-            Command(("phase",), "[NAME]", "to the next phase, or to that one", moves.to_phase, True),
+            Command(("phase",), "[NAME]", "to the next phase, or to that one; p alone too", moves.to_phase, True),
             Command(("to",), "WHAT", "to the next program, call, patch or event", moves.to, True),
         ),
     ),
@@ -74,7 +74,7 @@ GROUPS = (
             ),
             Command(("reverse-finish", "rf"), "", "to the call of the present function", moves.back_out, True),
             Command(("reverse-continue", "rc"), "", "to a breakpoint, or the start", moves.run_back, True),
-            Command(("goto",), "POSITION", "to a position; 0 is the start", moves.goto),
+            Command(("goto",), "POSITION", "to a position that was reached before", moves.goto),
         ),
     ),
     Group(
@@ -88,14 +88,29 @@ GROUPS = (
         ),
     ),
     Group(
+        "Threads and CPUs",
+        (
+            Command(("thread", "t"), "[NUMBER]", "step that one; without NUMBER: list them", scheduling.thread),
+            Command(("preempt",), "[THREAD]", "take its CPU from it", scheduling.preempt),
+            Command(("wake",), "[THREAD]", "let a sleeping task go on", scheduling.wake),
+            Command(("place",), "CPU", "let a task that was preempted go on there", scheduling.place),
+            Command(("adopt",), "[CPU]", "let a CPU see what was written to text", scheduling.adopt),
+            Command(("grace",), "KIND", "end a grace period; its callbacks are a thread", scheduling.grace),
+        ),
+    ),
+    Group(
         "Looking and changing",
         (
-            Command(("info", "i"), "WHAT", f"{', '.join(inspect.SHOWN)}", inspect.info),
+            Command(("info", "i"), "WHAT", "a pane; breakpoints", inspect.info),
             Command(("backtrace", "bt", "where"), "", "the call chain", inspect.backtrace),
             Command(("print", "p"), "EXPR", "a value", _print),
             Command(("x",), "[/N[x|i]] EXPR", "N words of memory, or instructions", inspect.memory),
-            Command(("set",), "WHAT = EXPR", "a register ($rax), a word of memory (*EXPR)", inspect.change),
-            Command(("thread", "t"), "[NUMBER]", "step that one; without NUMBER: list them", inspect.thread),
+            Command(("set",), "WHAT = EXPR", "a register ($rax), a word (*EXPR)", inspect.change),
+        ),
+    ),
+    Group(
+        "Other",
+        (
             Command(("help", "h"), "[COMMAND]", "this", _help),
             Command(("quit", "q", "exit"), "", "leave", _quit),
         ),
@@ -155,6 +170,5 @@ def help_lines() -> tuple[Line, ...]:
 
 def _summary(command: Command) -> Line:
     full, *short = command.names
-    names = f"{full} ({', '.join(short)})" if short else full
-    usage = f"{names} {command.usage}".rstrip()
-    return line(f"  {usage:<38} ", Span(command.summary, Role.COMMENT))
+    names = f"{full} ({short[0]})" if short else full
+    return line(f"  {f'{names} {command.usage}':<30} ", Span(command.summary, Role.COMMENT))

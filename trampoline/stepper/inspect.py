@@ -84,18 +84,6 @@ def change(session: Session, rest: str) -> Answer:
     return Answer((line(f"{what.strip()} = {value:#x}"),), moved=True)
 
 
-def thread(session: Session, rest: str) -> Answer:
-    """``thread NUMBER``"""
-    if not rest:
-        return info(session, "threads")
-    wanted = number(rest, "which thread", least=1)
-    found = next((one for one in session.debugger.threads if one.number == wanted), None)
-    if found is None:
-        raise TrampolineError(f"no thread {wanted}")
-    session.debugger.select(found)
-    return Answer((line(f"thread {found.number}: {found.name}"),), moved=True)
-
-
 def _value(session: Session, text: str) -> int:
     debugger = session.debugger
     return Expression(text).value(debugger, debugger.kernel.kallsyms) & MASK

@@ -1,7 +1,6 @@
 """Commands that move: forwards, backwards, to the next something."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal, get_args
 
 from asm import Phase
@@ -101,7 +100,7 @@ def to_breakpoint(session: Session, wanted: Breakpoint) -> Answer:
     finally:
         debugger.remove(wanted)
     if stop.breakpoint == wanted:
-        stop = replace(stop, reason=StopReason.STEP)
+        stop = stop._replace(reason=StopReason.STEP)
     return moved(session, stop)
 
 
@@ -116,7 +115,7 @@ def moved(session: Session, stop: Stop) -> Answer:
     """What a move's end is told as."""
     if stop.position < session.start:
         # In front of it there is nobody whom one could look at.
-        stop = replace(session.debugger.goto(session.start), reason=StopReason.START)
+        stop = session.debugger.goto(session.start)._replace(reason=StopReason.START)
     session.stop = stop
     text = reason(session, stop)
     role = Role.WARNING if stop.reason is StopReason.FAULT else Role.PLAIN

@@ -153,7 +153,7 @@ def _slot(slot: Slot, seen: Seen, *, is_top: bool) -> Line:
     return line(
         Span(">" if is_top else " "),
         Span(f"{slot.offset:+#6x} ", Role.FAINT),
-        Span(f"{name.replace('return address', 'return'):<{NAME_COLUMNS}} ", Role.NAME),
+        Span("return " if arrow else f"{name:<{NAME_COLUMNS}} ", Role.NAME),
         Span(f"{value}{CHANGED if changed else ''}", Role.CHANGED if changed else Role.PLAIN),
         Span(f" {slot.words}" if slot.words and not arrow else "", Role.COMMENT),
     )
@@ -193,7 +193,8 @@ def cpus(seen: Seen) -> PaneText:
         if about:
             rows.append(Row(line(f"   cpu {cpu.index}: {', '.join(about)}")))
         for part in cpu.pending:
-            text = f"{seen.names[part.address]}: {part.old.hex()} -> {part.new.hex()}{', sees it' if part.sees_new else ''}"
+            sees = ", sees it" if part.sees_new else ""
+            text = f"{seen.names[part.address]}: {part.old.hex()} -> {part.new.hex()}{sees}"
             rows.append(Row(line("      ", Span(text, Role.WARNING)), part.address))
     if seen.grace_periods:
         rows.append(Row(line(f"   can end: grace period of {', '.join(seen.grace_periods)}")))

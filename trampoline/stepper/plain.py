@@ -88,6 +88,8 @@ class Plain:
         yield from self._here()
         for text in texts:
             text = text.strip()
+            if not text or text[0] == "#":
+                continue
             yield f"{PROMPT}{text}"
             printed = list[str]()
             before = self._place()

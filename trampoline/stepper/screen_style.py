@@ -36,7 +36,7 @@ Screen { layers: base over; }
 #command { height: 1; padding: 0 1; }
 #command Input { border: none; height: 1; padding: 0; background: ansi_default; }
 #panes { layout: grid; grid-size: 2; grid-columns: 1fr 42; grid-rows: 1fr 11; height: 1fr; }
-#small { display: none; content-align: center middle; width: 100%; height: 100%; }
+#small { display: none; layer: over; width: 100%; height: 100%; background: ansi_default; }
 Pane { border-top: solid ansi_bright_black; border-title-color: ansi_default; border-title-align: left;
        scrollbar-size: 0 0; }
 #stack, #chain { padding: 0 1 0 0; }
@@ -54,8 +54,5 @@ Pane:focus { border-top: heavy ansi_default; border-title-style: bold; }
 .-wide.-tall #panes { grid-columns: 1fr 43; grid-rows: 1fr 11 6 6; }
 .-wide.-tall #code { column-span: 1; row-span: 2; padding: 0 1 0 0; }
 
-.-narrow-terminal #panes, .-low-terminal #panes, .-narrow-terminal #status, .-low-terminal #status,
-.-narrow-terminal #message, .-low-terminal #message, .-narrow-terminal #command, .-low-terminal #command
-    { display: none; }
 .-narrow-terminal #small, .-low-terminal #small { display: block; }
 """

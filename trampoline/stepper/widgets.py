@@ -89,6 +89,7 @@ class Pane(Widget, can_focus=True):
         if self.text.at is not None:
             self._bring(self.text.at)
         self.top = self._within(self.top)
+        self.refresh()
 
     def render_line(self, y: int) -> Strip:
         """What Textual paints."""
