@@ -156,6 +156,10 @@ class Debugger:
             raise DebugError(f"cpu {cpu} has nothing to adopt" + (f" at {address:#x}" if address is not None else ""))
         self._record.make(Adopt(cpu, address))
 
+    def is_trapped(self, thread: Thread) -> bool:
+        """Whether a task has executed an int3 whose entry, which is a step of its own, has not run yet."""
+        return self._record.is_trapped(thread)
+
     def _begin(self, move: Move, thread: Thread) -> Thread:
         self._record.make(move)
         self._current = thread

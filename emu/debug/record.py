@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 
 from emu.checkpoint import Checkpoint
 from emu.debug.breakpoints import Access, Breakpoint
@@ -13,13 +14,14 @@ from emu.debug.moves import Adopt, Begin, EndGracePeriod, Go, Move, Place, Preem
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.debug.timeline import Timeline
 from emu.engine import DataWatch, Exit
-from emu.errors import GuestFault
+from emu.errors import GuestFault, NotMapped
 from emu.events import Event
 from emu.faults import INT3
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import GracePeriod, RcuFlavour
-from emu.paging import NX
+from emu.layout import PAGE_MASK, PAGE_SHIFT
+from emu.paging import NX, frame_of
 from emu.registers import SAVED
 from emu.snapshot import Snapshot
 from emu.task import TaskState
@@ -62,6 +64,7 @@ class _Kept:
     snapshot: Snapshot
     python: Checkpoint
     threads: tuple[tuple[Thread, object], ...]
+    trapped: frozenset[int]
 
 
 class Record:
@@ -87,9 +90,11 @@ class Record:
         self._allowed = self._made = 0
         self._cut: int | None = None
         self._python: Checkpoint | None = None
+        self._trapped: set[int] = set()
         self._quick: _Quick | None = None
         self._outside = kernel.machine.host_calls.return_address
         self._spacing = SPACING
+        kernel.machine.on_int3.insert(0, self._on_int3)
         self._end_subscription = kernel.events.subscribe(self._on_event)
         self._kept: list[_Kept] = []
         self._keep()
@@ -100,6 +105,7 @@ class Record:
             if isinstance(thread, OperationThread):
                 thread.abandon()
         self.watch(())
+        self.kernel.machine.on_int3.remove(self._on_int3)
         self.marks.close()
         for vcpu in self.kernel.machine.vcpus:
             vcpu.engine.hold(held=False)
@@ -150,6 +156,11 @@ class Record:
             vcpu.regs.rip = rip - 1
         elif reached is not Exit.TICK:
             vcpu.forget_exception()
+            if rip != quick.rip:
+                # What it leads to can't be fetched; it itself was executed.
+                self.position += 1
+                self.timeline.again()
+                return True
         return False
 
     def go(self, thread: Thread, steps: int) -> Ran:
@@ -206,9 +217,8 @@ class Record:
             thread: Thread = move.thread
             if isinstance(thread, TaskThread):
                 task = self.kernel.task(thread.name, thread.function, *thread.args)
-                thread.task = task
-                assert thread.cpu is not None
-                vcpu = machine.vcpus[thread.cpu]
+                thread.task, thread.cpu = task, thread.first_cpu
+                vcpu = machine.vcpus[thread.first_cpu]
                 if vcpu.task is vcpu.idle:
                     vcpu.switch_to(task)
             self.threads.append(thread)
@@ -236,6 +246,8 @@ class Record:
         vcpu = self.vcpu_of(thread)
         if vcpu is None:
             raise DebugError(f"{thread.name} is on no cpu")
+        if vcpu.index in self._trapped:
+            raise DebugError(f"{thread.name} is on the way from an int3 to its entry: interrupts are off")
         vcpu.yield_task()
         self._note_quiescence()
 
@@ -278,6 +290,8 @@ class Record:
         vcpu = self.kernel.machine.vcpus[thread.cpu]
         if vcpu.task is not task:
             vcpu.switch_to(task)
+        if vcpu.index in self._trapped:
+            return self._enter_int3(vcpu)
         engine, entries = vcpu.engine, vcpu.host_entries
         self._running, self._allowed, self._cut = vcpu, steps, None
         access: Access | None = None
@@ -285,7 +299,15 @@ class Record:
             stop = vcpu.advance(steps)
         except Exception as error:
             left, access = self._left(vcpu, None)
-            return Ran(max(steps - (engine.left + 1 if left is None else left + 1), 0), error)
+            left = engine.left if left is None else left
+            if not (isinstance(error, GuestFault) and error.access == "fetch"):
+                return Ran(max(steps - left - 1, 0), error)
+            # The instruction that is not there was not counted: all that were are done.
+            if left > 0:
+                return Ran(steps - left, error)
+            task.state, task.in_kernel = TaskState.RUNNABLE, True
+            vcpu.switch_to(task)
+            return Ran(steps, access=access)
         left, access = self._left(vcpu, self._cut)
         if left is not None:
             made = steps - left
@@ -296,12 +318,37 @@ class Record:
         if stop is None:
             if vcpu.regs.rip == self.kernel.machine.host_calls.return_address:
                 self._end_task(vcpu)
+        elif vcpu.index in self._trapped:
+            # It stopped to let the entry behind its trap be a step of its own: it has not left the CPU.
+            vcpu.switch_to(task)
         else:
             made -= stop.reason is TaskStop.RETURNED
             self._left_cpu()
         if vcpu.host_entries != entries:
             self._python = None
         return Ran(made, access=access)
+
+    def _on_int3(self, vcpu: Vcpu) -> bool:
+        """An int3 was executed: the entry is a step of its own, with interrupts off."""
+        if vcpu.is_nested or vcpu is not self._running:
+            return False
+        self._trapped.add(vcpu.index)
+        vcpu.preempt()
+        return True
+
+    def _enter_int3(self, vcpu: Vcpu) -> Ran:
+        self._running, self._allowed, self._made, self._cut = None, 1, 1, None
+        self._python = None
+        answers = [answer for answer in self.kernel.machine.on_int3 if answer != self._on_int3]
+        if not any(answer(vcpu) for answer in answers):
+            return Ran(0, vcpu.unanswered())
+        self._trapped.discard(vcpu.index)
+        return Ran(1)
+
+    def is_trapped(self, thread: Thread) -> bool:
+        """Whether a task has executed an int3 whose entry has not run yet."""
+        vcpu = self.vcpu_of(thread)
+        return vcpu is not None and vcpu.index in self._trapped
 
     def _left(self, vcpu: Vcpu, cut: int | None) -> tuple[int | None, Access | None]:
         """Steps that were left when a run was to end, and which access ended it."""
@@ -320,7 +367,7 @@ class Record:
             control = thread.control = self.kernel.process.start(thread.do, thread.name)
         made = 0
         while made < steps and not thread.is_done and self._cut is None:
-            why = thread.waits_for(self.kernel.rcu.is_pending)
+            why = self._waits_for(thread)
             if why:
                 return Ran(made, blocked=why)
             error: Exception | None = None
@@ -344,7 +391,9 @@ class Record:
     def be_quick(self, thread: Thread) -> None:
         """A thread has made a single step: let ``quick_step`` make the next one, where that can be."""
         vcpu = self.vcpu_of(thread)
-        if vcpu is not None and self.position == self.timeline.end and isinstance(thread, TaskThread):
+        if vcpu is None or vcpu.index in self._trapped:
+            return
+        if self.position == self.timeline.end and isinstance(thread, TaskThread):
             self._quick = _Quick(thread, vcpu, vcpu.regs.rip, self._due)
 
     def _left_cpu(self) -> None:
@@ -389,7 +438,7 @@ class Record:
     def why_blocked(self, thread: Thread) -> str:
         """Why a thread that is not done can't make a step; nothing where it can."""
         if isinstance(thread, OperationThread):
-            return thread.waits_for(self.kernel.rcu.is_pending)
+            return self._waits_for(thread)
         assert isinstance(thread, TaskThread)
         assert thread.task is not None
         assert thread.cpu is not None
@@ -399,6 +448,9 @@ class Record:
         if vcpu.task is not thread.task and vcpu.task is not vcpu.idle:
             return f"cpu {thread.cpu} runs {vcpu.task.name}"
         return ""
+
+    def _waits_for(self, thread: OperationThread) -> str:
+        return thread.waits_for(self.kernel.rcu.is_pending, self._trapped.__contains__)
 
     def grace_periods(self) -> list[GracePeriod]:
         """The grace periods that can end now, the oldest of each kind. Nothing is noted by looking."""
@@ -427,10 +479,20 @@ class Record:
         known = {access for _, access, _ in self._watches}
         for access in wanted:
             if access not in known:
-                for vcpu in self.kernel.machine.vcpus:
+                for vcpu, (start, size) in product(self.kernel.machine.vcpus, self._physical(access)):
                     reads, writes = "r" in access.how, "w" in access.how
-                    watch = vcpu.engine.watch(access.start, access.size, reads=reads, writes=writes)
-                    self._watches.append((vcpu, access, watch))
+                    self._watches.append((vcpu, access, vcpu.engine.watch(start, size, reads=reads, writes=writes)))
+
+    def _physical(self, access: Access) -> Iterator[tuple[int, int]]:
+        """Where the pages of a range are in guest RAM."""
+        at, end = access.start, access.start + access.size
+        while at < end:
+            size = min(end, (at | PAGE_MASK) + 1) - at
+            entry = self.kernel.machine.page_entry(at)
+            if not entry:
+                raise NotMapped(at)
+            yield (frame_of(entry) << PAGE_SHIFT) + (at & PAGE_MASK), size
+            at += size
 
     @contextmanager
     def stopping(self, thread: TaskThread, marked: Collection[int]) -> Iterator[bool]:
@@ -473,7 +535,7 @@ class Record:
             roots += [thing for thread in operations for thing in thread.roots()]
             self._python = Checkpoint(roots, [machine, *machine.vcpus, *machine.tasks, self, *self._own()])
         threads = tuple((thread, thread.capture()) for thread in self.threads)
-        self._kept.insert(at, _Kept(self.position, machine.snapshot(), self._python, threads))
+        self._kept.insert(at, _Kept(self.position, machine.snapshot(), self._python, threads, frozenset(self._trapped)))
         if len(self._kept) > MOST_CHECKPOINTS:
             del self._kept[1::2]
             self._spacing *= 2
@@ -509,6 +571,7 @@ class Record:
         self.threads[:] = [thread for thread, _ in kept.threads]
         for thread, record in kept.threads:
             thread.restore(record)
+        self._trapped = set(kept.trapped)
         self.position = kept.position
 
     def _follow(self, position: int) -> None:

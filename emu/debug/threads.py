@@ -62,6 +62,7 @@ class TaskThread(Thread):
             args = (*args, *[0] * (len(ARGUMENTS) - len(args)), *stack_args)
         self.function, self.args = function, tuple(args)
         self.cpu: int | None = cpu
+        self.first_cpu = cpu
         self.task: Task | None = None
 
     @property
@@ -145,13 +146,17 @@ class OperationThread(Thread):
             self.control.abandon()
         self.control = None
 
-    def waits_for(self, is_pending: Callable[[object], bool]) -> str:
-        """What it can't go on without, in words; nothing where it can. ``is_pending``: of a grace period."""
+    def waits_for(self, is_pending: Callable[[object], bool], is_trapped: Callable[[int], bool]) -> str:
+        """What it can't go on without, in words; nothing where it can. ``is_pending``: of a grace period,
+        ``is_trapped``: of a vCPU, which takes no interrupt then.
+        """
         at = self.control.at if self.control is not None else None
         if at is None:
             return ""
         if at.kind is PointKind.LOCK and isinstance(at.on, Lock) and at.on.held:
             return f"{at.on.name} is held"
+        if at.kind is PointKind.IPI and isinstance(at.on, int) and is_trapped(at.on):
+            return f"cpu {at.on} is on the way from an int3 to its entry: interrupts are off"
         if at.kind is PointKind.GRACE_PERIOD and is_pending(at.on):
             return f"{at.what}: the grace period is not over"
         return ""
