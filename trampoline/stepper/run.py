@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from trampoline.debug import Debugger
@@ -74,10 +75,11 @@ def step(opening: Opening, how: Stepping) -> int:
 
 
 def _print(opening: Opening, how: Stepping) -> int:
+    commands = _commands(how)
     with opening() as session:
         printed = Plain(session, phase=how.phase, most=how.most)
         has_commands = how.commands or how.script is not None
-        lines = printed.commands(_commands(how)) if has_commands else printed.everything()
+        lines = printed.commands(commands) if has_commands else printed.everything()
         for line in lines:
             print(line, flush=sys.stdout.isatty())
         return 1 if printed.faulted else 0
@@ -88,8 +90,9 @@ def _show(opening: Opening, how: Stepping) -> int:
 
     if how.script == "-":
         raise TrampolineError("-x -: standard input is the screen's keyboard; --plain reads commands from it")
+    commands = tuple(_commands(how))
     with _elsewhere(opening) as (session, executor):
-        app = StepApp(session, executor, tuple(_commands(how)))
+        app = StepApp(session, executor, commands)
         app.run(mouse=False)
         return app.return_code or 0
 
@@ -97,18 +100,18 @@ def _show(opening: Opening, how: Stepping) -> int:
 def _screenshot(opening: Opening, how: Stepping, path: Path) -> int:
     from trampoline.stepper.screenshot import screenshot, written
 
+    commands = tuple(_commands(how))
     with _elsewhere(opening) as (session, executor):
-        written(path, screenshot(session, executor, tuple(_commands(how)), how.size))
+        written(path, screenshot(session, executor, commands, how.size))
     return 0
 
 
-def _commands(how: Stepping) -> Iterator[str]:
-    yield from how.commands
+def _commands(how: Stepping) -> Iterable[str]:
     if how.script == "-":
-        yield from map(str.strip, sys.stdin)
-    elif how.script is not None:
-        with open(how.script, encoding="utf-8") as script:
-            yield from map(str.strip, script)
+        return chain(how.commands, sys.stdin)  # a line at a time: somebody may be typing
+    if how.script is None:
+        return how.commands
+    return (*how.commands, *Path(how.script).read_text(encoding="utf-8").splitlines())
 
 
 @contextmanager
