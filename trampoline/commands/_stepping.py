@@ -15,8 +15,8 @@ def add_stepping(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--phase", metavar="P", help="print the instructions of this phase only (implies --plain)")
     parser.add_argument(
         "--ex", action="append", default=[], dest="commands", metavar="COMMAND",
-        help="do this first, as on the command line of the screen (s 5, break bpf_prog_fexit0, help); with --plain: do"
-        " this, and print what comes of it; may be given again",
+        help="do this first, as on the command line of the screen ('to program; s 5'); with --plain: do this, and"
+        " print what comes of it; may be given again",
     )  # fmt: skip
     parser.add_argument("-x", dest="script", metavar="FILE", help="the same, a command a line; - is standard input")
     parser.add_argument(

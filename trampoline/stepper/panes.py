@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trampoline.debug import CodeLine, Slot
-from trampoline.stepper.seen import Seen
+from trampoline.stepper.seen import TRAPPED, Seen
 from trampoline.stepper.text import Line, Role, Span, line, restyled
 
 REGISTERS = (
@@ -16,7 +16,7 @@ FLAGS = ((0, "CF"), (2, "PF"), (4, "AF"), (6, "ZF"), (7, "SF"), (9, "IF"), (10, 
 """Bits of eflags, as gdb names them."""
 CODE_COLUMNS = 20
 """Of an instruction's bytes: ten are the longest in a trampoline."""
-TEXT_COLUMNS = 38
+TEXT_COLUMNS = 34
 """Of an instruction, before its comment."""
 NAME_COLUMNS = 10
 """Of a stack slot's name, at least."""
@@ -209,12 +209,14 @@ def status(seen: Seen) -> Line:
         parts.append(f"thread {seen.thread.number}{cpu}")
     if seen.current is not None and seen.current.phase:
         parts.append(seen.current.phase)
-    return line(f"{'  '.join(parts):<36}  {seen.title}")
+    return line(f" {'  '.join(parts):<36}  {seen.title}")
 
 
 def about(seen: Seen) -> Line:
     """What is to be said of the present instruction: all of its remarks, for which the listing may be too narrow."""
     current = seen.current
+    if seen.thread is not None and seen.thread.state == TRAPPED:
+        return line(Span(TRAPPED, Role.WARNING))
     if current is None:
         return ()
     remarks = [current.source, remark(current)]

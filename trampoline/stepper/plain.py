@@ -9,7 +9,7 @@ from trampoline.stepper.commands import perform
 from trampoline.stepper.effects import effects
 from trampoline.stepper.event_text import event_text
 from trampoline.stepper.moves import phase_named, reason
-from trampoline.stepper.seen import Marks
+from trampoline.stepper.seen import TRAPPED, Marks
 from trampoline.stepper.session import Session
 from trampoline.stepper.text import plain
 
@@ -114,9 +114,11 @@ class Plain:
     def _place(self) -> Place:
         debugger, thread = self._debugger, self._debugger.thread
         runs = thread.kind == "task" and not thread.is_done
-        code = debugger.code_line(debugger.rip) if runs else None
+        is_trapped = runs and debugger.is_trapped(thread)
+        code = debugger.code_line(debugger.rip) if runs and not is_trapped else None
         phase = self._phase_of(code) if code is not None and self._phase is not None else None
-        return Place(debugger.position, thread, code, phase, thread.state, Marks.of(debugger))
+        state = TRAPPED if is_trapped else thread.state
+        return Place(debugger.position, thread, code, phase, state, Marks.of(debugger))
 
     def _phase_of(self, code: CodeLine) -> str | None:
         """Its own, or that of the call in which it runs: programs and originals may have none."""

@@ -107,11 +107,12 @@ def _screenshot(opening: Opening, how: Stepping, path: Path) -> int:
 
 
 def _commands(how: Stepping) -> Iterable[str]:
+    given = [command for text in how.commands for command in text.split(";")]
     if how.script == "-":
-        return chain(how.commands, sys.stdin)  # a line at a time: somebody may be typing
+        return chain(given, sys.stdin)  # a line at a time: somebody may be typing
     if how.script is None:
-        return how.commands
-    return (*how.commands, *Path(how.script).read_text(encoding="utf-8").splitlines())
+        return given
+    return (*given, *Path(how.script).read_text(encoding="utf-8").splitlines())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ def thread(session: Session, rest: str) -> Answer:
         return inspect.info(session, "threads")
     found = _thread(session, rest)
     session.debugger.select(found)
-    return Answer((line(f"thread {found.number}: {found.name}"),), moved=True)
+    return Answer(moved=True)
 
 
 def preempt(session: Session, rest: str) -> Answer:

@@ -31,7 +31,7 @@ WIDE, TALL = 110, 34
 
 CSS = """
 Screen { layers: base over; }
-#status { height: 1; text-style: reverse; padding: 0 1; }
+#status { height: 1; text-style: reverse; }
 #message { height: 1; padding: 0 1; }
 #command { height: 1; padding: 0 1; }
 #command Input { border: none; height: 1; padding: 0; background: ansi_default; }

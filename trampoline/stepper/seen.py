@@ -8,6 +8,8 @@ from trampoline.stepper.event_text import event_text
 
 CODE_LINES = 600
 """Instructions around the present one, of its function: what one may scroll through."""
+TRAPPED = "behind an int3, whose entry has not run yet"
+"""Where a task is between the two steps of a trap."""
 SITE_LINES = 8
 """Instructions around a site that is being patched."""
 EVENTS = 100
@@ -26,9 +28,10 @@ class ThreadSeen:
     is_done: bool
 
     @classmethod
-    def of(cls, thread: Thread) -> "ThreadSeen":
+    def of(cls, debugger: Debugger, thread: Thread) -> "ThreadSeen":
         """How a thread is now."""
-        return cls(thread.number, thread.name, str(thread.state), thread.cpu, thread.kind == "task", thread.is_done)
+        state = TRAPPED if debugger.is_trapped(thread) else str(thread.state)
+        return cls(thread.number, thread.name, state, thread.cpu, thread.kind == "task", thread.is_done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +113,8 @@ def look(debugger: Debugger, title: str, before: Marks | None, number: Callable[
         title=title,
         position=debugger.position,
         end=debugger.end,
-        thread=None if thread is None else ThreadSeen.of(thread),
-        threads=tuple(ThreadSeen.of(one) for one in threads),
+        thread=None if thread is None else ThreadSeen.of(debugger, thread),
+        threads=tuple(ThreadSeen.of(debugger, one) for one in threads),
         registers=debugger.registers() if is_task else {},
         code=code,
         labels=_labels(debugger, code),

@@ -96,7 +96,7 @@ def test_every_pane_can_be_shown_anywhere(session, do, commands):
     seen = session.look()
     for pane in panes.PANES.values():
         assert all("\n" not in row for row in texts(pane(seen)))
-    assert plain(panes.status(seen)).startswith(f"position {seen.position}")
+    assert plain(panes.status(seen)).startswith(f" position {seen.position}")
     assert plain(panes.about(seen)) is not None
 
 
