@@ -42,7 +42,10 @@ class Debugger:
 
     IS_CACHE = True  # a checkpoint of Python's objects leaves it alone
 
-    def __init__(self, kernel: Kernel, roots: Iterable[object] = ()) -> None:
+    def __init__(
+        self, kernel: Kernel, roots: Iterable[object] = (), *, restored: Callable[[], None] | None = None
+    ) -> None:
+        """``restored``: called when the first checkpoint, which is the only one then, was gone back to."""
         self.kernel = kernel
         kernel.rcu.settle()
         self._was_automatic, kernel.rcu.automatic = kernel.rcu.automatic, False
@@ -55,7 +58,7 @@ class Debugger:
                 vcpu.collect_counts()
                 vcpu.counter = None
                 counter.remove()
-        self._record = Record(kernel, roots)
+        self._record = Record(kernel, roots, restored)
         self._search = Search(self, self._record)
         self._current: Thread | None = None
         self._breakpoints: list[Breakpoint] = []
@@ -232,7 +235,10 @@ class Debugger:
         return GOALS[what]()
 
     def back(self, n: int = 1) -> Stop:
-        """Back before the last ``n`` steps of whichever threads; what was changed behind them is undone as well."""
+        """Back before the last ``n`` steps of whichever threads; what was changed behind them is undone as well.
+
+        Before the first step there is nothing: only ``goto`` goes further back.
+        """
         return self._search.back(n)
 
     def back_over(self) -> Stop:
@@ -487,8 +493,10 @@ class Debugger:
         top = max([one.end, (one.return_slot or 0) + 8, *(address + 8 for address in names)])
         for address in range(top - 8, one.rsp - 8, -8):
             value, name = self.kernel.machine.read_u64(address), names.get(address, "")
-            if address == one.return_slot or name.startswith("return address"):
-                name = f"{name or 'return address'} → {self.symbol(value)}"
+            if address == one.return_slot:
+                name = "return address"
+            if name.startswith("return address"):
+                name = f"{name} → {self.symbol(value)}"
             slots.append(Slot(address, address - base, name, value, self.words(value, name, one)))
         return Frame(self.symbol(one.rip), "rbp" if is_rbp else "rsp", tuple(slots))
 

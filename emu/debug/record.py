@@ -1,7 +1,7 @@
 """A kernel at a position on the line of time, and how to get to others."""
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
@@ -10,7 +10,20 @@ from emu.checkpoint import Checkpoint
 from emu.debug.breakpoints import Access, Breakpoint
 from emu.debug.errors import DebugError
 from emu.debug.marks import Marks
-from emu.debug.moves import Adopt, Begin, EndGracePeriod, Go, Move, Place, Preempt, SetRegister, Wake, WriteMemory
+from emu.debug.moves import (
+    Adopt,
+    Begin,
+    CallAgain,
+    EndGracePeriod,
+    Go,
+    Move,
+    Place,
+    Preempt,
+    Resume,
+    SetRegister,
+    Wake,
+    WriteMemory,
+)
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.debug.timeline import Timeline
 from emu.engine import DataWatch, Exit
@@ -68,10 +81,16 @@ class _Kept:
 
 
 class Record:
-    """Moves and checkpoints of one kernel. ``roots``: Python objects beside the kernel that moves change."""
+    """Moves and checkpoints of one kernel. ``roots``: Python objects beside the kernel that moves change.
 
-    def __init__(self, kernel: Kernel, roots: Iterable[object]) -> None:
+    ``restored``: what no checkpoint can hold is brought back to the start by it; there are none but the first then.
+    """
+
+    def __init__(
+        self, kernel: Kernel, roots: Iterable[object], restored: Callable[[], None] | None = None
+    ) -> None:
         self.kernel = kernel
+        self._restored = restored
         self._roots = list(roots)
         self.timeline = Timeline()
         self.position = 0
@@ -216,11 +235,12 @@ class Record:
         if isinstance(move, Begin | EndGracePeriod):
             thread: Thread = move.thread
             if isinstance(thread, TaskThread):
-                task = self.kernel.task(thread.name, thread.function, *thread.args)
-                thread.task, thread.cpu = task, thread.first_cpu
+                thread.task, thread.cpu = thread.make_task(self.kernel), thread.first_cpu
                 vcpu = machine.vcpus[thread.first_cpu]
-                if vcpu.task is vcpu.idle:
-                    vcpu.switch_to(task)
+                if vcpu.task is vcpu.idle and thread.task.entry is not None:
+                    vcpu.switch_to(thread.task)
+            elif isinstance(thread, OperationThread):
+                thread.begin()
             self.threads.append(thread)
         elif isinstance(move, WriteMemory):
             self._write(move.address, move.data)
@@ -239,8 +259,25 @@ class Record:
             move.thread.task.wake()
         elif isinstance(move, Place):
             move.thread.cpu = move.cpu
+        elif isinstance(move, Resume):
+            assert move.thread.task is not None
+            assert move.thread.cpu is not None
+            machine.vcpus[move.thread.cpu].switch_to(move.thread.task)
+        elif isinstance(move, CallAgain):
+            self._call_again(move)
         else:
             raise AssertionError(move)
+
+    def _call_again(self, move: CallAgain) -> None:
+        task, vcpu = move.thread.task, self.kernel.machine.vcpus[move.cpu]
+        assert task is not None
+        if vcpu.task is not vcpu.idle:
+            raise DebugError(f"cpu {move.cpu} runs {vcpu.task.name}")
+        task.state, task.entry, task.in_kernel = TaskState.RUNNABLE, (move.function, move.args), False
+        for position, value in move.registers:
+            task.registers[position] = value
+        move.thread.cpu = move.cpu
+        vcpu.switch_to(task)
 
     def _preempt(self, thread: TaskThread) -> None:
         vcpu = self.vcpu_of(thread)
@@ -373,7 +410,7 @@ class Record:
             error: Exception | None = None
             self._made = made + 1
             try:
-                control.step()
+                thread.step(control)
             except KernelError as answer:
                 error = answer
             except Exception as broken:
@@ -456,15 +493,20 @@ class Record:
         """The grace periods that can end now, the oldest of each kind. Nothing is noted by looking."""
         return self.kernel.rcu.can_end()
 
-    def end_grace_period(self, flavour: RcuFlavour, number: int) -> EndGracePeriod:
-        """Ends the oldest grace period of a kind that can end: a thread runs its callbacks."""
+    def end_grace_period(
+        self,
+        flavour: RcuFlavour,
+        number: int,
+        thread: Callable[[int, str, Callable[[], None]], OperationThread] = OperationThread,
+    ) -> EndGracePeriod:
+        """Ends the oldest grace period of a kind that can end: a ``thread`` runs its callbacks."""
         rcu, chosen = self.kernel.rcu, list[GracePeriod]()
 
         def choose() -> None:
             chosen[:] = [period for period in rcu.ready() if period.flavour is flavour]
 
         return EndGracePeriod(
-            OperationThread(number, f"callbacks of {flavour}", lambda: rcu.end(chosen[0])), choose
+            thread(number, f"callbacks of {flavour}", lambda: rcu.end(chosen[0])), choose
         )
 
     # Watching data --------------------------------------------------------------------------------------------------
@@ -523,6 +565,8 @@ class Record:
 
     def _keep(self) -> None:
         """Take a checkpoint, unless an operation is under way."""
+        if self._kept and self._restored is not None:
+            return
         if any(isinstance(thread, OperationThread) and thread.is_under_way for thread in self.threads):
             return
         at = bisect_right(self._kept, self.position, key=lambda kept: kept.position)
@@ -567,6 +611,8 @@ class Record:
                 thread.abandon()
         self.kernel.machine.restore(kept.snapshot)
         kept.python.restore()
+        if self._restored is not None:
+            self._restored()
         self._python = kept.python
         self.threads[:] = [thread for thread, _ in kept.threads]
         for thread, record in kept.threads:

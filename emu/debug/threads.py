@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from emu.kernel.kernel import Kernel
 from emu.process import ControlTask, Lock, PointKind
 from emu.registers import ARGUMENTS
 from emu.task import Task, TaskState
@@ -80,6 +81,10 @@ class TaskThread(Thread):
         """What the function returned, once it has."""
         return self.task.value if self.task is not None and self.task.state is TaskState.DONE else None
 
+    def make_task(self, kernel: Kernel) -> Task:
+        """The task, which is to call the function."""
+        return kernel.task(self.name, self.function, *self.args)
+
     def capture(self) -> TaskThreadRecord:
         """What a checkpoint keeps."""
         return TaskThreadRecord(self.task, self.cpu)
@@ -135,6 +140,14 @@ class OperationThread(Thread):
             return "done"
         at = self.control.at if self.control is not None else None
         return f"at {at.kind}: {at.what}" if at is not None else "begins"
+
+    def begin(self) -> None:
+        """It comes to be, perhaps again: it has not begun to run."""
+        self.restore(OperationRecord(is_done=False, result=None, error=None))
+
+    def step(self, control: ControlTask) -> None:
+        """To its next point."""
+        control.step()
 
     def finish(self, control: ControlTask, error: Exception | None) -> None:
         """It has ended."""

@@ -128,7 +128,7 @@ def test_events_stop_an_operation_and_are_found_again(bench):
     while (stop := debugger.run_back()).reason is StopReason.EVENT:
         back.append((debugger.position, stop.event.phase.name))
     assert back[::-1] == forth
-    assert debugger.position == 0
+    assert debugger.position == 1
 
 
 def test_what_can_not_be_a_breakpoint(bench):
@@ -158,7 +158,8 @@ def test_a_breakpoint_where_a_run_begins_does_not_stop_it(bench):
 def test_marks_do_not_stop_what_a_host_call_calls(make_bench):
     bench = make_bench(1)
     kernel, debugger = bench.kernel, bench.debugger
-    nested = kernel.machine.host_call("nested", lambda vcpu: vcpu.call(kernel.kallsyms.address("leaf"), bench.data).value)
+    leaf = kernel.kallsyms.address("leaf")
+    nested = kernel.machine.host_call("nested", lambda vcpu: vcpu.call(leaf, bench.data).value)
     debugger.add(AtAddress("leaf"))
     debugger.add(Access(bench.data, 8))
     debugger.call(nested)

@@ -129,9 +129,10 @@ def test_the_start_is_where_back_ends(bench):
     debugger.call("leaf", bench.data)
     debugger.step(2)
     assert debugger.back(5).reason is StopReason.START
-    assert debugger.position == 0
-    assert debugger.threads == ()
+    assert debugger.position == 1
     assert debugger.back().reason is StopReason.START
+    debugger.goto(0)
+    assert debugger.threads == ()
     with pytest.raises(DebugError, match="nobody"):
         debugger.step()
     with pytest.raises(DebugError, match="no position 99"):
