@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from trampoline.stepper.run import Stepping
 
 
-def add_stepping(parser: argparse.ArgumentParser) -> None:
+def add_stepping(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """How it is shown, and what is done first."""
     parser.add_argument("--plain", action="store_true", help="no screen: print every instruction on a line")
     parser.add_argument("--max", type=_number, metavar="N", help="print N instructions at most (implies --plain)")
@@ -25,6 +25,19 @@ def add_stepping(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", type=_size, default=(120, 40), metavar="WxH", help="of the screenshot (default: 120x40 characters)"
     )
+
+
+def stepping_given(arguments: argparse.Namespace) -> str:
+    """The first of these options that was given, as it is written; nothing where none was."""
+    given = {
+        "--plain": arguments.plain,
+        "--max": arguments.max is not None,
+        "--phase": arguments.phase,
+        "--ex": arguments.commands,
+        "-x": arguments.script,
+        "--screenshot": arguments.screenshot,
+    }
+    return next((option for option, is_given in given.items() if is_given), "")
 
 
 def stepping(arguments: argparse.Namespace) -> "Stepping":

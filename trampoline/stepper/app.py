@@ -14,7 +14,7 @@ from textual.widget import Widget
 from trampoline.stepper import panes
 from trampoline.stepper.answer import Answer
 from trampoline.stepper.commands import perform
-from trampoline.stepper.keys import ALWAYS, BY_KEYS, HINTS, PREFIXES, key_lines, shown
+from trampoline.stepper.keys import ALWAYS, BY_KEYS, HINTS, PREFIXES, SCHEDULE_HINTS, key_lines, shown
 from trampoline.stepper.prompt import CommandLine, Page
 from trampoline.stepper.screen_style import CSS, LEAST_COLUMNS, LEAST_LINES, TALL, WIDE
 from trampoline.stepper.seen import Seen
@@ -23,7 +23,7 @@ from trampoline.stepper.text import Line, Role, Span, line
 from trampoline.stepper.widgets import CodePane, Pane, TextLine
 
 _T = TypeVar("_T")
-IN_TURN = ("registers", "chain", "cpus", "events")
+IN_TURN = ("registers", "chain", "cpus", "events", "schedule")
 """Panes of which a small terminal shows one at a time."""
 BUSY_AFTER = 0.3
 """Seconds after which it is said that something runs."""
@@ -86,7 +86,8 @@ class StepApp(App[None]):
     def on_mount(self) -> None:
         """Show the beginning."""
         self.query_one("#prompt").display = False
-        self._line("hints").show(HINTS)
+        self.set_class(self.session.along is not None, "-scheduled")
+        self._line("hints").show(HINTS if self.session.along is None else SCHEDULE_HINTS)
         self._show_in_turn(IN_TURN[0])
         self.query_one("#code").focus()
         self._go_on()
@@ -175,13 +176,16 @@ class StepApp(App[None]):
     def _choose(self, rest: str) -> None:
         """Move to the pane of a number."""
         name = list(panes.PANES)[int(rest) - 1]
+        if name == "schedule" and self.session.along is None:
+            self._say(line("there is no schedule: tramp replay STRING --step has one"))
+            return
         self._show_in_turn(name)
         self.screen.set_focus(self.query_one(f"#{name}"))
 
     def _other(self, rest: str) -> None:
         """Move to the next pane, or the one before."""
         if not self._types:
-            names = list(panes.PANES)
+            names = [name for name in panes.PANES if name != "schedule" or self.session.along is not None]
             at = names.index(self.focused.id or "") if isinstance(self.focused, Pane) else 0
             self._choose(str((at + (-1 if rest else 1)) % len(names) + 1))
 

@@ -27,6 +27,8 @@ KEYS = (
     Key(("r", "n"), "reverse-nexti", "back over a call", "rn"),
     Key(("r", "f"), "reverse-finish", "back to the call of the present function", "rf"),
     Key(("r", "c"), "reverse-continue", "back to a breakpoint, or the start", "rc"),
+    Key(("a",), "along", "to the end of the schedule's present step"),
+    Key(("r", "a"), "reverse-along", "back to where it begins", "ra"),
     Key(("enter",), "", "the last move again", "Enter"),
     Key(("b",), "@break", "a breakpoint at the cursor, or none; without a cursor, here"),
     Key(("t",), "@thread", "the next thread"),
@@ -34,8 +36,8 @@ KEYS = (
     Key(("ctrl+x", "o"), "@other", "the next pane, as Tab", "Ctrl-X o"),
     Key(("tab",), "@other", ""),
     Key(("shift+tab",), "@other back", ""),
-    Key(("1",), "@pane 1", "code; 2 stack, 3 registers, 4 call chain, 5 vCPUs, 6 events", "1"),
-    *(Key((str(number),), f"@pane {number}", "") for number in range(2, 7)),
+    Key(("1",), "@pane 1", "code; 2 stack, 3 registers, 4 chain, 5 vCPUs, 6 events, 7 schedule", "1"),
+    *(Key((str(number),), f"@pane {number}", "") for number in range(2, 8)),
     Key(("escape",), "@cancel", "leave the command line, drop the cursor", "Esc"),
     Key(("ctrl+c",), "@interrupt", "stop what runs", "Ctrl-C"),
     Key(("question_mark",), "@help", "this", "?, F1"),
@@ -54,6 +56,8 @@ MARKS = (
 ALWAYS = frozenset({"ctrl+c", "escape", "tab", "shift+tab"})
 """Keys that are the screen's in the command line as well."""
 HINTS = line("s step n over f out c run p phase rs rn rf rc back b break : command ? help")
+SCHEDULE_HINTS = line("s step a along rs ra back n over f out c run b break : command ? help")
+"""What stands on the bottom line: of a schedule, whose other keys leave it."""
 
 
 def shown(key: str) -> str:

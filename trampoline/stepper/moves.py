@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from asm import Phase
 from trampoline.debug import AtPhase, Breakpoint, Stop, StopReason
+from trampoline.debug.schedule import ScheduleDebugger
 from trampoline.errors import TrampolineError
 from trampoline.stepper.answer import Answer
 from trampoline.stepper.breakpoint_text import breakpoint_text
@@ -21,16 +22,39 @@ MOST = 10_000_000
 def step(session: Session, rest: str) -> Answer:
     """``stepi [N]``"""
     times = _count(rest)
+    along = session.along
+    follows = along is not None and along.is_next(session.debugger.thread)
+    go = along.step if along is not None and follows else session.debugger.step
     if session.after_instruction is None:
-        return moved(session, session.debugger.step(times))
-    stop = session.debugger.step()
+        return moved(session, go(times))
+    stop = go(1)
     session.after_instruction()
     for _ in range(times - 1):
         if stop.reason is not StopReason.STEP:
             break
-        stop = session.debugger.step()
+        stop = go(1)
         session.after_instruction()
     return moved(session, stop)
+
+
+def along(session: Session, rest: str) -> Answer:
+    """``along [N]``"""
+    debugger = _schedule(session)
+    return _repeated(session, debugger.next_in_schedule, rest)
+
+
+def back_along(session: Session, rest: str) -> Answer:
+    """``reverse-along [N]``"""
+    debugger = _schedule(session)
+    return _repeated(session, debugger.back_in_schedule, rest)
+
+
+def _schedule(session: Session) -> ScheduleDebugger:
+    if session.along is None:
+        raise TrampolineError("there is no schedule to follow: tramp replay STRING --step has one")
+    if session.along.is_left:
+        raise TrampolineError("a step went another way: goto 0 begins again, without the schedule")
+    return session.along.debugger
 
 
 def step_over(session: Session, rest: str) -> Answer:
@@ -116,6 +140,9 @@ def moved(session: Session, stop: Stop) -> Answer:
     if stop.position < session.start:
         # In front of it there is nobody whom one could look at.
         stop = session.debugger.goto(session.start)._replace(reason=StopReason.START)
+    if session.along is not None:
+        session.along.note()
+        session.along.choose()
     session.stop = stop
     text = reason(session, stop)
     role = Role.WARNING if stop.reason is StopReason.FAULT else Role.PLAIN
@@ -132,7 +159,7 @@ def reason(session: Session, stop: Stop) -> str:
         case StopReason.EVENT if stop.event is not None:
             return f"event: {event_text(stop.event, session.debugger.symbol)}"
         case StopReason.DONE:
-            return f"{stop.thread.name if stop.thread else 'it'} has ended{_value(stop)}"
+            return stop.message or f"{stop.thread.name if stop.thread else 'it'} has ended{_value(stop)}"
         case StopReason.START:
             return "at the start: nothing is further back"
         case _:

@@ -1,6 +1,6 @@
 """The panes as lines of text, from what was seen: pure functions, for the screen and for ``--plain``."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from trampoline.debug import CodeLine, Slot
@@ -201,6 +201,23 @@ def cpus(seen: Seen) -> PaneText:
     return PaneText("threads, vCPUs", tuple(rows))
 
 
+def schedule(seen: Seen) -> PaneText:
+    """The steps of a schedule: who goes on, from where; the present one marked."""
+    found = seen.schedule
+    if found is None:
+        return PaneText("schedule", ())
+    if found.is_left:
+        return PaneText("schedule", (Row(line(Span("left: a step went another way", Role.WARNING))),))
+    rows = []
+    for number, step in enumerate(found.steps):
+        here = number == found.present
+        text = f"{'=>' if here else '  '} {number + 1:>3} {step.token:<3} {step.name}: {step.where}"
+        rows.append(Row(line(Span(text, Role.CURRENT if here else Role.PLAIN)), step.position))
+    mark = "=>" if found.present is None else "  "
+    rows.append(Row(line(f"{mark} ", Span(found.failure or "nothing breaks", Role.WARNING))))
+    return PaneText("schedule", tuple(rows), len(rows) - 1 if found.present is None else found.present)
+
+
 def status(seen: Seen) -> Line:
     """Where everything stands, in one line."""
     parts = [f"position {seen.position}" + (f" of {seen.end}" if seen.end != seen.position else "")]
@@ -223,5 +240,13 @@ def about(seen: Seen) -> Line:
     return line(Span(" | ".join(part for part in remarks if part), Role.WARNING if current.patch else Role.COMMENT))
 
 
-PANES = {"code": code, "stack": stack, "registers": registers, "chain": chain, "cpus": cpus, "events": events}
+PANES: Mapping[str, Callable[[Seen], PaneText]] = {
+    "code": code,
+    "stack": stack,
+    "registers": registers,
+    "chain": chain,
+    "cpus": cpus,
+    "events": events,
+    "schedule": schedule,
+}
 """All panes by name, in the order of their numbers."""

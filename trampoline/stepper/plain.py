@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from trampoline.debug import CodeLine, StopReason, Thread
 from trampoline.stepper import panes
+from trampoline.stepper.along import Along
 from trampoline.stepper.commands import perform
 from trampoline.stepper.effects import effects
 from trampoline.stepper.event_text import event_text
@@ -50,6 +51,9 @@ class Plain:
         """All threads to their ends, an instruction or a point of an operation a line."""
         debugger, waiting = self._debugger, set[Thread]()
         yield self._session.title
+        if self._session.along is not None:
+            yield from self._followed(self._session.along)
+            return
         while self._left != 0:
             alive = [thread for thread in debugger.threads if not thread.is_done]
             if not alive:
@@ -81,6 +85,27 @@ class Plain:
             yield from self._executed(before)
             if stop.reason is StopReason.DONE:
                 yield from self._told(before, reason(self._session, stop))
+
+    def _followed(self, along: Along) -> Iterator[str]:
+        """A schedule, every instruction and point of its steps."""
+        debugger, told = self._debugger, -1
+        while self._left != 0:
+            along.choose()
+            present = along.present
+            if present is not None and present != told:
+                told, step = present, along.debugger.schedule[present]
+                self._thread, self._function = debugger.thread, ""
+                yield f"{debugger.position:>7} step {present + 1}, {step.token}: {step.name}, {step.where}"
+            before = self._place()
+            stop = along.step(1)
+            if debugger.position == before.position or stop.reason is not StopReason.STEP:
+                yield from self._executed(before) if debugger.position != before.position else ()
+                self.faulted = bool(along.debugger.failure)
+                yield f"{debugger.position:>7} {stop.message}"
+                return
+            if before.code is not None and debugger.registers(before.thread)["rip"] != before.code.address:
+                yield from self._executed(before)
+            yield from self._happened()
 
     def commands(self, texts: Iterable[str]) -> Iterator[str]:
         """Commands and what came of them; behind each that moves, where one stands then."""

@@ -10,8 +10,10 @@ from itertools import chain
 from pathlib import Path
 
 from trampoline.debug import Debugger
+from trampoline.debug.schedule import debugger_for_schedule
 from trampoline.debug_target import TargetOptions, open_target
 from trampoline.errors import TrampolineError
+from trampoline.stepper.along import Along
 from trampoline.stepper.moves import phase_named
 from trampoline.stepper.plain import Plain
 from trampoline.stepper.session import Session
@@ -42,6 +44,20 @@ def has_screen() -> bool:
     """Whether a terminal is there that a screen can be drawn on, and keys read from."""
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
     return all(stream is not None and stream.isatty() for stream in streams) and os.environ.get("TERM") != "dumb"
+
+
+def step_schedule(address: str, how: Stepping) -> int:
+    """Step through a schedule that ``tramp explore`` printed. Exit status: 1 where it breaks something, printed.
+
+    BadSchedule, TrampolineError and KernelError for an address that names nothing.
+    """
+
+    @contextmanager
+    def opening() -> Iterator[Session]:
+        with closing(debugger_for_schedule(address)) as debugger:
+            yield Session(debugger, address, Along(debugger))
+
+    return step(opening, how)
 
 
 Opening = Callable[[], AbstractContextManager[Session]]

@@ -43,13 +43,16 @@ Pane { border-top: solid ansi_bright_black; border-title-color: ansi_default; bo
 Pane:focus { border-top: heavy ansi_default; border-title-style: bold; }
 #code { column-span: 2; }
 
-#chain, #cpus, #events { display: none; }
-.-short #chain, .-short #cpus, .-short #events { display: block; }
-.-short #chain.-away, .-short #cpus.-away, .-short #events.-away, .-short #registers.-away { display: none; }
+#chain, #cpus, #events, #schedule { display: none; }
+.-short #chain, .-short #cpus, .-short #events, .-short #schedule { display: block; }
+.-short #registers.-away, .-short #chain.-away, .-short #cpus.-away, .-short #events.-away, .-short #schedule.-away
+    { display: none; }
 
 .-tall #panes { grid-rows: 1fr 11 6 6; }
 .-tall #chain, .-tall #cpus, .-tall #events { display: block; }
 .-tall #events { column-span: 2; }
+.-scheduled .-tall #schedule { display: block; }
+.-scheduled .-tall #events { column-span: 1; }
 
 .-wide.-tall #panes { grid-columns: 1fr 43; grid-rows: 1fr 11 6 6; }
 .-wide.-tall #code { column-span: 1; row-span: 2; padding: 0 1 0 0; }

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trampoline.debug import AtAddress, Breakpoint, CallSite, CodeLine, CpuState, Debugger, Frame, Thread
+from trampoline.debug.schedule import ScheduleStep
+from trampoline.stepper.along import Along
 from trampoline.stepper.event_text import event_text
 
 CODE_LINES = 600
@@ -59,6 +61,16 @@ class Marks:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleSeen:
+    """A schedule and where one is in it: ``present`` is the step, from 0, that makes the next move; None off it."""
+
+    steps: tuple[ScheduleStep, ...]
+    present: int | None
+    is_left: bool
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """Everything that the panes show. ``end`` is the last position that was reached."""
 
@@ -84,6 +96,7 @@ class Seen:
     event_count: int
     breakpoints: Mapping[int, int]
     """Numbers of breakpoints, by address."""
+    schedule: ScheduleSeen | None
     before: Marks
     words_before: Mapping[int, int]
     """Those of ``before``."""
@@ -99,7 +112,13 @@ class Seen:
         return next((row for row in self.code if row.address == self.rip), None)
 
 
-def look(debugger: Debugger, title: str, before: Marks | None, number: Callable[[Breakpoint], int]) -> Seen:
+def look(
+    debugger: Debugger,
+    title: str,
+    before: Marks | None,
+    number: Callable[[Breakpoint], int],
+    along: Along | None = None,
+) -> Seen:
     """What there is to see now. ``number``: of a breakpoint. Without ``before`` nothing is marked as changed."""
     before = before or Marks.of(debugger)
     threads = debugger.threads
@@ -128,9 +147,15 @@ def look(debugger: Debugger, title: str, before: Marks | None, number: Callable[
         breakpoints={
             debugger.address_of(one.where): number(one) for one in debugger.breakpoints if isinstance(one, AtAddress)
         },
+        schedule=None if along is None else _schedule(along),
         before=before,
         words_before=before.words,
     )
+
+
+def _schedule(along: Along) -> ScheduleSeen:
+    debugger = along.debugger
+    return ScheduleSeen(tuple(debugger.schedule), along.present, along.is_left, debugger.failure)
 
 
 def _patched(debugger: Debugger) -> tuple[CodeLine, ...]:

@@ -3,14 +3,19 @@
 from collections.abc import Callable
 
 from trampoline.debug import Breakpoint, Debugger, Stop
+from trampoline.stepper.along import Along
 from trampoline.stepper.seen import Marks, Seen, look
 
 
 class Session:
     """A debugger in use. Nothing here is asked from two threads of the host at once, but ``interrupt``."""
 
-    def __init__(self, debugger: Debugger, title: str) -> None:
+    def __init__(self, debugger: Debugger, title: str, along: Along | None = None) -> None:
         self.debugger, self.title = debugger, title
+        self.along = along
+        """The schedule that is to be followed."""
+        if along is not None:
+            along.choose()
         self.start = debugger.position
         """Where the user begins, with the threads in place: going back ends here."""
         self.stop: Stop | None = None
@@ -25,7 +30,7 @@ class Session:
 
     def look(self) -> Seen:
         """What there is to see now."""
-        return look(self.debugger, self.title, self.marks, self.number)
+        return look(self.debugger, self.title, self.marks, self.number, self.along)
 
     def mark(self) -> None:
         """Measure changes from here on."""
