@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from trampoline import TrampolineError
 from trampoline.commands._stepping import add_stepping, stepping, stepping_given
 
 
@@ -25,9 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.step:
         return _step(arguments)
     if given := stepping_given(arguments):
-        raise _refused(f"{given} is for --step")
+        raise TrampolineError(f"{given} is for --step")
     from emu.schedule.report import report, used_columns
-    from trampoline.errors import TrampolineError
     from trampoline.explore.address import ScheduleAddress
     from trampoline.explore.session import Session
 
@@ -56,14 +56,8 @@ def _step(arguments: argparse.Namespace) -> int:
     from trampoline.stepper.run import step_schedule
 
     if arguments.short or arguments.svg:
-        raise _refused("--short and --svg are of the report; --step has --screenshot")
+        raise TrampolineError("--short and --svg are of the report; --step has --screenshot")
     return step_schedule(arguments.schedule, stepping(arguments))
-
-
-def _refused(why: str) -> Exception:
-    from trampoline.errors import TrampolineError
-
-    return TrampolineError(why)
 
 
 def _picture(text: str, path: str, address: object) -> None:

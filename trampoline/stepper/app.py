@@ -57,6 +57,8 @@ class StepApp(App[None]):
         self.seen: Seen | None = None
         self.cursor: int | None = None
         """Address of the user's place in the code; None while it goes with the present instruction."""
+        self.failure: Exception | None = None
+        """What came up that no command may raise; the app has ended with it."""
         self.answer = Answer()
         """What came of the last command."""
         self._executor = executor
@@ -89,6 +91,7 @@ class StepApp(App[None]):
         self.set_class(self.session.along is not None, "-scheduled")
         self._line("hints").show(HINTS if self.session.along is None else SCHEDULE_HINTS)
         self._show_in_turn(IN_TURN[0])
+        self.app_resume_signal.subscribe(self, lambda _: self._repaint(""))
         self.query_one("#code").focus()
         self._go_on()
 
@@ -112,7 +115,7 @@ class StepApp(App[None]):
             self._submits = event.key == "enter"
             await super().on_event(event)
         elif not self._press(event.key):
-            if event.is_printable and event.character:
+            if event.is_printable and event.character and "+" not in event.key:
                 self._prompt(event.character)
             else:
                 await super().on_event(event)
@@ -226,6 +229,16 @@ class StepApp(App[None]):
         else:
             self._say(line("nothing runs; q leaves"))
 
+    def _repaint(self, rest: str) -> None:
+        """Send everything again, whatever the terminal shows."""
+        for widget in self.screen.walk_children(with_self=True):
+            widget.refresh()
+
+    def _leave(self, rest: str) -> None:
+        if self._works:
+            self._interrupt("")
+        self.want("quit")
+
     def on_code_pane_cursor_moved(self, event: CodePane.CursorMoved) -> None:
         """Move the user's place in the code."""
         if self.seen is None or not self.seen.code:
@@ -258,10 +271,12 @@ class StepApp(App[None]):
                 if answer.is_error:
                     self._wanted.clear()
             seen = await self._ask(self.session.look)
+        except Exception as error:
+            self.failure = error
         finally:
             busy.stop()
             self._works = False
-        if answer.leaves:
+        if answer.leaves or self.failure is not None:
             self.exit()
             return
         if self.seen is None or answer.moved:
@@ -312,5 +327,8 @@ _ACTIONS: Mapping[str, Callable[[StepApp, str], None]] = {
     "cancel": StepApp._cancel,
     "interrupt": StepApp._interrupt,
     "help": StepApp._help,
+    "repaint": StepApp._repaint,
+    "suspend": lambda app, rest: app.action_suspend_process(),
+    "quit": StepApp._leave,
 }
 """What keys do beside commands."""

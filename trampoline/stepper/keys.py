@@ -40,9 +40,11 @@ KEYS = (
     *(Key((str(number),), f"@pane {number}", "") for number in range(2, 8)),
     Key(("escape",), "@cancel", "leave the command line, drop the cursor", "Esc"),
     Key(("ctrl+c",), "@interrupt", "stop what runs", "Ctrl-C"),
+    Key(("ctrl+l",), "@repaint", "paint the screen again", "Ctrl-L"),
+    Key(("ctrl+z",), "@suspend", "back to the shell; fg returns", "Ctrl-Z"),
     Key(("question_mark",), "@help", "this", "?, F1"),
     Key(("f1",), "@help", ""),
-    Key(("q",), "quit", "leave"),
+    Key(("q",), "@quit", "leave"),
 )
 BY_KEYS = {key.keys: key for key in KEYS}
 PREFIXES = frozenset(key.keys[0] for key in KEYS if len(key.keys) > 1)

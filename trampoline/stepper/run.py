@@ -110,6 +110,8 @@ def _show(opening: Opening, how: Stepping) -> int:
     with _elsewhere(opening) as (session, executor):
         app = StepApp(session, executor, commands)
         app.run(mouse=False)
+        if app.failure is not None:
+            raise app.failure
         return app.return_code or 0
 
 

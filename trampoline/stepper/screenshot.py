@@ -30,6 +30,8 @@ def screenshot(session: Session, executor: Executor, commands: tuple[str, ...], 
         async with app.run_test(size=size) as pilot:
             await app.workers.wait_for_complete()
             await pilot.pause()
+            if app.failure is not None:
+                raise app.failure
             if app.answer.is_error:
                 raise TrampolineError(plain(app.answer.lines[0]))
             return app.export_screenshot(title=f"tramp step: {session.title}")

@@ -259,6 +259,32 @@ def test_what_runs_can_be_stopped(screen, session, monkeypatch):
     screen(drive)
 
 
+def test_leaving_while_something_runs(screen, session, monkeypatch):
+    interrupted = threading.Event()
+    monkeypatch.setattr(session.debugger, "run", lambda: interrupted.wait(20) and session.debugger.step())
+    monkeypatch.setattr(session.debugger, "interrupt", interrupted.set)
+
+    async def drive(app, pilot, press):
+        await pilot.press("c", "s")
+        await press("q")
+        assert app.return_code == 0
+
+    screen(drive)
+
+
+def test_what_no_command_may_raise_ends_the_app_and_is_kept(screen, session, monkeypatch):
+    def broken(count):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(session.debugger, "step", broken)
+
+    async def drive(app, pilot, press):
+        await press("s")
+        assert isinstance(app.failure, ZeroDivisionError)
+
+    screen(drive)
+
+
 def test_commands_that_are_done_first(screen, session):
     async def drive(app, pilot, press):
         assert session.debugger.position == session.start + 3
