@@ -8,7 +8,8 @@ from emu.debug.breakpoints import Access, Breakpoint
 from emu.debug.calls import CalledFrom, Left, Returned, is_call, is_repeated, is_return, return_addresses
 from emu.debug.errors import DebugError
 from emu.debug.moves import Go
-from emu.debug.record import Ran, Record
+from emu.debug.record import Record
+from emu.debug.steps import Ran
 from emu.debug.stop import Stop, StopReason
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.errors import GuestFault
@@ -257,7 +258,7 @@ class Search:
 
     def back_over(self, thread: Thread) -> Stop:
         """See ``Debugger.back_over``."""
-        before = self._last_step_of(thread)
+        before = self.last_step_of(thread)
         if before is None:
             return self._debugger.stopped(StopReason.START)
         if isinstance(thread, OperationThread):
@@ -308,7 +309,7 @@ class Search:
             self._debugger.select(thread)
         return self._debugger.stopped(reason)
 
-    def _last_step_of(self, thread: Thread) -> int | None:
+    def last_step_of(self, thread: Thread) -> int | None:
         """The position before the last step of a thread."""
         at = self._record.position
         while at:
