@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from emu.debug.stop import Stop
 from emu.gdb.debuggee import Debuggee
 from emu.gdb.errors import GdbError
 from emu.gdb.event_text import describe
@@ -53,11 +52,7 @@ class KernelCommands:
         first, end = self._motion.first, self._debugger.end
         if not first <= position <= end:
             raise GdbError(f"no position {words[0] if words else 'given'}: there are {first} to {end}")
-
-        def go() -> Stop:
-            return self._debugger.goto(position)
-
-        self._motion.goal = go
+        self._motion.destination = position
         return f"continue goes to position {position}"
 
     def _events(self, words: Sequence[str]) -> str:

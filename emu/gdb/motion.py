@@ -48,7 +48,9 @@ class Motion:
         self.first = debugger.position
         """Where time begins for gdb: the threads are there, and none has made a step."""
         self.goal: Callable[[], Stop] | None = None
-        """What the next continue does instead."""
+        """What the next continue does with each thread instead of running it."""
+        self.destination: int | None = None
+        """The position where the next continue goes instead."""
         self.told = 0
         """The thread of the last stop reply, by number: gdb takes it for the one that is looked at."""
         self.signs: dict[Breakpoint, str] = {}
@@ -103,6 +105,9 @@ class Motion:
 
     def _continue(self, eligible: list[Thread]) -> str:
         debugger = self._debugger
+        if self.destination is not None:
+            destination, self.destination = self.destination, None
+            return self._reply(debugger.goto(destination), signal=NO_SIGNAL)
         is_alone = len(eligible) < len(debugger.threads)
         go, self.goal = self.goal or (self._run_alone if is_alone else debugger.run), None
         waiting: list[Thread] = []
@@ -148,17 +153,14 @@ class Motion:
     # Backwards ------------------------------------------------------------------------------------------------------
 
     def step_back(self, looked_at: int) -> str:
-        """Back to before the last step of the thread that gdb shows."""
+        """Back to before the last step of the thread that gdb shows, and of what others did behind it."""
         debugger, thread = self._debugger, self.thread(looked_at)
-        while debugger.position > self.first:
-            stop = debugger.back()
-            if debugger.position < self.first:
-                break
-            if stop.thread is thread or stop.reason not in (StopReason.STEP, StopReason.BREAKPOINT):
-                return self._reply(stop, signal=SIGTRAP)
-            if self._is_urgent():
-                return self._reply(stop, signal=SIGINT)
-        return self._at_first()
+        position = debugger.last_step(thread)
+        if position is None:
+            return self._text(SIGTRAP, thread, _BEGIN)
+        debugger.goto(position)
+        debugger.select(thread)
+        return self._text(SIGTRAP, thread)
 
     def run_back(self) -> str:
         """Back to a breakpoint, or to the beginning."""
@@ -169,9 +171,7 @@ class Motion:
                 # gdb looks for a value that has changed: that is in front of the access.
                 debugger.back()
                 return self._text(SIGTRAP, stop.thread, self.signs[stop.breakpoint])
-            if debugger.position > self.first or (
-                debugger.position == self.first and stop.reason is StopReason.BREAKPOINT
-            ):
+            if stop.reason is not StopReason.START:
                 return self._reply(stop)
         return self._at_first()
 
@@ -191,10 +191,12 @@ class Motion:
         return None
 
     def _at_first(self) -> str:
-        if self._debugger.position != self.first:
-            self._debugger.goto(self.first)
-            self._debugger.select(self._debugger.threads[0])
-        return self._text(SIGTRAP, self._debugger.thread, _BEGIN)
+        """Where nobody has made a step; what was changed there stays."""
+        debugger = self._debugger
+        if debugger.position < self.first:
+            debugger.goto(self.first)
+        debugger.select(debugger.threads[0])
+        return self._text(SIGTRAP, debugger.thread, _BEGIN)
 
     # Stop replies ---------------------------------------------------------------------------------------------------
 
@@ -212,7 +214,7 @@ class Motion:
             self._say(stop.message.splitlines()[0])
         if stop.event is not None:
             self._say(describe(stop.event, self._debugger.symbol))
-        return self._text(signal, stop.thread, _BEGIN if stop.reason is StopReason.START else "")
+        return self._text(signal, stop.thread)
 
     @staticmethod
     def _signal(stop: Stop) -> int:

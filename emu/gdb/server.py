@@ -75,7 +75,11 @@ class Server:
         try:
             reply = session.answer(payload)
         except Exception as error:  # a defect of ours: gdb is told, and may go on
-            reply = GdbError(f"unexpected {type(error).__name__}: {error}").reply.encode()
+            text = f"unexpected {type(error).__name__}: {error}"
+            if payload.startswith(b"qRcmd"):
+                self.say(text)
+                text = ""
+            reply = GdbError(text).reply.encode() if text else b"E01"
         if self._debugger.position != before and payload[:1] in _MOVES and (text := self._on_stop()):
             self.say(text)
         if reply is not None:

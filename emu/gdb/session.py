@@ -106,7 +106,7 @@ class Session:
                 return self._breakpoint(rest, insert=text[0] == "Z")
             case "c" | "s":
                 if rest:
-                    self._set_register(self._number_of("rip"), _number(rest).to_bytes(8, "little"))
+                    self._set_register(self._number_of("rip"), _address(rest).to_bytes(8, "little"))
                 return self._resume([Action(text[0])])
             case "C" | "S":
                 return self._resume([Action(text[0].lower())])
@@ -166,7 +166,7 @@ class Session:
         asked = _XFER.fullmatch(rest)
         if operation != "read" or asked is None:
             return "E00"
-        annex, offset, size = asked[1], int(asked[2], 16), int(asked[3], 16)
+        annex, offset, size = asked[1], _address(asked[2]), _address(asked[3])
         if annex != (NAME if kind == "features" else ""):
             return "E00"
         content = target_description() if kind == "features" else threads_xml(self._debugger.threads)
@@ -251,7 +251,7 @@ class Session:
         if found is None:
             raise GdbError(f"m{rest}: an address and a size are wanted")
         with self._looking():
-            return self._read(int(found[1], 16), min(int(found[2], 16), MAX_PAYLOAD // 2 - 1))
+            return self._read(_address(found[1]), min(_address(found[2]), MAX_PAYLOAD // 2 - 1))
 
     def _read(self, address: int, size: int) -> bytes:
         data = b""
@@ -269,7 +269,7 @@ class Session:
         found = _STORE.fullmatch(rest)
         if found is None:
             raise GdbError("M: an address, a size and digits are wanted")
-        return self._put(int(found[1], 16), int(found[2], 16), _bytes(found[3]))
+        return self._put(_address(found[1]), _address(found[2]), _bytes(found[3]))
 
     def _store(self, rest: str, payload: bytes) -> bytes:
         found = _STORE.fullmatch(rest)
@@ -277,7 +277,7 @@ class Session:
             if found is None:
                 raise GdbError("X: an address, a size and bytes are wanted")
             data = payload[1 + found.start(3) :]
-            return self._put(int(found[1], 16), int(found[2], 16), data).encode()
+            return self._put(_address(found[1]), _address(found[2]), data).encode()
         except GdbError as error:
             return error.reply.encode("utf-8", "replace")
 
@@ -305,7 +305,7 @@ class Session:
         found = _POINT.fullmatch(rest)
         if found is None:
             raise GdbError(f"Z{rest}: a type, an address and a kind are wanted")
-        kind, address, size = int(found[1]), int(found[2], 16), int(found[3], 16)
+        kind, address, size = int(found[1]), _address(found[2]), _address(found[3])
         point: Breakpoint
         if kind in (0, 1):
             point, sign = AtAddress(address), ("swbreak:;", "hwbreak:;")[kind]
@@ -331,6 +331,14 @@ def _number(text: str) -> int:
     return int(text, 16)
 
 
+def _address(text: str) -> int:
+    """A number of 64 bits at most."""
+    number = _number(text)
+    if number > ADDRESS_MASK:
+        raise GdbError(f"{number:#x} has more than 64 bits")
+    return number
+
+
 def _thread(text: str) -> int:
     return _ALL if text == "-1" else _number(text)
 
@@ -350,5 +358,5 @@ def _action(text: str) -> Action:
     number = thread or of_signal or of_range
     of = None if number in (None, "-1") else int(number, 16)
     if start is not None:
-        return Action("s", of, (int(start, 16), int(end, 16)))
+        return Action("s", of, (_address(start), _address(end)))
     return Action(plain or text[0].lower(), of)

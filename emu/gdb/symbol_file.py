@@ -62,6 +62,7 @@ def symbol_file(kernel: Kernel) -> bytes:
             programs[key] = frame_program(unwind_rows(piece.code, piece.address, piece.replaced_at))
         frames.append((piece.address, len(piece.code), programs[key]))
     frames.append((stubs.return_address - 1, SLOT + 1, outermost()))
+    frames.append((stubs.return_address + SLOT, stubs.size - SLOT, b""))
     frames.append((process_context(machine), 1, outermost()))
     ranges = _ranges(symbols, kernel)
     return elf_file(ranges, sorted(symbols, key=lambda one: one.address), {".debug_frame": debug_frame(frames)})

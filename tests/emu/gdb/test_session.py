@@ -148,7 +148,7 @@ def test_memory(serve):
     assert client.ask(f"M{at:x},4:dead") == "E.2 bytes were sent, 4 announced"
     assert client.ask("m") == "E.m: an address and a size are wanted"
     assert client.ask("mffffffffffffffff,1") == "E14"
-    assert client.ask(f"m{'f' * 40},1") == "E14"
+    assert client.ask(f"m{'f' * 17},1") == "E.0xfffffffffffffffff has more than 64 bits"
 
 
 def test_breakpoints_are_not_in_the_text(serve):
@@ -319,6 +319,21 @@ def test_two_threads_one_after_the_other(serve):
     assert word(client.ask(f"p{RIP:x}")) == start
 
 
+def test_a_step_back_of_a_thread_that_has_made_none(serve):
+    def begin(debugger):
+        debugger.call("saves", 1, room(debugger), cpu=0)
+        debugger.call("saves", 2, room(debugger), cpu=1)
+
+    served = serve(begin, vcpus=2)
+    client = served.client()
+    client.resume("vCont;s:1")
+    client.resume("vCont;s:1")
+    client.ask("Hg2")
+    assert client.resume("bs")[1] == "T05thread:2;core:1;replaylog:begin;"
+    client.ask("Hg1")
+    assert word(client.ask(f"p{RIP:x}")) == served.kernel.kallsyms.address("saves") + 4, "the other one stays"
+
+
 def test_a_thread_that_comes_next_stops_at_its_breakpoint(serve):
     def begin(debugger):
         debugger.call("saves", 1, room(debugger), cpu=0)
@@ -456,6 +471,9 @@ def test_monitor(serve):
     assert client.monitor("goto 3") == "continue goes to position 3\n"
     client.resume("vCont;c")
     assert client.monitor("position") == "position 3 of 6\n"
+    assert client.resume("vCont;c")[1].endswith("replaylog:end;")
+    assert client.monitor("goto 3") == "continue goes to position 3\n"
+    assert client.resume("vCont;c") == ("", "T00thread:1;core:0;"), "also when everybody is done"
     assert client.monitor("vcpus") == "cpu 0: thread 1, saves, at saves+0x4\n"
     assert client.monitor("events") == "nothing has happened yet\n"
     assert client.monitor("phases") == "saves+0x4: no phases are known here\n"

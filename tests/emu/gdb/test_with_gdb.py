@@ -131,6 +131,30 @@ def test_watching_memory(serve, tool):
     assert "<leaf+10>:" in backwards
 
 
+def test_a_host_call(serve, tool):
+    served = serve(lambda debugger: debugger.call("sleeps"))
+    printed = served.gdb(tool("gdb"), "break *schedule", "continue", "backtrace", "stepi", "backtrace", "continue")
+    assert re.findall(r"#\d +0x\w+ in (\w+) \(\)", printed) == ["schedule", "sleeps", "tramplab_return"] * 2
+    assert "thread 1, sleeps, returned 0x5\n" in printed
+
+
+def test_a_gdb_that_is_killed_midway(serve, tool):
+    served = serve(loops, once=False)
+    commands = ["set debuginfod enabled off", f"target remote :{served.address[1]}", "break *leaf", "continue"]
+    argv = [tool("gdb"), "-nx", "-batch", *(word for line in commands for word in ("-ex", line))]
+    running = subprocess.Popen([*argv, str(served.symbols.path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 30
+    while served.debugger.position < 1000 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.kill()
+    running.communicate(timeout=30)
+    printed = served.gdb(tool("gdb"), "info symbol $pc", "info breakpoints", "reverse-continue", "x/i $pc")
+    assert re.search(r"loops( \+ \d+)? in section .text", printed)
+    assert "No more reverse-execution history." in printed
+    assert "<loops>" in printed
+    assert served.debugger.breakpoints == ()
+
+
 def test_two_threads(serve, tool):
     served = serve(two, vcpus=2)
     printed = served.gdb(

@@ -87,7 +87,7 @@ def test_breakpoints_have_numbers_that_stay(session, do):
     do("rc")
     assert do("rc") == "at the start: nothing is further back"
     assert do("delete") == "3 deleted"
-    assert do("c") == "bpf_fentry_test1 has ended: 0x2"
+    assert do("c") == "bpf_fentry_test1(1) returned 0x2"
 
 
 def test_a_condition(session, do):
@@ -119,7 +119,7 @@ def test_until_leaves_no_breakpoint(session, do):
 
 def test_phases_one_after_the_other(session, do):
     phases = []
-    while "ended" not in do("p"):
+    while "returned" not in do("p"):
         phases.append(session.debugger.phase())
     assert phases[:5] == ["entry", "save", "origin", "enter", "program"]
     assert phases[-1] == "leave"

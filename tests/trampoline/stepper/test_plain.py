@@ -17,7 +17,7 @@ def test_every_instruction_is_a_line(session):
     assert lines[0] == session.title
     found = instructions(lines)
     assert [int(match[1]) for match in found] == list(range(1, session.debugger.end))
-    assert lines[-1].endswith("bpf_fentry_test1 has ended: 0x2")
+    assert lines[-1].endswith("bpf_fentry_test1(1) returned 0x2")
 
 
 def test_lines_say_what_changed(session):
@@ -73,9 +73,9 @@ def test_operations_and_their_events(open_session):
     assert "thread 3, attach fentry0:" in lines
     assert "at lock: trampoline_mutex" in text
     assert re.search(r"\d+ ! text patched at bpf_fentry_test1\+0x4, int3: 0f -> cc", text)
-    assert "thread 2, bpf_fentry_test1:" in lines
-    assert text.count("has ended") == 3
-    assert text.index("attach fentry0 has ended") < text.index("thread 1, bpf_fentry_test1:")
+    assert "thread 2, bpf_fentry_test1(2):" in lines
+    assert text.count(" returned 0x") == 2
+    assert text.index("attach fentry0 has ended") < text.index("thread 1, bpf_fentry_test1(1):")
 
 
 def test_a_fault_ends_it(open_session):

@@ -3,12 +3,15 @@
 import fcntl
 import os
 import pty
+import re
 import select
+import shlex
 import struct
 import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pyte
 import pytest
@@ -16,6 +19,7 @@ import pytest
 from trampoline.cli import main
 from trampoline.stepper.screenshot import written
 
+DOCS = Path(__file__).parents[3] / "docs"
 TARGET = ("bpf_fentry_test1", "--fentry")
 
 
@@ -89,6 +93,13 @@ def test_a_picture_can_be_made_anew(capsys, tmp_path):
     assert pictures[0].startswith("<svg")
     assert "bpf_prog_fentry0" in pictures[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.svg", "two.svg"]
+
+
+def test_the_picture_in_the_documentation_is_what_its_command_makes(capsys, tmp_path):
+    (command,) = re.findall(r"^\$ tramp (step .* --screenshot) step-screen.svg$", (DOCS / "stepping.md").read_text(), re.M)
+    path = tmp_path / "screen.svg"
+    assert main([*shlex.split(command), str(path)]) == 0
+    assert path.read_text() == (DOCS / "step-screen.svg").read_text()
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
