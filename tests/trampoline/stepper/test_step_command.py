@@ -96,7 +96,8 @@ def test_a_picture_can_be_made_anew(capsys, tmp_path):
 
 
 def test_the_picture_in_the_documentation_is_what_its_command_makes(capsys, tmp_path):
-    (command,) = re.findall(r"^\$ tramp (step .* --screenshot) step-screen.svg$", (DOCS / "stepping.md").read_text(), re.M)
+    page = (DOCS / "stepping.md").read_text()
+    (command,) = re.findall(r"^\$ tramp (step .* --screenshot) step-screen.svg$", page, re.M)
     path = tmp_path / "screen.svg"
     assert main([*shlex.split(command), str(path)]) == 0
     assert path.read_text() == (DOCS / "step-screen.svg").read_text()
