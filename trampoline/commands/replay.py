@@ -3,6 +3,9 @@
 import argparse
 from typing import Any
 
+from trampoline import TrampolineError
+from trampoline.commands._stepping import add_stepping, stepping, stepping_given
+
 
 def add_parser(subparsers: Any) -> None:
     """Describe the arguments."""
@@ -14,12 +17,17 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("schedule", metavar="STRING", help="what tramp explore printed")
     parser.add_argument("--short", action="store_true", help="leave out the middle of long stretches")
     parser.add_argument("--svg", metavar="FILE", help="write the report as a picture")
+    parser.add_argument("--step", action="store_true", help="step through it, as in tramp step")
+    add_stepping(parser.add_argument_group("with --step"))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay; 1 where an invariant broke."""
+    if arguments.step:
+        return _step(arguments)
+    if given := stepping_given(arguments):
+        raise TrampolineError(f"{given} is for --step")
     from emu.schedule.report import report, used_columns
-    from trampoline.errors import TrampolineError
     from trampoline.explore.address import ScheduleAddress
     from trampoline.explore.session import Session
 
@@ -42,6 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.svg:
             _picture(text, arguments.svg, address)
         return 1 if second.violation is not None else 0
+
+
+def _step(arguments: argparse.Namespace) -> int:
+    from trampoline.stepper.run import step_schedule
+
+    if arguments.short or arguments.svg:
+        raise TrampolineError("--short and --svg are of the report; --step has --screenshot")
+    return step_schedule(arguments.schedule, stepping(arguments))
 
 
 def _picture(text: str, path: str, address: object) -> None:

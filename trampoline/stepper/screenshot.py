@@ -1,0 +1,61 @@
+"""The screen as a picture."""
+
+import asyncio
+import os
+import tempfile
+from concurrent.futures import Executor
+from pathlib import Path
+
+from trampoline.errors import TrampolineError
+from trampoline.stepper.app import StepApp
+from trampoline.stepper.screen_style import LEAST_COLUMNS, LEAST_LINES
+from trampoline.stepper.session import Session
+from trampoline.stepper.text import plain
+
+MOST = (400, 200)
+"""Columns and lines of a picture."""
+
+
+def screenshot(session: Session, executor: Executor, commands: tuple[str, ...], size: tuple[int, int]) -> str:
+    """The screen behind the commands, as SVG. ``size``: columns and lines.
+
+    TrampolineError for a size at which there is nothing to see, and for a command that is refused.
+    """
+    if not (LEAST_COLUMNS <= size[0] <= MOST[0] and LEAST_LINES <= size[1] <= MOST[1]):
+        least, most = f"{LEAST_COLUMNS}x{LEAST_LINES}", f"{MOST[0]}x{MOST[1]}"
+        raise TrampolineError(f"a picture of {size[0]}x{size[1]}: {least} is the smallest, {most} the largest")
+    app = StepApp(session, executor, commands)
+
+    async def drawn() -> str:
+        async with app.run_test(size=size) as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            if app.failure is not None:
+                raise app.failure
+            if app.answer.is_error:
+                raise TrampolineError(plain(app.answer.lines[0]))
+            return app.export_screenshot(title=f"tramp step: {session.title}")
+
+    return asyncio.run(drawn())
+
+
+def written(path: Path, text: str) -> None:
+    """Write a file whole, or not at all. OSError names it."""
+    try:
+        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from None
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise type(error)(error.errno, error.strerror, str(path)) from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
