@@ -287,7 +287,8 @@ class _VcpuRecorder:
             for (function, phase), group in ((key, list(found)) for key, found in groupby(places, _BELONGS))
         )
         for place in places:
-            self._recording.places[place.address] = place
+            if not is_stub(place.address):
+                self._recording.places[place.address] = place
         known = self._known[address, size] = _Known(block, segments)
         return known
 
