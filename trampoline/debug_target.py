@@ -78,9 +78,7 @@ class ReadyCall:
 class Threads(Protocol):
     """What a debugger is asked for here."""
 
-    def call(
-        self, function: str | int, *args: int, stack_args: Sequence[int] = (), cpu: int = 0
-    ) -> object:
+    def call(self, function: str | int, *args: int, stack_args: Sequence[int] = (), cpu: int = 0) -> object:
         """A thread that calls a function."""
         ...
 
@@ -132,9 +130,7 @@ def open_target(options: TargetOptions) -> Iterator[Ready]:
         functions = (AssemblyFunctions((Function(name, BODY, options.target),)),)
     release = options.flavour or ("6.12" if obj is None else "7.2")
     vcpus = 1 + max(cpus, default=0)
-    with Tracing(
-        release, options.config, vcpus=vcpus, functions=functions, btf=btf, design=options.design
-    ) as lab:
+    with Tracing(release, options.config, vcpus=vcpus, functions=functions, btf=btf, design=options.design) as lab:
         lab.load_testmod()
         ready = Ready(lab, f"{Path(name).name if obj else name}, kernel {release}, design {options.design}")
         if obj is None:

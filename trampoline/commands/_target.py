@@ -32,7 +32,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         dest="calls",
         metavar="CALL[@CPU]",
         help="a call, 'bpf_fentry_test2(2, 3)', each a thread on a CPU of its own or on the one given; arguments are"
-        " numbers, \"text\", &number (a pointer to it), {2, 3} (a struct's words); default: one of TARGET",
+        ' numbers, "text", &number (a pointer to it), {2, 3} (a struct\'s words); default: one of TARGET',
     )
     parser.add_argument(
         "--live", action="store_true", help="attach while the calls run: each attach is a thread, to be stepped as well"
@@ -88,4 +88,3 @@ def _cookie(text: str) -> tuple[str, int]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{value!r} is no number") from None
     return program, number
-

@@ -1,0 +1,209 @@
+"""Moving as gdb's resume packets ask, and the stop replies that come of it.
+
+The debugger moves one thread at a time. A continue goes on with the thread that the user looks at; where that has ended
+or waits, with the next one that may go on.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from emu.debug.breakpoints import AtAddress, Breakpoint
+from emu.debug.stop import Stop, StopReason
+from emu.debug.threads import OperationThread, TaskThread, Thread
+from emu.gdb.debuggee import Debuggee
+from emu.gdb.errors import GdbError
+
+SIGINT, SIGILL, SIGTRAP, SIGABRT, SIGSEGV = 2, 4, 5, 6, 11
+"""Signals as gdb numbers them (``enum gdb_signal``)."""
+_FAULTS = {
+    "page fault": SIGSEGV,
+    "general protection": SIGSEGV,
+    "invalid opcode": SIGILL,
+    "unhandled int3": SIGTRAP,
+}
+_BEGIN, _END = "replaylog:begin;", "replaylog:end;"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a thread is to do: ``c`` or ``s``, or, with a range, step until it leaves that. None: all threads."""
+
+    kind: str
+    thread: int | None = None
+    range: tuple[int, int] | None = None
+
+
+class Motion:
+    """Moves a debugger for gdb. ``say``: prints in gdb; ``is_urgent``: whether to stop at once."""
+
+    def __init__(self, debugger: Debuggee, say: Callable[[str], None], is_urgent: Callable[[], bool]) -> None:
+        self._debugger, self._say, self._is_urgent = debugger, say, is_urgent
+        self.first = debugger.position
+        """Where time begins for gdb: the threads are there, and none has made a step."""
+        self.goal: Callable[[], Stop] | None = None
+        """What the next continue does instead."""
+        self.signs: dict[Breakpoint, str] = {}
+        """What a stop reply says of each of gdb's breakpoints."""
+
+    # Forwards -------------------------------------------------------------------------------------------------------
+
+    def resume(self, actions: Sequence[Action], looked_at: int) -> str:
+        """Do what the actions say, the first one that is for a thread; gives the stop reply. ``looked_at``: the thread
+        that gdb shows. GdbError where no thread is meant.
+        """
+        stepping = next((one for one in actions if one.kind == "s" and one.thread is not None), None)
+        if stepping is None and actions[0].kind == "s":
+            stepping = actions[0]
+        if stepping is not None:
+            thread = self.thread(looked_at if stepping.thread is None else stepping.thread)
+            return self._step(thread, stepping.range)
+        wanted = {one.thread for one in actions}
+        eligible = [one for one in self._debugger.threads if None in wanted or one.number in wanted]
+        eligible.sort(key=lambda one: (one.number != looked_at, one.number))
+        if not eligible:
+            raise GdbError("no such thread")
+        return self._continue(eligible)
+
+    def _step(self, thread: Thread, within: tuple[int, int] | None) -> str:
+        self._debugger.select(thread)
+        while True:
+            stop = self._debugger.step()
+            if stop.reason is not StopReason.STEP or within is None:
+                break
+            rip = self._rip(thread)
+            if not within[0] <= rip < within[1] or rip in self._addresses():
+                break
+            if self._is_urgent():
+                return self._reply(stop, signal=SIGINT)
+        if stop.reason is StopReason.DONE and stop.position > self.first:
+            return self._ended([thread], stop)
+        return self._reply(stop)
+
+    def _continue(self, eligible: list[Thread]) -> str:
+        debugger = self._debugger
+        go, self.goal = self.goal or debugger.run, None
+        waiting: list[Thread] = []
+        stop: Stop | None = None
+        while thread := next((one for one in eligible if not one.is_done and one not in waiting), None):
+            debugger.select(thread)
+            if stop is not None and self._rip(thread) in self._addresses():
+                return self._text(SIGTRAP, thread, self._sign_at(self._rip(thread)))
+            before = debugger.position
+            stop = self._run(go)
+            if debugger.position > before:
+                waiting.clear()
+            if stop.reason is StopReason.DONE:
+                self._say_result(thread)
+            elif stop.reason is StopReason.BLOCKED:
+                waiting.append(thread)
+                self._say(f"thread {thread.number} waits: {stop.message}")
+            else:
+                return self._reply(stop)
+            if self._is_urgent():
+                return self._reply(stop, signal=SIGINT)
+        return self._ended(eligible, stop)
+
+    def _run(self, go: Callable[[], Stop]) -> Stop:
+        """Run, and go on where an interruption that is over had been left."""
+        while True:
+            stop = go()
+            if stop.reason is not StopReason.INTERRUPTED or self._is_urgent():
+                return stop
+
+    def _ended(self, eligible: Iterable[Thread], stop: Stop | None) -> str:
+        """Nothing of these can go on."""
+        debugger = self._debugger
+        thread = (stop.thread if stop is not None else None) or debugger.thread
+        if any(not one.is_done for one in eligible):
+            return self._text(SIGTRAP, thread)
+        return self._text(SIGTRAP, thread, _END)
+
+    # Backwards ------------------------------------------------------------------------------------------------------
+
+    def step_back(self, looked_at: int) -> str:
+        """Back to before the last step of the thread that gdb shows."""
+        debugger, thread = self._debugger, self.thread(looked_at)
+        while debugger.position > self.first:
+            stop = debugger.back()
+            if debugger.position < self.first:
+                break
+            if stop.thread is thread or stop.reason not in (StopReason.STEP, StopReason.BREAKPOINT):
+                return self._reply(stop)
+            if self._is_urgent():
+                return self._reply(stop, signal=SIGINT)
+        return self._at_first()
+
+    def run_back(self) -> str:
+        """Back to a breakpoint, or to the beginning."""
+        debugger = self._debugger
+        if debugger.position > self.first:
+            stop = self._run(debugger.run_back)
+            if debugger.position > self.first or (
+                debugger.position == self.first and stop.reason is StopReason.BREAKPOINT
+            ):
+                return self._reply(stop)
+        return self._at_first()
+
+    def _at_first(self) -> str:
+        if self._debugger.position != self.first:
+            self._debugger.goto(self.first)
+        return self._text(SIGTRAP, self._debugger.thread, _BEGIN)
+
+    # Stop replies ---------------------------------------------------------------------------------------------------
+
+    def now(self) -> str:
+        """The reply for who asks why nothing runs."""
+        return self._text(SIGTRAP, self._debugger.thread)
+
+    def _reply(self, stop: Stop, signal: int | None = None) -> str:
+        found = stop.breakpoint
+        if signal is None:
+            signal = self._signal(stop)
+        if stop.reason is StopReason.BREAKPOINT and found is not None and found in self.signs:
+            return self._text(signal, stop.thread, self.signs[found])
+        if stop.message:
+            self._say(stop.message.splitlines()[0])
+        return self._text(signal, stop.thread, _BEGIN if stop.reason is StopReason.START else "")
+
+    @staticmethod
+    def _signal(stop: Stop) -> int:
+        if stop.reason is StopReason.INTERRUPTED:
+            return SIGINT
+        if stop.reason is StopReason.FAULT:
+            return next((signal for kind, signal in _FAULTS.items() if stop.message.startswith(kind)), SIGABRT)
+        return SIGTRAP
+
+    def _text(self, signal: int, thread: Thread | None, more: str = "") -> str:
+        """``T05thread:1;core:0;swbreak:;``."""
+        if thread is None:
+            return f"S{signal:02x}"
+        core = f"core:{thread.cpu:x};" if thread.cpu is not None else ""
+        return f"T{signal:02x}thread:{thread.number:x};{core}{more}"
+
+    def _say_result(self, thread: Thread) -> None:
+        if isinstance(thread, TaskThread) and thread.value is not None:
+            self._say(f"thread {thread.number}, {thread.name}, returned {thread.value:#x}")
+        elif isinstance(thread, OperationThread):
+            how = f"failed: {thread.error}" if thread.error is not None else "is done"
+            self._say(f"thread {thread.number}, {thread.name}, {how}")
+
+    # Threads and breakpoints ----------------------------------------------------------------------------------------
+
+    def thread(self, number: int) -> Thread:
+        """A thread by number; 0: any. GdbError where there is none."""
+        debugger = self._debugger
+        if number == 0 and debugger.thread is not None:
+            return debugger.thread
+        found = next((one for one in debugger.threads if one.number == number), None)
+        if found is None:
+            raise GdbError(f"no thread {number}")
+        return found
+
+    def _rip(self, thread: Thread) -> int:
+        return self._debugger.registers(thread).get("rip", 0)
+
+    def _addresses(self) -> dict[int, Breakpoint]:
+        return {one.where: one for one in self.signs if isinstance(one, AtAddress) and isinstance(one.where, int)}
+
+    def _sign_at(self, address: int) -> str:
+        return self.signs[self._addresses()[address]]

@@ -1,0 +1,83 @@
+"""Serving gdb: one client at a time, on loopback."""
+
+from collections.abc import Callable
+
+from emu.gdb.debuggee import Debuggee
+from emu.gdb.errors import GdbError
+from emu.gdb.monitor import Command, Monitor
+from emu.gdb.motion import Motion
+from emu.gdb.packets import Broken, Packet
+from emu.gdb.session import Session
+from emu.gdb.wire import Closed, Opened, Wire
+
+_OUTPUT = 1000
+"""Characters of output in one packet."""
+
+
+class Server:
+    """Serves a debugger at ``host`` (127.0.0.1 or ::1) and ``port``; 0 is a free one, which ``port`` then says.
+
+    ``on_stop`` is called after each move, and may give a text for gdb to print. GdbError for an address that is not
+    loopback, or can't be listened at.
+    """
+
+    def __init__(
+        self,
+        debugger: Debuggee,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        on_stop: Callable[[], str] = str,
+    ) -> None:
+        self._debugger, self._on_stop = debugger, on_stop
+        self._wire = Wire(host, port, debugger.interrupt)
+        self.motion = Motion(debugger, self.say, lambda: self._wire.is_urgent)
+        self.commands: list[Command] = []
+        """What ``monitor`` knows beside its help."""
+        self.host, self.port = self._wire.host, self._wire.port
+
+    def serve(self, *, once: bool = False) -> None:
+        """Serve clients, one after the other; ``once``: until the first one is gone."""
+        while True:
+            while not isinstance(self._wire.receive(), Opened):
+                pass
+            self._session()
+            if once:
+                return
+
+    def say(self, text: str) -> None:
+        """Print in gdb, which must be waiting for a stop or a command's end."""
+        line = text if text.endswith("\n") or not text else f"{text}\n"
+        for at in range(0, len(line), _OUTPUT):
+            self._wire.send(b"O" + line[at : at + _OUTPUT].encode().hex().encode())
+
+    def close(self) -> None:
+        """End everything."""
+        self._wire.close()
+
+    def _session(self) -> None:
+        session = Session(self._debugger, self.motion, Monitor(self.commands, self.say), self._wire.stop_acknowledging)
+        try:
+            while not isinstance(arrived := self._wire.receive(), Closed):
+                if isinstance(arrived, Packet):
+                    self._answer(session, arrived.payload)
+                elif isinstance(arrived, Broken):
+                    self._wire.send(GdbError(arrived.reason).reply.encode())
+        finally:
+            session.close()
+
+    def _answer(self, session: Session, payload: bytes) -> None:
+        before = self._debugger.position
+        reply = session.answer(payload)
+        if self._debugger.position != before and payload[:1] in b"vcCsSb" and (text := self._on_stop()):
+            self.say(text)
+        if reply is not None:
+            self._wire.send(reply)
+        if session.is_over:
+            self._wire.hang_up()
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,144 @@
+"""The symbol file of a kernel: its functions, images and programs by name, and how to unwind through them."""
+
+import errno
+import os
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from emu.gdb.dwarf import debug_frame, frame_program, outermost
+from emu.gdb.elf import CodeRange, ElfSymbol, elf_file
+from emu.gdb.unwind import unwind_rows
+from emu.hostcall import SLOT
+from emu.kernel.kernel import Kernel
+from emu.paging import NX
+
+RETURN_SYMBOL = "tramplab_return"
+"""Where a call from outside returns to: the end of every backtrace."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """A function or image: its name, where it is, and its bytes as they were placed."""
+
+    name: str
+    address: int
+    code: bytes
+
+
+def symbol_file(kernel: Kernel) -> bytes:
+    """The symbol file of a kernel as it is now."""
+    pieces = sorted(_pieces(kernel), key=lambda piece: piece.address)
+    machine = kernel.machine
+    stubs = machine.host_calls
+    symbols = [ElfSymbol(symbol.name, symbol.address, symbol.size) for symbol in kernel.kallsyms]
+    known = {symbol.address for symbol in symbols}
+    symbols += [ElfSymbol(piece.name, piece.address, len(piece.code)) for piece in pieces if piece.address not in known]
+    symbols = [_sized(symbol, SLOT if stubs.is_stub(symbol.address) else 0) for symbol in symbols]
+    symbols.append(ElfSymbol(RETURN_SYMBOL, stubs.return_address, SLOT))
+    programs: dict[bytes, bytes] = {}
+    frames = []
+    for piece in pieces:
+        # What is stamped out thousandfold is looked at once; only calls and jumps within it are followed.
+        key = piece.code
+        if key not in programs:
+            programs[key] = frame_program(unwind_rows(piece.code, piece.address))
+        frames.append((piece.address, len(piece.code), programs[key]))
+    # An unwinder looks a return address up by the byte before it.
+    frames.append((stubs.return_address - 1, SLOT + 1, outermost()))
+    ranges = _ranges(symbols, kernel)
+    return elf_file(ranges, sorted(symbols, key=lambda one: one.address), {".debug_frame": debug_frame(frames)})
+
+
+class SymbolFile:
+    """The file that gdb reads. Without a ``path`` it is a temporary one, which ``close`` removes.
+
+    OSError where it can't be written; there is no part of it then.
+    """
+
+    def __init__(self, kernel: Kernel, path: Path | None = None) -> None:
+        self._kernel = kernel
+        self._is_own = path is None
+        if path is None:
+            number, name = tempfile.mkstemp(prefix="tramplab-", suffix=".elf")
+            os.close(number)
+            path = Path(name)
+        self.path = path
+        self._of: object = None
+        self.update()
+
+    def update(self) -> bool:
+        """Write it where images or symbols have changed; whether they have."""
+        images = tuple((image.address, image.name) for image in self._kernel.machine.images.placed())
+        now = (images, len(self._kernel.kallsyms))
+        if now == self._of:
+            return False
+        _write(self.path, symbol_file(self._kernel))
+        self._of = now
+        return True
+
+    def close(self) -> None:
+        """Remove a temporary file."""
+        if self._is_own:
+            self.path.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file in one piece: who reads it has the old content or the new."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    part = path.with_name(f".{path.name}.new")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        error.filename = str(path)
+        raise
+
+
+def _pieces(kernel: Kernel) -> Iterator[_Code]:
+    """Every function and image: as it was placed where that is known, as memory has it elsewhere."""
+    machine = kernel.machine
+    seen = set()
+    for symbol in kernel.kallsyms:
+        image = machine.images.at(symbol.address)
+        if image is not None:
+            if image.address not in seen:
+                seen.add(image.address)
+                yield _Code(symbol.name if image.address == symbol.address else image.name, image.address, image.code)
+        elif _is_executable(kernel, symbol.address) and symbol.size > 1:
+            yield _Code(symbol.name, symbol.address, machine.read(symbol.address, symbol.size))
+    for image in machine.images.placed():
+        if image.address not in seen:
+            yield _Code(image.name, image.address, image.code)
+
+
+def _sized(symbol: ElfSymbol, least: int) -> ElfSymbol:
+    return symbol if symbol.size >= least else ElfSymbol(symbol.name, symbol.address, least)
+
+
+def _ranges(symbols: list[ElfSymbol], kernel: Kernel) -> list[CodeRange]:
+    """Sections around the code, one for each part of the address map."""
+    layout = kernel.machine.layout
+    parts = sorted((("text", layout.text), ("modules", layout.modules), ("host_calls", layout.host_calls)), key=_base)
+    ends: dict[str, int] = {}
+    for symbol in symbols:
+        if _is_executable(kernel, symbol.address):
+            position = bisect_right(parts, symbol.address, key=_base) - 1
+            if position >= 0:
+                name = parts[position][0]
+                ends[name] = max(ends.get(name, 0), symbol.address + symbol.size)
+    return [CodeRange(f".{name}", base, ends[name]) for name, base in parts if name in ends]
+
+
+def _is_executable(kernel: Kernel, address: int) -> bool:
+    entry = kernel.machine.page_entry(address)
+    return entry != 0 and not entry & NX
+
+
+def _base(part: tuple[str, int]) -> int:
+    return part[1]

@@ -1,0 +1,22 @@
+"""Threads as gdb lists them."""
+
+from collections.abc import Sequence
+from xml.etree import ElementTree
+
+from emu.debug.threads import Thread
+
+
+def extra_info(thread: Thread) -> str:
+    """What ``info threads`` shows beside a thread's name."""
+    return thread.state
+
+
+def threads_xml(threads: Sequence[Thread]) -> bytes:
+    """The list that ``qXfer:threads:read`` gives: "Thread List Format" in gdb's manual."""
+    root = ElementTree.Element("threads")
+    for thread in threads:
+        entry = ElementTree.SubElement(root, "thread", id=f"{thread.number:x}", name=thread.name)
+        if thread.cpu is not None:
+            entry.set("core", str(thread.cpu))
+        entry.text = extra_info(thread)
+    return b'<?xml version="1.0"?>\n' + ElementTree.tostring(root)

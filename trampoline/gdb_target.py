@@ -1,0 +1,86 @@
+"""A target served to gdb: ``tramp gdb``."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from emu.gdb.commands import KernelCommands
+from emu.gdb.monitor import Command
+from emu.gdb.server import Server
+from emu.gdb.symbol_file import SymbolFile
+from trampoline.debug import Debugger
+from trampoline.debug_target import Ready, TargetOptions, open_target
+
+
+def serve(
+    options: TargetOptions,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    symbols: Path | None = None,
+    once: bool = False,
+    tell: Callable[[str], object] = print,
+) -> None:
+    """Serve a target to one gdb after another; ``once``: to one. ``tell`` gets lines for the user, the last of which is
+    the command that starts gdb.
+
+    What ``open_target`` raises; GdbError for an address or a port that can't be had; OSError where the symbol file
+    can't be written.
+    """
+    with open_target(options) as ready, Debugger(ready.lab) as debugger:
+        ready.begin(debugger)
+        debugger.select(debugger.threads[0])
+        file = SymbolFile(ready.lab.kernel, symbols)
+        try:
+            with Server(debugger, host, port, on_stop=lambda: changed(file)) as server:
+                images = ready.lab.kernel.machine.images
+                server.commands += KernelCommands(debugger, server.motion, images, file).commands()
+                server.commands += frame_commands(debugger)
+                for line in introduction(ready, server, file.path):
+                    tell(line)
+                server.serve(once=once)
+        finally:
+            file.close()
+
+
+def introduction(ready: Ready, server: Server, path: Path) -> list[str]:
+    """What is served, and how to connect."""
+    place = f"[{server.host}]:{server.port}" if ":" in server.host else f"{server.host}:{server.port}"
+    threads = [f"thread {number}: {call.text} on cpu {call.cpu}" for number, call in enumerate(ready.calls, 1)]
+    threads += [f"thread {number}: {name}" for number, (name, _) in enumerate(ready.operations, len(threads) + 1)]
+    return [ready.title, *threads, f"gdb -ex 'target remote {place}' {shlex.quote(str(path))}"]
+
+
+def changed(file: SymbolFile) -> str:
+    """Bring the symbol file up to date; what gdb is to say where that changed it, or failed."""
+    try:
+        return f"the symbols have changed: symbol-file {file.path}" if file.update() else ""
+    except OSError as error:
+        return f"the symbols have changed, but {error.filename} can't be written: {error.strerror}"
+
+
+def frame_commands(debugger: Debugger) -> list[Command]:
+    """What ``monitor`` knows of trampolines."""
+
+    def frame(words: Sequence[str]) -> str:
+        found = debugger.frame()
+        lines = [f"{found.function}, offsets from {found.base}"]
+        for slot in found.slots:
+            shown = f" = {slot.words}" if slot.words else ""
+            lines.append(f"{slot.address:#x}  {slot.offset:+#06x}  {slot.value:016x}  {slot.name}{shown}")
+        return "\n".join(lines)
+
+    def code(words: Sequence[str]) -> str:
+        rip = debugger.rip
+        lines = []
+        for line in debugger.code():
+            note = "; ".join(part for part in (line.comment, line.ebpf, line.source, line.patch) if part)
+            mark = "=>" if line.address == rip else "  "
+            text = f"{mark} {line.address:#x}  {line.phase or '-':8} {line.text}"
+            lines.append(f"{text:64}  ; {note}" if note else text)
+        return "\n".join(lines)
+
+    return [
+        Command("frame", "the stack frame of the current function, slot by slot", frame),
+        Command("code", "the listing around the current instruction, with its comments", code),
+    ]
