@@ -115,17 +115,20 @@ def _call(lab: Tracing, call: CallText) -> Called:
         )
         counts = made.counts
     except GuestFault as fault:
-        line = lab.source_of(fault)
-        where = f"{line}: {line.text.strip()}: " if line is not None else ""
-        raise TrampolineError(f"{call.text}: {where}{fault}") from fault
+        raise call_error(lab, call.text, fault) from fault
     finally:
         placed.free(lab.kernel)
     if counts is None:
         raise TrampolineError("nothing is counted here")
-    size = model.ret_size
-    raw = (made.value & (1 << 64) - 1).to_bytes(8, "little")[:size]
-    value = int.from_bytes(raw, "little", signed=model.ret_signed) if size else None
+    value = model.returned(made.value)
     return Called(call.text, value, counts.instructions, 0, counts.by_phase, counts.unbalanced_returns)
+
+
+def call_error(lab: Tracing, text: str, fault: GuestFault) -> TrampolineError:
+    """What is said of a call that faulted: the call, the program's source line where one is to blame, the fault."""
+    line = lab.source_of(fault)
+    where = f"{line}: {line.text.strip()}: " if line is not None else ""
+    return TrampolineError(f"{text}: {where}{fault}")
 
 
 def _where(link: Link | MultiLink) -> str:
