@@ -162,8 +162,8 @@ def _flames(these: Sequence[tuple[str, ObservedCall]]) -> str:
     for label, call in these:
         parts += [
             '<figure class="zoom">',
-            flame(bars(call.recording.root.children), widest, label),
             f"<figcaption>{escape(label)}</figcaption>",
+            flame(bars(call.recording.root.children), widest, label),
             "</figure>",
         ]
     return "\n".join([*parts, "</div>"])
