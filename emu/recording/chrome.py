@@ -38,12 +38,16 @@ def trace(recording: Recording, title: str) -> str:
 
 
 def _change(change: Change) -> dict[str, Any]:
-    event = {"ph": "E", "pid": PROCESS, "tid": change.cpu, "ts": change.position, "tts": change.own}
-    if not change.enters:
-        return event
-    node = change.node
-    args = {"entry": f"{node.entry:#x}"} | ({"from": f"{node.site:#x}"} if node.site else {})
-    return {"name": node.label, "cat": node.kind.value} | event | {"ph": "B", "args": args}
+    # The end says its name as well, and nothing has arguments: some readers match both.
+    return {
+        "name": change.node.label,
+        "cat": change.node.kind.value,
+        "ph": "B" if change.enters else "E",
+        "pid": PROCESS,
+        "tid": change.cpu,
+        "ts": change.position,
+        "tts": change.own,
+    }
 
 
 def _mark(mark: Mark, process_context: int) -> dict[str, Any]:

@@ -56,6 +56,7 @@ def test_chrome(recording):
             here.append(event)
         elif event["ph"] == "E":
             began = here.pop()
+            assert (began["name"], began["cat"]) == (event["name"], event["cat"])
             if not here:
                 own += event["tts"] - began["tts"]
                 took[began["name"]] = took.get(began["name"], 0) + event["tts"] - began["tts"]
