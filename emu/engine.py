@@ -5,12 +5,36 @@ from collections.abc import Callable, Sequence
 from ctypes import addressof
 from typing import cast
 
-from unicorn.unicorn_const import UC_ARCH_X86, UC_ERR_OK, UC_HOOK_CODE, UC_HOOK_INTR, UC_MODE_64
+from unicorn.unicorn_const import (
+    UC_ARCH_X86,
+    UC_ERR_OK,
+    UC_HOOK_CODE,
+    UC_HOOK_INTR,
+    UC_HOOK_MEM_READ,
+    UC_HOOK_MEM_WRITE,
+    UC_MEM_WRITE,
+    UC_MODE_64,
+)
 from unicorn.unicorn_py3.arch.intel import UcIntel
 from unicorn.unicorn_py3.unicorn import Uc
 
 from emu import libunicorn
-from emu.hostcode import INTERRUPT, LEFT, MARKED_RANGES, RANGE_WORDS, RANGES, hooks_for, new_cell
+from emu.hostcode import (
+    HELD,
+    INTERRUPT,
+    LEFT,
+    MARKED_RANGES,
+    RANGE_WORDS,
+    RANGES,
+    STOPPING_RANGES,
+    WATCH_ADDRESS,
+    WATCH_KIND,
+    WATCH_LEFT,
+    Cell,
+    hooks_for,
+    new_cell,
+    new_watch,
+)
 from emu.registers import Registers
 from emu.watchdog import Watched
 
@@ -45,6 +69,36 @@ def stopper(handle: int) -> Callable[[bool], object]:
     return lambda wanted: libunicorn.emu_stop(handle) if wanted else None
 
 
+class DataWatch:
+    """A range of data of one engine; runs end behind the first instruction that accesses it."""
+
+    def __init__(self, engine: "Engine", start: int, size: int, *, reads: bool, writes: bool) -> None:
+        self._engine = engine
+        self.words: Cell = new_watch(engine._cell, start, size)
+        kinds = UC_HOOK_MEM_READ * reads | UC_HOOK_MEM_WRITE * writes
+        self._hook = libunicorn.hook_add(engine.handle, kinds, engine._hooks.access, addressof(self.words))
+        libunicorn.flush_translations(engine.handle)
+
+    @property
+    def left(self) -> int | None:
+        """Instructions that the limit still allowed behind the one that accessed the range; None where none did."""
+        return self.words[WATCH_LEFT] - 1 if self.words[WATCH_LEFT] else None
+
+    @property
+    def accessed(self) -> tuple[int, bool]:
+        """The address of the access, and whether it was a write."""
+        return self.words[WATCH_ADDRESS] & (1 << 64) - 1, self.words[WATCH_KIND] == UC_MEM_WRITE
+
+    def clear(self) -> None:
+        """Forget the access."""
+        self.words[WATCH_LEFT] = 0
+
+    def remove(self) -> None:
+        """Watch no more."""
+        libunicorn.hook_del(self._engine.handle, self._hook)
+        libunicorn.flush_translations(self._engine.handle)
+
+
 class Engine:
     """Runs of one engine. Events end a run instead of calling Python: what they mean is found out afterwards, with no
     engine on the host's stack, so that runs nest, text can be written and tasks switched at any event.
@@ -59,7 +113,7 @@ class Engine:
         self._hooks = hooks_for(self._cell)
         self._watched = Watched(stopper(self.handle))
         self._limit_hook = 0
-        self._counts_marked = False
+        self._hook = self._hooks.instruction
         self.error = 0
         # Whoever keeps the engine keeps what its hooks refer to.
         uc.__dict__["tramplab"] = (self._cell, self._hooks)
@@ -96,8 +150,7 @@ class Engine:
             return
         self._cell[LEFT] = instructions
         if not self._limit_hook:
-            hook = self._hooks.marked if self._counts_marked else self._hooks.instruction
-            self._limit_hook = libunicorn.hook_add(self.handle, UC_HOOK_CODE, hook, self._cell_address)
+            self._limit_hook = libunicorn.hook_add(self.handle, UC_HOOK_CODE, self._hook, self._cell_address)
             libunicorn.flush_translations(self.handle)
 
     def count_marked(self, ranges: Sequence[tuple[int, int, int]]) -> None:
@@ -106,11 +159,32 @@ class Engine:
         ``ranges``: at most two of (guest address, size, host address of a byte for each guest address, not 0 where an
         instruction is marked). None: every instruction counts.
         """
-        if len(ranges) > MARKED_RANGES:
-            raise ValueError(f"{len(ranges)} ranges; there is room for {MARKED_RANGES}")
+        self._set_ranges(ranges, MARKED_RANGES)
+        self._hook = self._hooks.marked if ranges else self._hooks.instruction
+
+    def stop_at(self, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """Let limited runs end before marked instructions: ``left`` is below -1 then. Every instruction counts.
+
+        ``ranges``: at most three, as ``count_marked`` has them. None: they end nowhere but at the limit.
+        """
+        self._set_ranges(ranges, STOPPING_RANGES)
+        self._hook = self._hooks.stopping if ranges else self._hooks.instruction
+
+    def hold(self, *, held: bool) -> bool:
+        """Let runs end neither at marked instructions nor at watched data, or again; gives what was so before."""
+        before = bool(self._cell[HELD])
+        self._cell[HELD] = held
+        return before
+
+    def watch(self, start: int, size: int, *, reads: bool, writes: bool) -> DataWatch:
+        """End limited runs behind an instruction that accesses a range of guest addresses."""
+        return DataWatch(self, start, size, reads=reads, writes=writes)
+
+    def _set_ranges(self, ranges: Sequence[tuple[int, int, int]], most: int) -> None:
+        if len(ranges) > most:
+            raise ValueError(f"{len(ranges)} ranges; there is room for {most}")
         self.limit(None)
-        self._counts_marked = bool(ranges)
-        for number in range(MARKED_RANGES):
+        for number in range(STOPPING_RANGES):
             start, size, marks = ranges[number] if number < len(ranges) else (0, 0, 0)
             word = RANGES + RANGE_WORDS * number
             signed = start - (1 << 64) if start >> 63 else start

@@ -12,12 +12,18 @@ import sys
 
 from emu import libunicorn
 
-INTERRUPT, LEFT, STOP, RANGES = 0, 1, 2, 3
-"""Words of the cell that the hooks work on: interrupt number (-1: none), instructions left, ``uc_emu_stop``, and two
-ranges of code in which only marked instructions count: start, size and the host address of a byte for each address.
+INTERRUPT, LEFT, STOP, RANGES, HELD = 0, 1, 2, 3, 12
+"""Words of the cell that the hooks work on: interrupt number (-1: none), instructions left, ``uc_emu_stop``, three
+ranges of code, of two of which only marked instructions count, or in which runs stop at marked instructions: start,
+size and the host address of a byte for each address; and whether runs stop neither there nor at what is watched.
 """
 RANGE_WORDS = 3
 MARKED_RANGES = 2
+STOPPING_RANGES = 3
+WATCH_START, WATCH_LAST, WATCH_CELL, WATCH_LEFT, WATCH_ADDRESS, WATCH_KIND = range(6)
+"""Words of what watches a range of data: its start, its size less one, the engine's cell; once it was accessed, how
+many instructions were left and one more, the address, and Unicorn's kind of access.
+"""
 
 # void hook(uc_engine *rdi, uint32_t esi_number, void *rdx_cell)
 _ON_INTERRUPT = bytes.fromhex(
@@ -56,15 +62,79 @@ _ON_MARKED = bytes.fromhex(
     "48 8b 41 10"  # stop: mov rax, [rcx + 16]
     "ff e0"  # jmp rax
 )
+# Every instruction counts; the run stops before one whose byte in one of three ranges is not 0. LEFT is then -2 less
+# what was left, so that instructions executed are what the limit was, plus LEFT, plus 1, in any case.
+_ON_STOPPING = bytes.fromhex(
+    "48 83 69 08 01"  # sub qword ptr [rcx + 8], 1
+    "78 4d"  # js stop
+    "48 89 f0"  # mov rax, rsi
+    "48 2b 41 18"  # sub rax, [rcx + 24]
+    "48 3b 41 20"  # cmp rax, [rcx + 32]
+    "72 1b"  # jb first
+    "48 89 f0"  # mov rax, rsi
+    "48 2b 41 30"  # sub rax, [rcx + 48]
+    "48 3b 41 38"  # cmp rax, [rcx + 56]
+    "72 14"  # jb second
+    "48 89 f0"  # mov rax, rsi
+    "48 2b 41 48"  # sub rax, [rcx + 72]
+    "48 3b 41 50"  # cmp rax, [rcx + 80]
+    "72 0d"  # jb third
+    "c3"  # ret
+    "48 03 41 28"  # first: add rax, [rcx + 40]
+    "eb 0a"  # jmp test
+    "48 03 41 40"  # second: add rax, [rcx + 64]
+    "eb 04"  # jmp test
+    "48 03 41 58"  # third: add rax, [rcx + 88]
+    "80 38 00"  # test: cmp byte ptr [rax], 0
+    "74 16"  # je done
+    "48 83 79 60 00"  # cmp qword ptr [rcx + 96], 0
+    "75 0f"  # jne done
+    "48 f7 51 08"  # not qword ptr [rcx + 8]
+    "48 83 69 08 01"  # sub qword ptr [rcx + 8], 1
+    "48 8b 41 10"  # stop: mov rax, [rcx + 16]
+    "ff e0"  # jmp rax
+    "c3"  # done: ret
+)
+# void hook(uc_engine *rdi, uc_mem_type esi, uint64_t rdx_address, int ecx_size, int64_t r8_value, void *r9_watch)
+# Ends the run before the next instruction where the access overlaps the range; the first access counts.
+_ON_ACCESS = bytes.fromhex(
+    "89 c9"  # mov ecx, ecx
+    "48 8d 44 0a ff"  # lea rax, [rdx + rcx - 1]
+    "49 2b 01"  # sub rax, [r9]
+    "49 03 49 08"  # add rcx, [r9 + 8]
+    "48 39 c8"  # cmp rax, rcx
+    "73 2e"  # jae done
+    "49 8b 41 10"  # mov rax, [r9 + 16]
+    "48 83 78 60 00"  # cmp qword ptr [rax + 96], 0
+    "75 23"  # jne done
+    "49 83 79 18 00"  # cmp qword ptr [r9 + 24], 0
+    "75 1c"  # jne done
+    "48 8b 48 08"  # mov rcx, [rax + 8]
+    "48 83 c1 01"  # add rcx, 1
+    "49 89 49 18"  # mov [r9 + 24], rcx
+    "49 89 51 20"  # mov [r9 + 32], rdx
+    "49 89 71 28"  # mov [r9 + 40], rsi
+    "48 c7 40 08 00 00 00 00"  # mov qword ptr [rax + 8], 0
+    "c3"  # done: ret
+)
 
 Cell = ctypes.Array[ctypes.c_int64]
 _Interrupt = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p)
 _Instruction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p)
+_Memory = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+)
 
 
 def new_cell() -> Cell:
     """A cell for one engine's hooks."""
-    return (ctypes.c_int64 * (RANGES + RANGE_WORDS * MARKED_RANGES))(-1, 0, libunicorn.EMU_STOP_ADDRESS)
+    return (ctypes.c_int64 * (HELD + 1))(-1, 0, libunicorn.EMU_STOP_ADDRESS)
+
+
+def new_watch(cell: Cell, start: int, size: int) -> Cell:
+    """What a watch of a range of data works on."""
+    signed = start - (1 << 64) if start >> 63 else start
+    return (ctypes.c_int64 * 6)(signed, size - 1, ctypes.addressof(cell))
 
 
 class NativeHooks:
@@ -76,7 +146,10 @@ class NativeHooks:
         memory[: len(_ON_INTERRUPT)] = _ON_INTERRUPT
         memory[64 : 64 + len(_ON_INSTRUCTION)] = _ON_INSTRUCTION
         memory[128 : 128 + len(_ON_MARKED)] = _ON_MARKED
+        memory[256 : 256 + len(_ON_STOPPING)] = _ON_STOPPING
+        memory[384 : 384 + len(_ON_ACCESS)] = _ON_ACCESS
         self.interrupt, self.instruction, self.marked = base, base + 64, base + 128
+        self.stopping, self.access = base + 256, base + 384
 
 
 class PythonHooks:
@@ -99,8 +172,30 @@ class PythonHooks:
                 if offset < length and ctypes.c_uint8.from_address(marks + offset).value:
                     on_instruction(engine, address, size, _cell)
 
-        self._anchors = (_Interrupt(on_interrupt), _Instruction(on_instruction), _Instruction(on_marked))
-        self.interrupt, self.instruction, self.marked = (
+        def on_stopping(engine: int, address: int, size: int, _cell: int) -> None:
+            on_instruction(engine, address, size, _cell)
+            if cell[LEFT] < 0 or cell[HELD]:
+                return
+            for word in range(RANGES, RANGES + RANGE_WORDS * STOPPING_RANGES, RANGE_WORDS):
+                start, length, marks = cell[word : word + RANGE_WORDS]
+                offset = address - start & (1 << 64) - 1
+                if offset < length and ctypes.c_uint8.from_address(marks + offset).value:
+                    cell[LEFT] = -2 - cell[LEFT]
+                    libunicorn.emu_stop(engine)
+
+        def on_access(_engine: int, kind: int, address: int, size: int, _value: int, at: int) -> None:
+            watch = (ctypes.c_int64 * 6).from_address(at)
+            inside = address + size - 1 - watch[WATCH_START] & (1 << 64) - 1 < size + watch[WATCH_LAST]
+            if inside and not cell[HELD] and not watch[WATCH_LEFT]:
+                signed = address - (1 << 64) if address >> 63 else address
+                watch[WATCH_LEFT], watch[WATCH_ADDRESS], watch[WATCH_KIND] = cell[LEFT] + 1, signed, kind
+                cell[LEFT] = 0
+
+        self._anchors = (
+            _Interrupt(on_interrupt), _Instruction(on_instruction), _Instruction(on_marked),
+            _Instruction(on_stopping), _Memory(on_access),
+        )  # fmt: skip
+        self.interrupt, self.instruction, self.marked, self.stopping, self.access = (
             ctypes.cast(anchor, ctypes.c_void_p).value or 0 for anchor in self._anchors
         )
 

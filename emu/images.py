@@ -1,12 +1,13 @@
 """What lies where in executable memory: images with their listings, and the names of images that were freed."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from asm.image import Image, Line
 from emu.errors import MachineError
+from emu.stack_names import StackNames
 
 
 class ImageText(Protocol):
@@ -35,6 +36,7 @@ class ImagesRecord:
     images: dict[int, Image]
     texts: tuple[ImageText, ...]
     freed: tuple[tuple[int, int, str], ...]
+    stacks: dict[int, Callable[[], StackNames]]
 
 
 class Images:
@@ -44,6 +46,7 @@ class Images:
         self._starts: list[int] = []
         self._images: dict[int, Image] = {}
         self._texts: list[ImageText] = []
+        self._stacks: dict[int, Callable[[], StackNames]] = {}
         self._freed: list[tuple[int, int, str]] = []
         """Start, end and name, sorted; none overlaps another."""
 
@@ -78,6 +81,16 @@ class Images:
         if self._images.pop(address, None) is None:
             raise MachineError(f"no image at {address:#x}")
         del self._starts[bisect_left(self._starts, address)]
+        self._stacks.pop(address, None)
+
+    def name_stack(self, address: int, names: Callable[[], StackNames]) -> None:
+        """Say what the words of the frame are called that the image which begins at an address makes, when asked."""
+        self._stacks[address] = names
+
+    def stack_names(self, image: Image) -> StackNames | None:
+        """What the words of an image's frame are called, where somebody said so."""
+        names = self._stacks.get(image.address)
+        return names() if names is not None else None
 
     def at(self, address: int) -> Image | None:
         """The image that covers an address."""
@@ -93,6 +106,10 @@ class Images:
     def placed(self) -> Iterator[Image]:
         """The images that were added one by one, by address."""
         return (self._images[start] for start in self._starts)
+
+    def listed(self) -> list[Image]:
+        """The images that were made known one by one, by address."""
+        return [self._images[start] for start in self._starts]
 
     def line(self, address: int) -> Line | None:
         """The listing line of the instruction at an address."""
@@ -138,9 +155,12 @@ class Images:
 
     def capture(self) -> ImagesRecord:
         """What a snapshot keeps."""
-        return ImagesRecord(tuple(self._starts), dict(self._images), tuple(self._texts), tuple(self._freed))
+        return ImagesRecord(
+            tuple(self._starts), dict(self._images), tuple(self._texts), tuple(self._freed), dict(self._stacks)
+        )
 
     def restore(self, record: ImagesRecord) -> None:
         """Back to what ``capture`` gave."""
         self._starts, self._images = list(record.starts), dict(record.images)
         self._texts, self._freed = list(record.texts), list(record.freed)
+        self._stacks = dict(record.stacks)

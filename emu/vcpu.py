@@ -84,6 +84,9 @@ class Vcpu(Core):
         ]
         self._result = RegisterBatch(self._handle, ("rax", "rsp"))
         self._depth = 0
+        self._outer_left = 0
+        self.host_entries = 0
+        """How often code outside the guest was run for this vCPU: host calls, traps, faults that were repaired."""
         self._request: StopReason | None = None
         self._last_call: weakref.ref[Call] | None = None
 
@@ -91,6 +94,18 @@ class Vcpu(Core):
     def is_running(self) -> bool:
         """Whether a call or a run is under way, a host call of it perhaps."""
         return self._depth > 0
+
+    @property
+    def left(self) -> int:
+        """Instructions that the limit of the outermost run still allows; a nested call is one with its host call."""
+        return self._outer_left if self._depth > 1 else self.engine.left
+
+    def cut_short(self) -> None:
+        """From a host call or an answer to a trap: end the outermost run before its next instruction."""
+        if self._depth > 1:
+            self._outer_left = 0
+        else:
+            self.engine.limit(0)
 
     # Calls and tasks ------------------------------------------------------------------------------------------------
 
@@ -270,6 +285,9 @@ class Vcpu(Core):
         """
         engine = self.engine
         outer = engine.left if self._depth and engine.is_limited else None
+        held = engine.hold(held=True) if self._depth else False
+        if self._depth == 1 and outer is not None:
+            self._outer_left = outer
         engine.limit(limit if limit is not None or outer is None else UNLIMITED)
         self._depth += 1
         try:
@@ -277,7 +295,8 @@ class Vcpu(Core):
         finally:
             self._depth -= 1
             if self._depth:
-                engine.limit(outer)
+                engine.hold(held=held)
+                engine.limit(self._outer_left if self._depth == 1 and outer is not None else outer)
 
     def _loop(self, rip: int, sleeps: bool) -> StopReason | None:
         host_calls = self.machine.host_calls
@@ -311,6 +330,7 @@ class Vcpu(Core):
         if call is None:
             raise self._fault("no such host call", stub)
         self.regs.rip = stub + RETURN_OFFSET
+        self.host_entries += 1
         try:
             result = call.function(self)
         except Exception as error:
@@ -330,6 +350,7 @@ class Vcpu(Core):
 
     def _interrupt(self, number: int, rip: int) -> int:
         machine = self.machine
+        self.host_entries += 1
         if number == INT3:
             freed = machine.images.freed(rip - 1)
             if freed is not None:

@@ -1,11 +1,13 @@
 """``struct bpf_tramp_image``: one generated image, and how long it must live (kernel/bpf/trampoline.c)."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from emu.kernel.errors import KernelError
 from emu.kernel.kallsyms import Symbol
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
+from emu.stack_names import StackNames
 from trampoline.generator import TrampFlag, Trampoline
 from trampoline.poke import BpfTextPokeType, bpf_arch_text_poke
 from trampoline.structs import bpf_tramp_image
@@ -40,11 +42,13 @@ class BpfTrampImage:
         """Whether sites jump to it (``bpf_trampoline_use_jmp``)."""
         return self.trampoline is not None and self.trampoline.by_jmp
 
-    def fill(self, trampoline: Trampoline, size: int) -> None:
-        """Write the generated code (``bpf_arch_text_copy``), keep ``size`` bytes, note where it is patched later."""
+    def fill(self, trampoline: Trampoline, size: int, stack: Callable[[], StackNames]) -> None:
+        """Write the generated code (``bpf_arch_text_copy``), keep ``size`` bytes, note where it is patched later and
+        what the words of its frame are called.
+        """
         self._kernel.execmem.trim(self.image, size)
         self.trampoline = trampoline
-        self._kernel.execmem.fill(trampoline.image)
+        self._kernel.execmem.fill(trampoline.image, stack)
         self._symbol = self._kernel.kallsyms.add(self.name, self.image, size)
         view = bpf_tramp_image.view(self._kernel.machine, self.address)
         view.image, view.size = self.image, size

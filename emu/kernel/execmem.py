@@ -4,6 +4,7 @@ Guest memory is mapped read-only and executable; images are written through the 
 Free memory is int3 throughout, and executing what was freed names it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from errno import ENOMEM
 
@@ -12,6 +13,7 @@ from emu.events import EventStream, ImageFreed, ImageMade
 from emu.kernel.errors import KernelError
 from emu.machine import Machine, Prot
 from emu.process import PointKind, ProcessContext
+from emu.stack_names import StackNames
 
 PAGE = 4096
 CHUNK = 64
@@ -75,13 +77,15 @@ class ExecMem:
         self._blocks[address] = _Block(size, name)
         return address
 
-    def fill(self, image: Image) -> None:
+    def fill(self, image: Image, stack: Callable[[], StackNames] | None = None) -> None:
         """Write an image that nobody has executed yet to its address, which was allocated, and make its listing
-        known.
+        known, and what the words of its stack frame are called.
         """
         self.write(image.address, image.code)
         block = self._blocks[image.address]
         self._machine.add_image(image)
+        if stack is not None:
+            self._machine.images.name_stack(image.address, stack)
         block.listed = True
         self._events.emit(ImageMade(image.address, len(image), block.name))
 

@@ -6,6 +6,7 @@ Booting is deterministic: the same arguments give the same guest memory. What tr
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from errno import ENOENT
+from functools import partial
 from typing import Any
 
 from asm.encodings import NOPS, jmp_rel32
@@ -27,6 +28,7 @@ from emu.kernel.text_poke import TextPoke
 from emu.layout import AddressMap
 from emu.machine import Machine, Prot
 from emu.process import PointKind, ProcessContext
+from emu.stack_names import StackNames
 from emu.structs import (
     PERCPU,
     asm_symbols,
@@ -262,11 +264,14 @@ class Kernel:
         """
         guest = tuple(Function(routine.name, routine.text, traceable=False) for routine in routines)
         entries = {routine.name: routine.jump_entries for routine in routines}
+        stacks = {routine.name: routine.stack for routine in routines}
         made = self._place(AssemblyFunctions(guest, constants=constants or {}))
         for placed in made:
             for entry in entries[placed.name]:
                 sites = self._keys.setdefault(entry.key, [])
                 sites.append((placed.image.symbols[entry.site], placed.image.symbols[entry.target]))
+            if stacks[placed.name]:
+                self.machine.images.name_stack(placed.image.address, partial(StackNames, stacks[placed.name]))
         return made
 
     def add_symbol_at(self, address: int, name: str) -> None:

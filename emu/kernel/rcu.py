@@ -159,6 +159,15 @@ class Rcu:
                 found.setdefault(period.flavour, period)
         return list(found.values())
 
+    def can_end(self) -> "list[GracePeriod]":
+        """As ``ready``; who passed a quiescent state is not noted, so that looking changes nothing."""
+        holdouts = [(period, dict(period.holdouts)) for period in self._pending]
+        found = self.ready()
+        for period, tasks in holdouts:
+            period.holdouts.clear()
+            period.holdouts.update(tasks)
+        return found
+
     def end(self, period: "GracePeriod") -> None:
         """End one of the grace periods that are ready and run its callbacks."""
         with self.sharing():

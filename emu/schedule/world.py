@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
+from emu.checkpoint import Checkpoint
 from emu.kernel.kernel import Kernel
 from emu.schedule.actor import Actor
-from emu.schedule.checkpoint import Checkpoint
 from emu.schedule.guest import GuestActor
 from emu.schedule.memory import ScheduledMemory
 from emu.schedule.violation import Violation

@@ -24,6 +24,8 @@ from trampoline.generator import (
 from trampoline.kfunc_md import Entered, LookupRegisters, MetadataBackend
 
 WORD = 8
+WORD_LABEL = ".Lword"
+"""How the labels of pushes begin; after a number and a dot comes what the word is called."""
 _BPF_CTX = f"qword ptr [{CURRENT} + task_struct.bpf_ctx]"
 _IMM32 = range(-(1 << 31), 1 << 31)
 
@@ -75,6 +77,7 @@ class _Template:
         self._frame = _Frame()
         self._cold: list[str] = []
         self._numbers = iter(range(1 << 16))
+        self._pushes = 0
         self._cookie_now: tuple[int, int | None] | None = None
         self._word = 0
         self._record_in_rax = False
@@ -112,10 +115,15 @@ class _Template:
 
     # Frame ------------------------------------------------------------------------------------------------------------
 
-    def _push(self, operand: str, comment: str = "", name: str = "") -> str:
+    def _push(self, operand: str, comment: str = "", name: str = "", *, word: str = "") -> str:
+        """Push something that ``name`` finds again; ``word``: what the word is called, if not so."""
         line = f"push {operand}" + (f" ; {comment}" if comment else "")
         self._frame.push(name)
-        return line
+        word = word or name
+        if not word:
+            return line
+        self._pushes += 1
+        return f"{WORD_LABEL}{self._pushes}.{word}: {line}"
 
     def _save(self) -> Iterator[str]:
         spec, frame = self._spec, self._frame
@@ -125,11 +133,12 @@ class _Template:
         frame.at["ret"] = 0
         if spec.fmod_ret or self._session:
             yield self._push("0", "the return value, until there is one", "ret")
-        for in_regs, place in reversed(spec.places):
+        for number, (in_regs, place) in reversed(list(enumerate(spec.places, 1))):
             if in_regs:
-                yield self._push(ARG_REGISTERS[place])
+                yield self._push(ARG_REGISTERS[place], word=f"arg{number}")
                 continue
-            yield self._push(f"qword ptr [rsp + {frame.depth + 2 * WORD + WORD * place:#x}]", "on the caller's stack")
+            incoming = f"qword ptr [rsp + {frame.depth + 2 * WORD + WORD * place:#x}]"
+            yield self._push(incoming, "on the caller's stack", word=f"arg{number}")
             if spec.narrow:
                 yield "mov dword ptr [rsp + 4], 0 ; upper half of a 4-byte stack argument"
         frame.at["ctx"] = frame.depth
@@ -299,7 +308,7 @@ class _Template:
             yield f"jb .Lrecursion{number}"
         if self._spec.stats:
             yield from self._call("sched_clock")
-            yield self._push("rax", "when it began")
+            yield self._push("rax", "when it began", word="start")
         yield ".phase program"
         below = frame.depth - frame.at["ctx"]
         yield f"lea rdi, [rsp + {below:#x}] ; the context" if below else "mov rdi, rsp ; the context"
@@ -368,7 +377,8 @@ class _Template:
             yield "sub rsp, 8"
             frame.depth += WORD
         for number in reversed(range(stack)):
-            yield self._push(f"qword ptr [rsp + {frame.depth + 2 * WORD + WORD * number:#x}]", "argument on the stack")
+            incoming = f"qword ptr [rsp + {frame.depth + 2 * WORD + WORD * number:#x}]"
+            yield self._push(incoming, "argument on the stack", word=f"outgoing{number + 1}")
         if not self._sleeps:
             yield self._count("inc")
         yield from self._account("the original")

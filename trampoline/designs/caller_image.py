@@ -1,5 +1,7 @@
 """A caller of the ``tramplab`` design in guest memory, and how long it must live."""
 
+from functools import partial
+
 from asm import assemble
 from asm.encodings import jmp_rel32
 from emu.kernel.kallsyms import Symbol
@@ -7,6 +9,7 @@ from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
 from trampoline.designs.caller import caller_text
 from trampoline.designs.caller_spec import CallerSpec
+from trampoline.designs.caller_words import caller_words
 from trampoline.designs.records import record
 from trampoline.generator import Boot
 from trampoline.kfunc_md import MetadataBackend
@@ -39,7 +42,7 @@ class CallerImage:
             try:
                 made = assemble(text, self.image, symbols, name=name)
                 kernel.execmem.trim(self.image, len(made))
-                kernel.execmem.fill(made)
+                kernel.execmem.fill(made, partial(caller_words, made, spec))
             except BaseException:
                 kernel.execmem.free(self.image)
                 raise

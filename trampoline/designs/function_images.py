@@ -1,11 +1,13 @@
 """An image for each function: what kernels make (``per-function``, ``batched``)."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from emu.kernel.kernel import Kernel
 from trampoline.bpf_trampoline import KSYM_PREFIX, BpfTrampoline
 from trampoline.errors import ENOTSUPP, KernelError
 from trampoline.flavour import Flavour
+from trampoline.frame_names import frame_names
 from trampoline.generator import TrampFlag
 from trampoline.multi import MultiEntry
 from trampoline.prog import BpfProg
@@ -59,7 +61,8 @@ class FunctionImages:
                 symbols=kernel.symbols,
                 site_offset=target.site_offset,
             )
-            image.fill(made, len(made.image) + BPF_INSN_SAFETY)
+            stack = partial(frame_names, self._flavour, made, target.model, links)
+            image.fill(made, len(made.image) + BPF_INSN_SAFETY, stack)
         except BaseException:
             image.discard()
             raise

@@ -7,6 +7,7 @@ value with bpf_get_func_arg and bpf_get_func_ret.
 
 from collections.abc import Hashable
 from errno import EOPNOTSUPP
+from functools import partial
 
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
@@ -14,6 +15,7 @@ from trampoline.bpf_trampoline import BpfTrampoline
 from trampoline.designs.function_images import most_bytes
 from trampoline.designs.shared_images import SharedImages, identities, ksym
 from trampoline.flavour import Flavour
+from trampoline.frame_names import frame_names
 from trampoline.generator import TrampFlag, arch_prepare_bpf_trampoline
 from trampoline.model import MAX_BPF_FUNC_ARGS, MAX_REG_SLOTS, FuncModel
 from trampoline.prog import BpfProg
@@ -90,7 +92,8 @@ class GenericImages(SharedImages):
                 symbols=kernel.symbols,
                 site_offset=trampoline.site - trampoline.target.address,
             )
-            image.fill(made, len(made.image) + BPF_INSN_SAFETY)
+            stack = partial(frame_names, self._flavour, made, model, links)
+            image.fill(made, len(made.image) + BPF_INSN_SAFETY, stack)
         except BaseException:
             image.discard()
             raise

@@ -17,10 +17,12 @@ from emu.kernel.routines.percpu_ref import percpu_ref_get, percpu_ref_put
 from emu.kernel.routines.routine import Routine, body
 from trampoline.generator import ARG_REGISTERS
 from trampoline.kfunc_md import Entered, MetadataBackend
-from trampoline.structs import SLEEPABLE
+from trampoline.structs import SLEEPABLE, bpf_tramp_run_ctx
 
 NAME = "bpf_global_caller"
 _KEPT = {"rbx": 0x10, "rbp": 0x18, "r12": 0x20, "r13": 0x28, "r14": 0x30}
+SIX_ARGUMENTS = "return value of six arguments"
+"""The word in which it is where there are six; with fewer it is behind the last one."""
 _IP, _COUNT, _ARGS, _FRAME = 0x38, 0x40, 0x48, 0x80
 
 
@@ -34,8 +36,18 @@ def routines(config: Config, backend: MetadataBackend) -> list[Routine]:
         Routine("kfunc_md_get_noref", body(".phase lookup", look, none)),
         Routine("kfunc_md_enter", body(".phase origin", get.text, "    ret", get.cold)),
         Routine("kfunc_md_exit", body(".phase origin", put.text, "    ret", put.cold)),
-        Routine(NAME, _stub()),
+        Routine(NAME, _stub(), stack=_words()),
     ]
+
+
+def _words() -> dict[int, str]:
+    """What the words of the stub's frame are called, by the distance from the address behind its return address."""
+    found = {at: f"saved {register}" for register, at in _KEPT.items()}
+    found |= {_ARGS + 8 * slot: f"arg{slot + 1}" for slot in range(len(ARG_REGISTERS))}
+    found |= {_IP: "ip", _COUNT: "nr_args", _FRAME - 8: SIX_ARGUMENTS}
+    found |= {bpf_tramp_run_ctx.offset("bpf_cookie"): "run_ctx.cookie"}
+    found |= {bpf_tramp_run_ctx.offset("saved_run_ctx"): "run_ctx.saved_run_ctx"}
+    return {at - _FRAME - 8: name for at, name in found.items()}
 
 
 def _moves(form: str, places: dict[str, int]) -> str:

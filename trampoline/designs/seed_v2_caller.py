@@ -21,11 +21,13 @@ from emu.kernel.routines.routine import Fragment, JumpEntry, Routine, body
 from trampoline.callees.prog import BPF_STATS_ENABLED_KEY, NO_START_TIME, add_stats
 from trampoline.generator import ARG_REGISTERS
 from trampoline.kfunc_md import Entered, LookupRegisters, MetadataBackend
-from trampoline.structs import SLEEPABLE
+from trampoline.structs import SLEEPABLE, bpf_tramp_run_ctx
 
 MAX_ARGS = 6
 """Arguments of a function that has a stub."""
 _FRAME, _ARGS = 72, 16
+_PUSHED = 6
+"""Registers that the C pushes."""
 
 
 def stub_name(nr_args: int) -> str:
@@ -37,9 +39,16 @@ def routines(config: Config, backend: MetadataBackend, *, clobbers: bool) -> lis
     """Every stub and what it calls. ``clobbers``: the calls of programs declare which registers they change."""
     made = []
     for nr_args in range(MAX_ARGS + 1):
-        made.append(Routine(stub_name(nr_args), _stub(nr_args)))
+        made.append(Routine(stub_name(nr_args), _stub(nr_args), stack=_stub_words(nr_args)))
         made.append(_Run(config, backend, nr_args, clobbers).routine())
     return made
+
+
+def _stub_words(nr_args: int) -> dict[int, str]:
+    """What the words of a stub's frame are called, by the distance from the address behind its return address."""
+    found = {0: "ip", 8: "nr_args", _ARGS + 8 * nr_args: "return value"}
+    found |= {_ARGS + 8 * slot: f"arg{slot + 1}" for slot in range(nr_args)}
+    return {at - _FRAME - 8: name for at, name in found.items()}
 
 
 def _stub(nr_args: int) -> str:
@@ -164,7 +173,20 @@ class _Run:
             f"{name}_out:",
             self._epilogue(),
         )
-        return Routine(name, body(text, *self._cold), jump_entries=tuple(self._entries))
+        return Routine(name, body(text, *self._cold), jump_entries=tuple(self._entries), stack=self._words())
+
+    def _words(self) -> dict[int, str]:
+        """What the words of the frame are called below the registers that are pushed."""
+        found = {
+            bpf_tramp_run_ctx.offset("bpf_cookie"): "run_ctx.cookie",
+            bpf_tramp_run_ctx.offset("saved_run_ctx"): "run_ctx.saved_run_ctx",
+        }
+        if self._clobbers:
+            found[0x10] = "start time"
+        if self._config.stack_protector:
+            found[self._canary] = "stack canary"
+        size = self._canary + 8 + 8 * (_PUSHED + 1)
+        return {at - size: name for at, name in found.items()}
 
     def _fragment(self, fragment: Fragment, phase: Phase) -> str:
         """Its instructions in line; those out of line go behind the function."""

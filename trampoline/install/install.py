@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from emu.kernel.kallsyms import Symbol
 from emu.structs import PERCPU
@@ -14,6 +15,7 @@ from trampoline.helpers.runtime import Runtime
 from trampoline.install.extable import ExceptionTable
 from trampoline.install.listing import Listing
 from trampoline.install.pokes import DirectTailCalls, PokeKey
+from trampoline.install.stack_words import stack_words
 from trampoline.install.tag import before_placing, calc_tag
 from trampoline.jit import JIT_FLAVOURS, JitBoot, JitError, JitFunc, JitImage, Poke, compile_func
 from trampoline.maps import BpfMap
@@ -109,7 +111,7 @@ class Installer:
                 for number, (function, image) in enumerate(zip(functions, images, strict=True))
             )
             for listing in listings:
-                kernel.execmem.fill(listing.assembly())
+                kernel.execmem.fill(listing.assembly(), partial(stack_words, listing.func, self.flavour))
             for function, image in zip(functions, images, strict=True):
                 self.extable.add(image.address, image.extable)
                 undo.callback(self.extable.remove, image.address, image.extable)

@@ -73,8 +73,12 @@ class Listing:
         where = f"{source}: {source.text.strip()}" if source is not None else ""
         if not is_first:
             return f"{slot}; {where}" if where else str(slot)
-        try:
-            text = f"{slot}: {format_insn(self._insns[slot])}"
-        except BytecodeError:
-            text = f"{slot}: {encode([self._insns[slot]]).hex()}"
+        text = self.insn_text(slot)
         return f"{text}; {where}" if where else text
+
+    def insn_text(self, slot: int) -> str:
+        """The slot of an instruction, and the instruction as text; as bytes where it has none."""
+        try:
+            return f"{slot}: {format_insn(self._insns[slot])}"
+        except BytecodeError:
+            return f"{slot}: {encode([self._insns[slot]]).hex()}"

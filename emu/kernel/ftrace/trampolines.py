@@ -1,10 +1,13 @@
 """Private trampolines: a copy of a stub for one ops, with its callback and its struct in it (``create_trampoline``)."""
 
+from functools import partial
+
 from asm import assemble
 from emu.kernel.execmem import ExecMem
 from emu.kernel.ftrace.ops import FtraceOps, FtraceOpsFlag
 from emu.kernel.kallsyms import Kallsyms
 from emu.kernel.routines import ftrace as stubs
+from emu.stack_names import StackNames
 from emu.structs import pt_regs
 
 NAME = "ftrace_trampoline"
@@ -32,7 +35,7 @@ class FtraceTrampolines:
             self._execmem.free(ops.trampoline)
             ops.trampoline = 0
             raise
-        self._execmem.fill(image)
+        self._execmem.fill(image, partial(StackNames, stubs.stack_words(saves_all=bool(saves))))
         self._kallsyms.add(NAME, ops.trampoline, size)
         ops.flags |= FtraceOpsFlag.ALLOC_TRAMP
 

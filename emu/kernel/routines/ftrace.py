@@ -7,6 +7,7 @@ kernel/trace/ftrace.c. Callbacks get (ip, parent_ip, ops, fregs), with fregs a s
 from emu.kernel.config import Config
 from emu.kernel.routines.preempt import preempt_disable, preempt_enable
 from emu.kernel.routines.routine import Fragment, Routine, body, ret, symbols_of
+from emu.structs import pt_regs
 
 NAMES = (
     "ftrace_stub",
@@ -418,4 +419,15 @@ def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
         _call_direct_by_ip(return_thunk),
         _klp_handler(config, return_thunk),
     )
-    return [Routine(name, text, symbols_of(text, _SYMBOLS)) for name, text in zip(NAMES, texts, strict=True)]
+    stacks = {"ftrace_caller": stack_words(saves_all=False), "ftrace_regs_caller": stack_words(saves_all=True)}
+    return [
+        Routine(name, text, symbols_of(text, _SYMBOLS), stack=stacks.get(name, {}))
+        for name, text in zip(NAMES, texts, strict=True)
+    ]
+
+
+def stack_words(*, saves_all: bool) -> dict[int, str]:
+    """What a stub has on its stack, by the distance from the address behind its return address."""
+    flags = 8 if saves_all else 0
+    words = {at.offset - 8 - flags - _FRAME: f"pt_regs.{name}" for name, at in pt_regs.fields.items()}
+    return {**words, -16: "saved rflags"} if flags else words

@@ -1,6 +1,7 @@
 """What a guest routine is: text for the assembler, and what else must be known to place it in the kernel's text."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Routine:
     symbols: tuple[str, ...] = ()
     jump_entries: tuple[JumpEntry, ...] = ()
     host_call: bool = False
+    stack: Mapping[int, str] = field(default_factory=dict, hash=False)
+    """What the words of its frame are called, as ``StackNames.fixed`` has it."""
 
 
 def body(*parts: str) -> str:

@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emu.checkpoint import Checkpoint
 from emu.errors import EmuError
 from emu.kernel.rcu import RcuFlavour
 from emu.process import PointKind
 from emu.schedule.action import BadSchedule, decode, encode, switches
-from emu.schedule.checkpoint import Checkpoint
 from emu.schedule.dfs import Exhaustive
 from emu.schedule.pct import Pct
 from emu.schedule.replay import Replay

@@ -33,7 +33,14 @@ class Checkpoint:
         self._deques: list[tuple[deque[Any], list[Any]]] = []
         self._slots: list[tuple[object, tuple[str, ...], Callable[[object], Sequence[Any]], tuple[Any, ...]]] = []
         self._keep: list[object] = list(outside)
-        self._find(list(roots), {id(thing) for thing in self._keep})
+        self._seen = {id(thing) for thing in self._keep}
+        self._find(list(roots), self._seen)
+
+    def extend(self, roots: Iterable[object]) -> None:
+        """Note what can be reached from more roots, and was not until now, with its present content: only for what
+        has not changed since the checkpoint was made, or did not exist then.
+        """
+        self._find(list(roots), self._seen)
 
     def restore(self) -> None:
         """Give every object back the content that it had."""

@@ -1,0 +1,115 @@
+"""Calls and returns: what the debugger's goals around them stop at."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from emu.debug.breakpoints import Breakpoint
+from emu.errors import EmuError
+from emu.layout import PAGE_SIZE
+from emu.machine import Machine
+
+if TYPE_CHECKING:
+    from emu.debug.debugger import Debugger
+
+_PATCH_SIZE = 5
+_INT3 = 0xCC
+
+
+def is_call(code: bytes) -> bool:
+    """Whether an instruction is a call."""
+    code = _without_prefixes(code)
+    return code[:1] == b"\xe8" or (code[:1] == b"\xff" and len(code) > 1 and code[1] >> 3 & 7 in (2, 3))
+
+
+def is_return(code: bytes) -> bool:
+    """Whether an instruction is a return."""
+    return _without_prefixes(code)[:1] in (b"\xc3", b"\xc2")
+
+
+def is_repeated(code: bytes) -> bool:
+    """Whether an instruction has a repeat prefix and is one that repeats: of strings."""
+    return code[:1] in (b"\xf2", b"\xf3") and _without_prefixes(code)[:1] in _STRINGS
+
+
+_STRINGS = tuple(bytes([byte]) for byte in (*range(0x6C, 0x70), *range(0xA4, 0xA8), *range(0xAA, 0xB0)))
+_PREFIXES = frozenset((0xF2, 0xF3, 0x3E, 0x2E, 0x66, *range(0x40, 0x50)))
+
+
+def _without_prefixes(code: bytes) -> bytes:
+    at = 0
+    while at < len(code) and code[at] in _PREFIXES:
+        at += 1
+    return code[at:]
+
+
+def return_addresses(machine: Machine, rsp: int, stack_top: int) -> Iterator[int]:
+    """Words of a stack from rsp upwards that may be return addresses: those that are addresses of kernel code."""
+    if not 0 < stack_top - rsp <= 4 * PAGE_SIZE:
+        return
+    content = machine.read(rsp, stack_top - rsp)
+    for at in range(0, len(content) - 7, 8):
+        word = int.from_bytes(content[at : at + 8], "little")
+        if word >> 63:
+            yield word
+
+
+@dataclass(frozen=True)
+class Returned(Breakpoint):
+    """A call has returned to one of these addresses: rsp is at least so high. ``by_ret``: it has just been popped."""
+
+    targets: frozenset[int]
+    rsp: int
+    by_ret: bool = False
+
+    def addresses(self, debugger: "Debugger") -> Iterable[int]:
+        """See Breakpoint."""
+        return self.targets
+
+    def met(self, debugger: "Debugger") -> bool:
+        """See Breakpoint."""
+        registers = debugger.registers()
+        rsp = registers["rsp"]
+        return rsp >= self.rsp and (
+            not self.by_ret or debugger.kernel.machine.read_u64(rsp - 8) == registers["rip"]
+        )
+
+
+@dataclass(frozen=True)
+class Left(Breakpoint):
+    """The instruction at an address is done with all its repetitions."""
+
+    address: int
+
+    def addresses(self, debugger: "Debugger") -> None:
+        """See Breakpoint."""
+
+    def met(self, debugger: "Debugger") -> bool:
+        """See Breakpoint."""
+        return debugger.rip != self.address
+
+
+@dataclass(frozen=True)
+class CalledFrom(Breakpoint):
+    """A call that is to return to an address, with rsp as it is there then."""
+
+    target: int
+    rsp: int
+
+    def addresses(self, debugger: "Debugger") -> Iterable[int]:
+        """See Breakpoint."""
+        return range(self.target - 7, self.target - 1)
+
+    def met(self, debugger: "Debugger") -> bool:
+        """See Breakpoint."""
+        registers = debugger.registers()
+        rip = registers["rip"]
+        if registers["rsp"] != self.rsp:
+            return False
+        try:
+            code = debugger.read(rip, self.target - rip)
+        except EmuError:
+            return False
+        if code[0] == _INT3:
+            return len(code) == _PATCH_SIZE  # a site that is being patched with a call
+        return is_call(code) and len(debugger.code_line(rip).code) == len(code)

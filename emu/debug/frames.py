@@ -1,0 +1,120 @@
+"""The stack as calls left it: frames, and their words by name."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from emu.debug.unwind import Depth, depth_at, pushed_register
+from emu.errors import EmuError
+from emu.kernel.kernel import Kernel
+from emu.stack_names import StackNames
+
+if TYPE_CHECKING:
+    from asm.image import Image
+
+MOST_CALLS = 64
+"""Frames of a backtrace at most."""
+WORD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Eight bytes of a stack. ``offset``: from rbp where it points into the frame, else from rsp.
+
+    ``words`` says what the value is, where that is known: a symbol, an object.
+    """
+
+    address: int
+    offset: int
+    name: str
+    value: int
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One function's part of the stack, the highest address first. ``base``: the register that offsets count from."""
+
+    function: str
+    base: str
+    slots: tuple[Slot, ...]
+
+    def __getitem__(self, name: str) -> Slot:
+        """The slot of a name; of the return address also without what it returns to. KeyError."""
+        for slot in self.slots:
+            if slot.name == name or (name == "return address" and slot.name.startswith("return address →")):
+                return slot
+        raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """One function that has not returned: ``rip`` is where it goes on, rsp and rbp are what they will be there.
+
+    ``end``: the address behind the return address, None where that is not known.
+    """
+
+    rip: int
+    rsp: int
+    rbp: int
+    end: int | None
+    depth: Depth | None
+    image: "Image | None"
+    names: StackNames | None
+
+    @property
+    def return_slot(self) -> int | None:
+        """Where the return address is."""
+        if self.end is None:
+            return None
+        return self.end if self.depth is not None and self.depth.replaced else self.end - WORD
+
+    def named(self) -> dict[int, str]:
+        """What the words are called, by their addresses; the return address is not among them."""
+        if self.end is None:
+            return {}
+        found: dict[int, str] = {}
+        pushed = self.names.pushed if self.names is not None else {}
+        if self.depth is not None and self.image is not None:
+            for distance, at in self.depth.pushed:
+                register = pushed_register(self.image, at)
+                name = pushed.get(at) or (f"saved {register}" if register else "")
+                if name:
+                    found[self.end + distance] = name
+        fixed = self.names.fixed if self.names is not None else {}
+        found |= {self.end + distance: name for distance, name in fixed.items() if self.end + distance >= self.rsp}
+        if self.depth is not None and self.depth.replaced:
+            found[self.end - WORD] = "return value"
+        return found
+
+
+def activations(kernel: Kernel, rip: int, rsp: int, rbp: int) -> Iterator[Activation]:
+    """The functions that have not returned, innermost first."""
+    machine = kernel.machine
+    for _ in range(MOST_CALLS):
+        if rip == machine.host_calls.return_address:
+            return
+        one = _activation(kernel, rip, rsp, rbp)
+        yield one
+        slot = one.return_slot
+        if slot is None:
+            return
+        saved = next((at for at, name in one.named().items() if name == "saved rbp" and one.rsp <= at), None)
+        try:
+            if saved is not None:
+                rbp = machine.read_u64(saved)
+            rip, rsp = machine.read_u64(slot), slot + WORD
+        except EmuError:
+            return
+
+
+def _activation(kernel: Kernel, rip: int, rsp: int, rbp: int) -> Activation:
+    machine = kernel.machine
+    if machine.host_calls.name(rip) is not None:
+        return Activation(rip, rsp, rbp, rsp + WORD, None, None, None)
+    image = machine.images.at(rip)
+    if image is None:
+        return Activation(rip, rsp, rbp, None, None, None, None)
+    names = machine.images.stack_names(image)
+    depth = depth_at(image, names, rip)
+    return Activation(rip, rsp, rbp, depth.frame(rsp, rbp) if depth is not None else None, depth, image, names)

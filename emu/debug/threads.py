@@ -1,0 +1,167 @@
+"""Whom the user moves: tasks that call a function, and operations of process context."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from emu.process import ControlTask, Lock, PointKind
+from emu.registers import ARGUMENTS
+from emu.task import Task, TaskState
+
+
+class Thread:
+    """One of them. ``number`` is counted from 1, ``cpu`` the vCPU on which a task runs, or is to go on."""
+
+    IS_CACHE = True  # a checkpoint of Python's objects leaves it alone: the debugger keeps what it was
+    kind = ""
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number, self.name = number, name
+        self.cpu: int | None = None
+
+    @property
+    def state(self) -> str:
+        """What it is doing, in a word or two."""
+        raise NotImplementedError
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        raise NotImplementedError
+
+    def capture(self) -> object:
+        """What a checkpoint keeps of it."""
+        raise NotImplementedError
+
+    def restore(self, record: object) -> None:
+        """Back to what ``capture`` gave."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<Thread {self.number} {self.name}: {self.state}>"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskThreadRecord:
+    """What a checkpoint keeps of a task's thread."""
+
+    task: Task | None
+    cpu: int | None
+
+
+class TaskThread(Thread):
+    """A task that calls a function."""
+
+    kind = "task"
+
+    def __init__(
+        self, number: int, name: str, function: int, args: Sequence[int], stack_args: Sequence[int], cpu: int
+    ) -> None:
+        super().__init__(number, name)
+        if stack_args:
+            args = (*args, *[0] * (len(ARGUMENTS) - len(args)), *stack_args)
+        self.function, self.args = function, tuple(args)
+        self.cpu: int | None = cpu
+        self.task: Task | None = None
+
+    @property
+    def state(self) -> str:
+        """See Thread."""
+        return str(self.task.state) if self.task is not None else "gone"
+
+    @property
+    def is_done(self) -> bool:
+        """See Thread."""
+        return self.task is None or self.task.state is TaskState.DONE
+
+    @property
+    def value(self) -> int | None:
+        """What the function returned, once it has."""
+        return self.task.value if self.task is not None and self.task.state is TaskState.DONE else None
+
+    def capture(self) -> TaskThreadRecord:
+        """What a checkpoint keeps."""
+        return TaskThreadRecord(self.task, self.cpu)
+
+    def restore(self, record: object) -> None:
+        """Back to what ``capture`` gave."""
+        assert isinstance(record, TaskThreadRecord)
+        self.task, self.cpu = record.task, record.cpu
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRecord:
+    """What a checkpoint keeps of an operation, which has not begun or has ended."""
+
+    is_done: bool
+    result: object
+    error: Exception | None
+
+
+class OperationThread(Thread):
+    """An operation of process context. ``result`` is what it returned, ``error`` the kernel's answer otherwise."""
+
+    kind = "operation"
+
+    def __init__(self, number: int, name: str, do: Callable[[], Any]) -> None:
+        super().__init__(number, name)
+        self.do = do
+        self.control: ControlTask | None = None
+        self.result: Any = None
+        self.error: Exception | None = None
+        self._is_done = False
+
+    @property
+    def is_done(self) -> bool:
+        """See Thread."""
+        return self._is_done
+
+    def roots(self) -> list[object]:
+        """Python objects from which what it changes can be reached: what its code names, and what it returned."""
+        names = getattr(getattr(self.do, "__code__", None), "co_names", ())
+        variables = getattr(self.do, "__globals__", {})
+        return [self.do, self.result, *(variables[name] for name in names if name in variables)]
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has begun and not ended: no checkpoint can hold it."""
+        return self.control is not None and not self._is_done
+
+    @property
+    def state(self) -> str:
+        """See Thread."""
+        if self._is_done:
+            return "done"
+        at = self.control.at if self.control is not None else None
+        return f"at {at.kind}: {at.what}" if at is not None else "begins"
+
+    def finish(self, control: ControlTask, error: Exception | None) -> None:
+        """It has ended."""
+        self._is_done, self.result, self.error = True, control.result, error
+
+    def abandon(self) -> None:
+        """Drop it where it stands."""
+        if self.control is not None and not self._is_done:
+            self.control.abandon()
+        self.control = None
+
+    def waits_for(self, is_pending: Callable[[object], bool]) -> str:
+        """What it can't go on without, in words; nothing where it can. ``is_pending``: of a grace period."""
+        at = self.control.at if self.control is not None else None
+        if at is None:
+            return ""
+        if at.kind is PointKind.LOCK and isinstance(at.on, Lock) and at.on.held:
+            return f"{at.on.name} is held"
+        if at.kind is PointKind.GRACE_PERIOD and is_pending(at.on):
+            return f"{at.what}: the grace period is not over"
+        return ""
+
+    def capture(self) -> OperationRecord:
+        """What a checkpoint keeps."""
+        return OperationRecord(self._is_done, self.result, self.error)
+
+    def restore(self, record: object) -> None:
+        """Back to what ``capture`` gave."""
+        assert isinstance(record, OperationRecord)
+        self.control = None
+        self._is_done, self.result, self.error = record.is_done, record.result, record.error
