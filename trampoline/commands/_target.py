@@ -1,4 +1,4 @@
-"""Options that ``tramp step`` and ``tramp gdb`` have in common: what is looked at, and the calls that run."""
+"""Options that ``tramp step``, ``tramp gdb`` and ``tramp count`` have in common: what is looked at, and its calls."""
 
 import argparse
 from pathlib import Path
@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 _ATTACH = ("fentry", "fexit", "fmod_ret", "fsession", "lsm")
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
-    """The target, its programs, the calls, and the kernel under them."""
+def add_target(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """The target, which may be left out where it is optional, its programs, the calls, and the kernel under them."""
     parser.add_argument(
         "target",
+        nargs="?" if optional else None,
         metavar="TARGET",
         help="a function (bpf_fentry_test1), a C prototype ('int f(int a)') or an object (*.o)",
     )
