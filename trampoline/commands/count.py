@@ -18,8 +18,8 @@ def add_parser(subparsers: Any) -> None:
         "count",
         help="hold the instructions of paths against a baseline",
         description="Count the instructions of paths, and hold them against a baseline: the calls of TARGET, or,"
-        " without one, the bench's rows. Without options of either, the paths that made the baseline. Exit status: 0 nothing"
-        " is longer, 3 a path is longer than its limit, 2 the baseline is missing, stale, damaged or another's.",
+        " without one, the bench's rows. Without options of either, the paths that made the baseline. Exit status:"
+        " 0 nothing is longer, 3 a path is longer than its limit, 2 the baseline is missing, stale or not usable.",
     )
     add_selection(parser)
     parser.add_argument("--baseline", type=Path, metavar="FILE", required=True, help="the file to compare with")

@@ -40,15 +40,16 @@ class Icount:
         lab: Tracing | None = None,
         soft: int | str | None = None,
         hard: int | str | None = None,
+        exact: bool | None = None,
     ) -> Path:
         """Hold one path against the count of that name in the test module's baseline; gives the path.
 
         ``call``: a call while its programs are attached, or what makes one. ``lab``: where it was made, without it the
-        fixture ``tracing``. ``soft``, ``hard``: how much longer it may be, ``3`` instructions or ``"2%"``. A path that
-        is longer fails the test, with old, new and difference for every phase, and the code that changed. So does a
+        fixture ``tracing``. ``soft``, ``hard``: how much longer it may be, ``3`` instructions or ``"2%"``. ``exact``:
+        shorter paths and moved phases fail as well. A path that is longer fails the test, with old, new and difference for every phase, and the code that changed. So does a
         name that the baseline has not. TrampolineError for a name twice, a limit that is none, a call not counted.
         """
-        return self.check_all({name: call}, lab=lab, soft=soft, hard=hard)[name]
+        return self.check_all({name: call}, lab=lab, soft=soft, hard=hard, exact=exact)[name]
 
     def check_all(
         self,
@@ -57,6 +58,7 @@ class Icount:
         lab: Tracing | None = None,
         soft: int | str | None = None,
         hard: int | str | None = None,
+        exact: bool | None = None,
     ) -> dict[str, Path]:
         """``check`` many paths by name; one failure says what is wrong with all of them."""
         limits = Limits.parse(self._limits[0] if soft is None else soft, self._limits[1] if hard is None else hard)
@@ -65,7 +67,7 @@ class Icount:
             records[name] = Record(self._path(name, call, lab), limits, self._test)
             self._ledger.add(self._module, name, records[name])
         if not self._update:
-            wrong = self._ledger.check(self._module, records, exact=self._exact)
+            wrong = self._ledger.check(self._module, records, exact=self._exact if exact is None else exact)
             if wrong:
                 self._fail(wrong)
         return {name: record.path for name, record in records.items()}
