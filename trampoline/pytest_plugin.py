@@ -53,6 +53,8 @@ def tracing(request: pytest.FixtureRequest) -> "Iterator[Tracing]":
 
     options: dict[str, Any] = {name: request.config.getini(f"tracing_{name}") for name in _USUAL}
     for marker in reversed(list(request.node.iter_markers("tracing"))):
+        if len(marker.args) > len(_USUAL):
+            raise pytest.UsageError(f"the marker tracing takes {', '.join(_USUAL)}, not {len(marker.args)} arguments")
         options |= dict(zip(_USUAL, marker.args, strict=False)) | marker.kwargs
     param = getattr(request, "param", None)
     if isinstance(param, Mapping):
@@ -106,6 +108,8 @@ class _Run:
         self._partial: set[str] = set()
         """Modules of which not all tests were chosen."""
         self._passed: defaultdict[str, int] = defaultdict(int)
+        self._is_complete = True
+        """No worker was lost."""
         self._said: list[str] = []
 
     def ledger(self) -> "Ledger":
@@ -142,9 +146,9 @@ class _Run:
             if module in self._tests:
                 self._tests[module].add(item.nodeid)
         directory = self._config.invocation_params.dir
-        named = {os.path.relpath(directory / arg.split("::")[0], directory) for arg in self._config.args if "::" in arg}
-        self._partial |= named
-        if self._config.getoption("lf", False):
+        named = [directory / arg.split("::")[0] for arg in self._config.args if "::" in arg]
+        self._partial.update(os.path.relpath(path, directory) for path in named)
+        if self._config.getoption("lf", False) or not all(path.exists() for path in named):
             self._partial.update(self._tests)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -154,7 +158,9 @@ class _Run:
 
     def _whole(self) -> dict[str, bool]:
         return {
-            module: module not in self._partial and all(self._passed.get(test, 0) >= 3 for test in tests)
+            module: self._is_complete
+            and module not in self._partial
+            and all(self._passed.get(test, 0) >= 3 for test in tests)
             for module, tests in self._tests.items()
         }
 
@@ -164,7 +170,8 @@ class _Run:
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         """A worker is done."""
         found = getattr(node, "workeroutput", {}).get(_OUTPUT)
-        if found is None:
+        if found is None:  # it was lost, and what it counted with it
+            self._is_complete = False
             return
         for module, tests in found["tests"].items():
             self._tests[module].update(tests)
@@ -183,7 +190,7 @@ class _Run:
                 "ledger": self._ledger.to_plain() if self._ledger is not None else None,
             }
             return
-        if not self._tests or self._config.getoption("collectonly", False):
+        if (not self._tests and self._ledger is None) or self._config.getoption("collectonly", False):
             return
         ledger, whole = self.ledger(), self._whole()
         if self._config.getoption("--icount-update"):

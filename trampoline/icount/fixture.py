@@ -46,8 +46,9 @@ class Icount:
 
         ``call``: a call while its programs are attached, or what makes one. ``lab``: where it was made, without it the
         fixture ``tracing``. ``soft``, ``hard``: how much longer it may be, ``3`` instructions or ``"2%"``. ``exact``:
-        shorter paths and moved phases fail as well. A path that is longer fails the test, with old, new and difference for every phase, and the code that changed. So does a
-        name that the baseline has not. TrampolineError for a name twice, a limit that is none, a call not counted.
+        shorter paths and moved phases fail as well. A path that is longer fails the test, with old, new and difference
+        for every phase, and the code that changed. So does a name that the baseline has not. TrampolineError for a
+        name that another check has, a limit that is none, a call that was not counted.
         """
         return self.check_all({name: call}, lab=lab, soft=soft, hard=hard, exact=exact)[name]
 

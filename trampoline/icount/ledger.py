@@ -144,7 +144,8 @@ class Ledger:
         said: list[str] = []
         files: dict[File, str] = {}
         gone: list[File] = []
-        for module, is_whole in sorted(whole.items()):
+        for module in sorted({*whole, *self.records}):
+            is_whole = whole.get(module, False)
             file, records = baseline_of(module), self.records.get(module, {})
             if not records and not (is_whole and self._exists(file)):
                 continue
