@@ -1,4 +1,4 @@
-"""Options that ``tramp step`` and ``tramp gdb`` have in common: what is looked at, and the calls that run."""
+"""Options that ``tramp step``, ``tramp gdb`` and ``tramp count`` have in common: what is looked at, and its calls."""
 
 import argparse
 from pathlib import Path
@@ -17,8 +17,8 @@ def add_target(parser: argparse.ArgumentParser, *, optional: bool = False, live:
     """
     parser.add_argument(
         "target",
-        metavar="TARGET",
         nargs="?" if optional else None,
+        metavar="TARGET",
         help="a function (bpf_fentry_test1), a C prototype ('int f(int a)') or an object (*.o)",
     )
     for attach in _ATTACH:
