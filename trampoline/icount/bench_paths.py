@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from emu.schedule.checkpoint import Checkpoint
+from emu.checkpoint import Checkpoint
 from trampoline.bench import ROWS, Bench, executed_of
 from trampoline.designs import METADATA
 from trampoline.errors import KernelError
