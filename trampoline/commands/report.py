@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.target is None:
         raise TrampolineError("what is to be reported? a TARGET, or --bench")
     else:
-        variants = observe_all(_variants(target_options(arguments), arguments.compare))
+        variants = observe_all(_variants(target_options(arguments), arguments.compare), stacks=any(form.compares for _, form in forms))
         for path, form in forms:
             files.update(texts(path, form, variants))
     write_whole(files)

@@ -7,11 +7,13 @@ from functools import partial
 from emu.counts import Counts
 from emu.errors import GuestFault
 from emu.recording import Recording, record
+from trampoline.debug import Frame
 from trampoline.debug_target import Ready, ReadyCall, TargetOptions, open_target
 from trampoline.errors import KernelError, TrampolineError, errno_name
 from trampoline.lab import Tracing
 from trampoline.link import Link, MultiLink
 from trampoline.report.code import Code, executed_code
+from trampoline.report.stack import stack_at_program
 from trampoline.run import MAX_INSTRUCTIONS, call_error
 
 
@@ -25,6 +27,8 @@ class ObservedCall:
     counts: Counts
     recording: Recording
     code: tuple[Code, ...]
+    stack: tuple[Frame, ...] = ()
+    """The frames when it has entered its first program, the caller's first."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -44,8 +48,9 @@ class Observed:
     error: str | None = None
 
 
-def observe(options: TargetOptions) -> Observed:
-    """Attach a target's programs, make its calls one after the other, and record both.
+def observe(options: TargetOptions, *, stacks: bool = False) -> Observed:
+    """Attach a target's programs, make its calls one after the other, and record both. ``stacks``: look at each call's
+    stack as well.
 
     TrampolineError for a call that faults, with its source line where it is a program's; what ``open_target`` raises.
     """
@@ -58,6 +63,10 @@ def observe(options: TargetOptions) -> Observed:
                 attach()
             for call in ready.calls:
                 calls.append(_observed(lab, call))
+        if stacks:
+            calls = [
+                replace(made, stack=stack_at_program(lab, call)) for made, call in zip(calls, ready.calls, strict=True)
+            ]
         return Observed(
             title=title_of(options),
             design=options.design,
@@ -69,12 +78,12 @@ def observe(options: TargetOptions) -> Observed:
         )
 
 
-def observe_all(variants: list[TargetOptions]) -> list[Observed]:
+def observe_all(variants: list[TargetOptions], *, stacks: bool = False) -> list[Observed]:
     """Observe each; what a design or a kernel refuses has an error. KernelError where the first one is refused."""
-    observed = [observe(variants[0])]
+    observed = [observe(variants[0], stacks=stacks)]
     for options in variants[1:]:
         try:
-            observed.append(observe(options))
+            observed.append(observe(options, stacks=stacks))
         except KernelError as error:
             name, release = options.design, options.flavour or observed[0].flavour
             observed.append(Observed(observed[0].title, name, release, options.config, error=errno_name(error.errno)))

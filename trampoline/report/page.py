@@ -11,6 +11,7 @@ from emu.recording.model import Totals
 from trampoline.report.code import Code, Row
 from trampoline.report.flame import bars, flame, phase_class
 from trampoline.report.observe import Observed, ObservedCall
+from trampoline.report.stack import drawn
 
 PHASES = (*(phase.value for phase in Phase), OTHER)
 """In the order in which they come."""
@@ -73,7 +74,7 @@ def calls_page(variants: Sequence[Observed]) -> str:
         sections += [takes(these), _flames(these)]
         for one, (label, observed) in zip(made, these, strict=True):
             heading = f"<h3>{escape(label)}</h3>" if len(made) > 1 else ""
-            sections += [heading, _attached(one), _chain(observed), *map(_listing, observed.code)]
+            sections += [heading, _attached(one), _chain(observed), _stack(observed), *map(_listing, observed.code)]
         sections.append("</section>")
     return page(first.title, subtitle, sections)
 
@@ -180,6 +181,13 @@ def _chain(call: ObservedCall) -> str:
         "instructions: below it, its own",
         f'<div class="inside">{_tree(root.children, Totals(root), "chain")}</div>',
     )
+
+
+def _stack(call: ObservedCall) -> str:
+    if not call.stack:
+        return ""
+    inside = f'<div class="inside">{drawn(call.stack)}</div>'
+    return _folded("Stack", "when the first program has just been entered", inside, is_open=True)
 
 
 def _tree(nodes: Sequence[Node], totals: Totals, name: str = "") -> str:
