@@ -1,6 +1,7 @@
 """``tramp report``: what calls cost, as a page to look at or a file for another tool."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ from trampoline.commands._target import add_target, target_options
 
 if TYPE_CHECKING:
     from trampoline.debug_target import TargetOptions
+    from trampoline.icount.baseline import Entry
 
 _FORMATS = ("html", "speedscope", "chrome", "callgrind", "collapsed")
 
@@ -34,6 +36,9 @@ def add_parser(subparsers: Any) -> None:
         help="another design, or another kernel (7.2), beside it; all: every design; may be given again (html only)",
     )
     parser.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="a baseline of tramp count, beside it (html only)"
+    )
+    parser.add_argument(
         "-o", "--output", action="append", required=True, type=Path, metavar="FILE", help="may be given again"
     )
     parser.add_argument("--format", choices=_FORMATS, help="of every FILE, whatever its name")
@@ -43,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Record, and write."""
     from emu.whole_file import write_whole
     from trampoline.errors import TrampolineError
-    from trampoline.report.formats import format_of, texts
+    from trampoline.report.formats import baseline_of, format_of, texts
     from trampoline.report.observe import observe_all
 
     forms = [(path, format_of(path, arguments.format)) for path in arguments.output]
@@ -55,9 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.target is None:
         raise TrampolineError("what is to be reported? a TARGET, or --bench")
     else:
-        variants = observe_all(_variants(target_options(arguments), arguments.compare), stacks=any(form.compares for _, form in forms))
+        stacks = any(form.compares for _, form in forms)
+        variants = observe_all(_variants(target_options(arguments), arguments.compare), stacks=stacks)
+        known: Mapping[str, Entry] = {}
+        if arguments.baseline is not None:
+            known = baseline_of(arguments.baseline, {call.name for call in variants[0].calls})
         for path, form in forms:
-            files.update(texts(path, form, variants))
+            files.update(texts(path, form, variants, known))
     write_whole(files)
     return 0
 
@@ -92,8 +101,13 @@ def _compared(compare: list[str], design: str) -> tuple[list[str], list[str]]:
 
 def _bench(arguments: argparse.Namespace) -> str:
     from trampoline.bench import DEFAULT_FLAVOUR, bench
-    from trampoline.report.bench_page import bench_page
+    from trampoline.report.bench_page import baseline_name, bench_page
+    from trampoline.report.formats import baseline_of
 
     designs, flavours = _compared(arguments.compare, arguments.design)
     flavour = arguments.flavour or DEFAULT_FLAVOUR.get(arguments.config, "6.12")
-    return bench_page(bench([flavour, *flavours], [arguments.config], designs=[arguments.design, *designs]))
+    rows = bench([flavour, *flavours], [arguments.config], designs=[arguments.design, *designs])
+    known: Mapping[str, Entry] = {}
+    if arguments.baseline is not None:
+        known = baseline_of(arguments.baseline, {baseline_name(row) for row in rows})
+    return bench_page(rows, known)

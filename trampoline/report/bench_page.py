@@ -1,14 +1,29 @@
 """The page of a bench: each way of attaching in several designs, side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from trampoline.bench import Row
-from trampoline.report.page import PHASES, difference, legend, page, strip
+from trampoline.designs import METADATA
+from trampoline.icount.baseline import Entry
+from trampoline.report.figures import PHASES, difference, legend, strip
+from trampoline.report.page import page
 
 
-def bench_page(rows: Sequence[Row]) -> str:
-    """The rows of ``bench.bench``: a table of all, and the phases of each row in every design."""
+def baseline_name(row: Row) -> str:
+    """What a baseline of ``tramp count`` calls a row."""
+    parts = [row.flavour, row.config, row.design, row.name, f"{row.nr_args}-arg{'s' * (row.nr_args != 1)}"]
+    if row.programs != 1:
+        parts.append(f"{row.programs}-programs")
+    if row.program == "full":
+        parts.append("full")
+    if row.metadata and row.design in METADATA:
+        parts.append(row.metadata)
+    return "/".join(parts)
+
+
+def bench_page(rows: Sequence[Row], baseline: Mapping[str, Entry] | None = None) -> str:
+    """The rows of ``bench.bench``: a table of all, and the phases of each row in every design, beside a baseline."""
     first = rows[0]
     columns = list(dict.fromkeys((row.design, row.flavour, row.metadata) for row in rows))
     one_kernel = len({row.flavour for row in rows}) == 1
@@ -30,7 +45,7 @@ def bench_page(rows: Sequence[Row]) -> str:
     widest = max(row.instructions or 0 for row in rows)
     for name in names:
         these = [by_place[name, column] for column in columns if (name, column) in by_place]
-        sections.append(_row(name, these, labels, widest))
+        sections.append(_row(name, these, labels, widest, baseline or {}))
     return page("What an attached program costs", subtitle, sections)
 
 
@@ -67,7 +82,9 @@ def _cell(row: Row | None, reference: Row | None) -> str:
     return f'<td class="n">{row.instructions}{unbalanced}{more}</td>'
 
 
-def _row(name: str, rows: Sequence[Row], labels: dict[_Column, str], widest: int) -> str:
+def _row(
+    name: str, rows: Sequence[Row], labels: dict[_Column, str], widest: int, baseline: Mapping[str, Entry]
+) -> str:
     parts = [f'<section class="card"><h2><code>{escape(name)}</code></h2>']
     reference = rows[0].instructions
     for row in rows:
@@ -77,6 +94,9 @@ def _row(name: str, rows: Sequence[Row], labels: dict[_Column, str], widest: int
             continue
         more = difference(row.instructions, reference) if reference is not None else ""
         figures = [f"{row.instructions}{more}"]
+        entry = baseline.get(baseline_name(row))
+        if entry is not None:
+            figures.append(f"baseline {entry.instructions}{difference(row.instructions, entry.instructions)}")
         if row.anchor is not None:
             figures.append(f"measured {row.anchor}")
         if row.further is not None:

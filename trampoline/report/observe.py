@@ -30,6 +30,11 @@ class ObservedCall:
     stack: tuple[Frame, ...] = ()
     """The frames when it has entered its first program, the caller's first."""
 
+    @property
+    def name(self) -> str:
+        """What a baseline calls it."""
+        return " ".join(self.text.split())
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Observed:

@@ -128,6 +128,14 @@ def test_callgrind_inclusive_costs(recording, tool, tmp_path):
     assert {name: totals[name] for name in ("a;b c", "f", "nest")} == {"a;b c": 15, "f": 30, "nest": 6}
 
 
+def test_callgrind_counts_recursion_once(traced, tool, tmp_path):
+    traced.place(f="test edi, edi\nje .Lend\ndec edi\ncall f\n.Lend: ret")
+    with record(traced.kernel) as recording:
+        traced.kernel.call("f", 3)
+    printed = annotate(tool, tmp_path, recording, "--auto=no", "--inclusive=yes")
+    assert by_function(printed)["f"] == recording.instructions == 18
+
+
 def test_callgrind_shows_the_listing_with_counts(recording, tool, tmp_path):
     printed = annotate(tool, tmp_path, recording, "--auto=yes")
     source = printed.partition("Auto-annotated source: run.lst")[2]

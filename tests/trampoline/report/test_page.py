@@ -6,9 +6,11 @@ import pytest
 
 from trampoline.bench import bench
 from trampoline.debug_target import TargetOptions
+from trampoline.icount.baseline import Entry
+from trampoline.icount.path import Path, PhaseCode
 from trampoline.report.bench_page import bench_page
+from trampoline.report.calls_page import calls_page
 from trampoline.report.observe import observe_all
-from trampoline.report.page import calls_page
 
 CALL = "bpf_fentry_test1(41)"
 _VOID = {"meta", "link", "br"}
@@ -50,12 +52,52 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def variants():
     first = {"target": "bpf_fentry_test1", "programs": ("fexit", "fentry"), "calls": (CALL,)}
-    return observe_all([TargetOptions(**first), TargetOptions(**first, design="tramplab")])
+    return observe_all([TargetOptions(**first), TargetOptions(**first, design="tramplab")], stacks=True)
 
 
 @pytest.fixture(scope="module")
 def text(variants):
     return calls_page(variants)
+
+
+def test_the_stack_is_drawn(variants, text):
+    ours = variants[0].calls[0].stack
+    assert [frame.function.partition("+")[0] for frame in ours] == [
+        "bpf_fentry_test1", "bpf_trampoline_6442450945", "bpf_prog_fentry1",
+    ]  # fmt: skip
+    drawn = text[text.index('class="stack"') : text.index("</details>", text.index('class="stack"'))]
+    slots = re.findall(r'cell">([^<]*)</span><span class="name" role="cell">([^<]*)</span><span[^>]*>([^<]*)<', drawn)
+    shown = {name: (place, int(value, 16)) for place, name, value in slots[1:-1]}
+    assert (shown["arg1"], shown["nr_args"]) == (("rbp-16", 41), ("rbp-24", 1))
+    assert shown["return address"][1] == ours[1]["return address"].value
+    assert len(slots) == sum(len(frame.slots) for frame in ours)
+
+
+def test_looking_at_the_stack_changes_nothing():
+    options = TargetOptions("bpf_fentry_test1", calls=(CALL, "bpf_fentry_test1(1)@0"))
+    (plain,), (looked,) = observe_all([options]), observe_all([options], stacks=True)
+    assert [call.counts for call in plain.calls] == [call.counts for call in looked.calls]
+    assert not plain.calls[0].stack
+    assert [call.stack[1]["arg1"].value for call in looked.calls] == [41, 1]
+
+
+def test_a_baseline_beside_it(variants):
+    old = Path(200, 3, {"enter": PhaseCode(150, ()), "exit": PhaseCode(50, ())}, {"design": "generic"})
+    text = calls_page(variants, {CALL: Entry(200, 1, old)})
+    table = Page(text[: text.index("</table>") + 8].partition('<div class="scroll">')[2])
+    assert table.of("n")[:2] == ["baseline (generic)", "per-function"]
+    ours = variants[0].calls[0].counts
+    assert f'{ours.instructions}<span class="delta less">{ours.instructions - 200}' in text
+    assert f'<td class="n">150</td>\n<td class="n">{ours.by_phase["enter"]}<span' in text
+    text = calls_page(variants, {CALL: Entry(200, 1, None)})
+    assert '<td class="n soft">?</td>' in text
+    assert "<b>baseline" not in calls_page(variants, {"other(1)": Entry(200, 1, old)})
+
+
+def test_a_header_that_contradicts_the_count_says_nothing(variants):
+    old = Path(3, 0, {"enter": PhaseCode(3, ())})
+    text = calls_page(variants, {CALL: Entry(200, 1, old)})
+    assert text.count('<td class="n soft">?</td>') == sum(1 for n in variants[0].calls[0].counts.by_phase.values() if n)
 
 
 def test_nothing_is_fetched(text):

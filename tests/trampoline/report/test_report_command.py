@@ -63,6 +63,23 @@ def test_a_bench(capsys, tmp_path):
     assert "kernel 7.2, lazy; 1 argument, 1 plain program" in out.read_text()
 
 
+def test_baselines_beside_it(capsys, tmp_path):
+    baseline, out = tmp_path / "x.icount", tmp_path / "r.html"
+    call = ("bpf_fentry_test1", "--fexit", "--call", "bpf_fentry_test1( 41 )")
+    assert tramp(capsys, "count", *call, "--baseline", baseline, "--update")[0] == 0
+    baseline.write_text(baseline.read_text().replace("= 116", "= 100"))
+    assert tramp(capsys, "report", *call, "--baseline", baseline, "-o", out) == (0, "", "")
+    assert '<td class="n">100</td>\n<td class="n">116<span class="delta more">+16</span></td>' in out.read_text()
+    assert tramp(capsys, "count", "--baseline", tmp_path / "b.icount", "--update")[0] == 0
+    assert tramp(capsys, "report", "--bench", "--baseline", tmp_path / "b.icount", "-o", out) == (0, "", "")
+    assert "111 · baseline 111 · measured 111" in out.read_text()
+    out.unlink()
+    status, _, err = tramp(capsys, "report", "--bench", "--baseline", baseline, "-o", out)
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "it has no 6.12/voluntary/per-function/fentry" in err
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -75,6 +92,7 @@ def test_a_bench(capsys, tmp_path):
         (["bpf_fentry_test1", "-o", "{}/a.html", "-o", "{}/no/r.json"], "no/r.json: No such file or directory"),
         (["bpf_fentry_test1", "-o", "{}/r.json", "--compare", "tramplab"], "room for one design"),
         (["bpf_fentry_test1", "-o", "{}/r.html", "--compare", "fast"], "no design or kernel 'fast'"),
+        (["bpf_fentry_test1", "-o", "{}/r.html", "--baseline", "{}/no"], "there is no such baseline"),
         (["bpf_fentry_test1", "-o", "{}/r.html", "--live"], "--live"),
         (["bpf_fentry_test1", "-o", "{}/r.html", "--call", "f("], "is no call"),
         (["no_such_function", "-o", "{}/r.html"], "no_such_function"),
