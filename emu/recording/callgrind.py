@@ -3,8 +3,8 @@
 "Callgrind Format Specification" of Valgrind's manual, version 1. The one event is ``Ir``, instructions executed.
 Positions are guest addresses, and lines of a listing that is written beside the profile: the tools show it as source,
 with the counts at every instruction. A phase is a function of its own, ``bpf_trampoline_1 [enter]``, called by the
-function that it is a part of. What a function calls of its own name, on whatever way, is called ``name'2``, as callgrind
-does where it is told to separate recursions: so inclusive costs count nothing twice.
+function that it is a part of. What a function calls of its own name, on whatever way, is called ``name'2``, as
+callgrind does where it is told to separate recursions: so inclusive costs count nothing twice.
 """
 
 from dataclasses import dataclass, field
