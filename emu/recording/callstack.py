@@ -31,8 +31,12 @@ class Way(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """Instructions of a block that belong to one function and one phase."""
+    """Instructions of a block that belong to one function and one phase; ``start`` is where they begin.
 
+    ``addresses`` leaves out what is none of the guest's own, such as the hlt of a host call's stub.
+    """
+
+    start: int
     function: str
     phase: str | None
     addresses: tuple[int, ...]
@@ -88,11 +92,9 @@ class CallStack:
         """A block whose first ``executed`` instructions were executed, reached in some way with this stack pointer."""
         track = self.track
         assert track is not None
-        first = True
-        for segment in segments:
-            if first:
+        for number, segment in enumerate(segments):
+            if not number:
                 self._arrive(segment, rsp, way)
-                first = False
             elif executed <= 0:
                 break
             else:
@@ -101,14 +103,16 @@ class CallStack:
             if not addresses:
                 continue
             frame = self._frames[-1]
-            self._set_phase(frame, segment.phase if segment.phase != frame.inherited else None, addresses[0])
+            phase = segment.phase if segment.phase != frame.inherited else None
+            if phase != (frame.phase.name if frame.phase is not None else None):
+                self._set_phase(frame, phase, addresses[0])
+            inner = frame.phase or frame.node
             if len(addresses) == len(segment.addresses):
-                key = (frame.inner, segment)
+                key = (inner, segment)
                 self.segments[key] = self.segments.get(key, 0) + 1
             else:
-                counts = frame.inner.counts
                 for address in addresses:
-                    counts[address] = counts.get(address, 0) + 1
+                    inner.counts[address] = inner.counts.get(address, 0) + 1
             track.advance(len(addresses))
             executed -= len(addresses)
             self._last = addresses[-1]
@@ -151,12 +155,13 @@ class CallStack:
         if not frames:
             self._push(segment, rsp, 0)
             return
+        if frames[-1].node.name == segment.function:
+            return
         base = frames[-1].base
         position = len(frames) - 1
         while position >= 0 and frames[position].base == base:
             if frames[position].node.name == segment.function:
-                del_count = len(frames) - 1 - position
-                for _ in range(del_count):
+                while len(frames) - 1 > position:
                     self._pop()
                 return
             position -= 1
@@ -175,8 +180,7 @@ class CallStack:
                 parent = self._top_of_task()
                 parent.calls += 1
                 track.enter(parent)
-        entry = segment.addresses[0] if segment.addresses else 0
-        node = self._node(parent, Kind.FUNCTION, segment.function, entry, site)
+        node = self._node(parent, Kind.FUNCTION, segment.function, segment.start, site)
         node.calls += 1
         self._frames.append(_Frame(node, base, inherited))
         track.enter(node)
@@ -192,8 +196,6 @@ class CallStack:
             track.leave(self._top_of_task())
 
     def _set_phase(self, frame: _Frame, phase: str | None, address: int) -> None:
-        if (frame.phase.name if frame.phase is not None else None) == phase:
-            return
         track = self.track
         assert track is not None
         if frame.phase is not None:

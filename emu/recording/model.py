@@ -4,6 +4,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from emu.counts import Counts, aggregate
 from emu.events import Event
@@ -97,8 +98,7 @@ class Node:
             waiting.extend(reversed(node.children))
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """A node was entered, or left.
 
     ``position``: instructions that all vCPUs had executed before; ``own``: that this one had. A task that gives its CPU
