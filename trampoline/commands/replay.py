@@ -1,7 +1,10 @@
 """``tramp replay``: one schedule again, step by step."""
 
 import argparse
+from pathlib import Path
 from typing import Any
+
+from trampoline.commands._outputs import add_outputs
 
 
 def add_parser(subparsers: Any) -> None:
@@ -14,16 +17,20 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("schedule", metavar="STRING", help="what tramp explore printed")
     parser.add_argument("--short", action="store_true", help="leave out the middle of long stretches")
     parser.add_argument("--svg", metavar="FILE", help="write the report as a picture")
+    add_outputs(parser, required=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay; 1 where an invariant broke."""
     from emu.schedule.report import report, used_columns
+    from emu.whole_file import write_whole
     from trampoline.errors import TrampolineError
     from trampoline.explore.address import ScheduleAddress
     from trampoline.explore.session import Session
+    from trampoline.report.formats import writers
 
     address = ScheduleAddress.parse(arguments.schedule)
+    outputs = writers(arguments.output, arguments.format)
     with Session(
         address.scenario, address.design, address.flavour, address.config, dropped=address.dropped, counting="auto"
     ) as session:
@@ -41,6 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
             f"{count} on cpu {cpu}" for cpu, count in enumerate(counts)))  # fmt: skip
         if arguments.svg:
             _picture(text, arguments.svg, address)
+        if outputs:
+            recording = session.record(address.schedule)
+            files: dict[Path, str] = {}
+            for path, write in outputs:
+                files.update(write(path, recording, f"tramp replay {address}"))
+            write_whole(files)
         return 1 if second.violation is not None else 0
 
 

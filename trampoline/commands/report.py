@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trampoline.commands._outputs import add_outputs
 from trampoline.commands._target import add_target, target_options
 
 if TYPE_CHECKING:
     from trampoline.debug_target import TargetOptions
     from trampoline.icount.baseline import Entry
-
-_FORMATS = ("html", "speedscope", "chrome", "callgrind", "collapsed")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -25,6 +24,7 @@ def add_parser(subparsers: Any) -> None:
         " *.folded).",
     )
     add_target(parser, optional=True, live=False)
+    add_outputs(parser, required=True)
     parser.add_argument(
         "--bench", action="store_true", help="the rows of tramp bench in place of a target, as a page"
     )
@@ -38,10 +38,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--baseline", type=Path, metavar="FILE", help="a baseline of tramp count, beside it (html only)"
     )
-    parser.add_argument(
-        "-o", "--output", action="append", required=True, type=Path, metavar="FILE", help="may be given again"
-    )
-    parser.add_argument("--format", choices=_FORMATS, help="of every FILE, whatever its name")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,13 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
     forms = [(path, format_of(path, arguments.format)) for path in arguments.output]
     files: dict[Path, str] = {}
     if arguments.bench:
-        if arguments.target is not None or any(form.name != "html" for _, form in forms):
+        if arguments.target is not None or not all(form.is_page for _, form in forms):
             raise TrampolineError("--bench is in place of a TARGET, and is written as html")
         files = dict.fromkeys(arguments.output, _bench(arguments))
     elif arguments.target is None:
         raise TrampolineError("what is to be reported? a TARGET, or --bench")
     else:
-        stacks = any(form.compares for _, form in forms)
+        stacks = any(form.is_page for _, form in forms)
         variants = observe_all(_variants(target_options(arguments), arguments.compare), stacks=stacks)
         known: Mapping[str, Entry] = {}
         if arguments.baseline is not None:

@@ -1,6 +1,6 @@
 """The forms in which a report can be written, and which one a file's name asks for."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,44 +16,34 @@ Texts = Mapping[Path, str]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A form: ``endings`` of the names that ask for it; ``write`` gives the texts of a file and of those beside it.
-
-    ``compares``: it can show several designs, and a baseline.
+    """A form. ``endings``: of the names that ask for it. ``write`` gives the texts of a file and of those beside it
+    from a recording and its title; None for a page, which shows more than one recording.
     """
 
     name: str
     endings: tuple[str, ...]
-    write: Callable[[Path, Sequence[Observed], Mapping[str, Entry]], Texts]
-    compares: bool = False
+    write: Callable[[Path, Recording, str], Texts] | None
+
+    @property
+    def is_page(self) -> bool:
+        """Whether it can show several designs, and a baseline."""
+        return self.write is None
 
 
-def _html(path: Path, variants: Sequence[Observed], baseline: Mapping[str, Entry]) -> Texts:
-    return {path: calls_page(variants, baseline)}
-
-
-def _one(text: Callable[[Recording, str], str]) -> Callable[[Path, Sequence[Observed], Mapping[str, Entry]], Texts]:
-    """The format of one design's recording that is one text."""
-    return lambda path, variants, _: {path: text(variants[0].recording, _title(variants[0]))}
-
-
-def _callgrind(path: Path, variants: Sequence[Observed], _: Mapping[str, Entry]) -> Texts:
+def _callgrind(path: Path, recording: Recording, title: str) -> Texts:
     listing = path.with_name(f"{path.name}.lst")
-    profile = callgrind.profile(variants[0].recording, _title(variants[0]), listing.name)
+    profile = callgrind.profile(recording, title, listing.name)
     return {path: profile.text, listing: profile.listing}
-
-
-def _title(observed: Observed) -> str:
-    return f"{observed.title}, kernel {observed.flavour}, {observed.config}, design {observed.design}"
 
 
 FORMATS = {
     form.name: form
     for form in (
-        Format("html", (".html", ".htm"), _html, compares=True),
-        Format("speedscope", (".speedscope.json",), _one(speedscope.profile)),
-        Format("chrome", (".json", ".trace"), _one(chrome.trace)),
+        Format("html", (".html", ".htm"), None),
+        Format("speedscope", (".speedscope.json",), lambda path, run, title: {path: speedscope.profile(run, title)}),
+        Format("chrome", (".json", ".trace"), lambda path, run, title: {path: chrome.trace(run, title)}),
         Format("callgrind", (".callgrind",), _callgrind),
-        Format("collapsed", (".collapsed", ".folded"), _one(lambda recording, _: collapsed.stacks(recording))),
+        Format("collapsed", (".collapsed", ".folded"), lambda path, run, _: {path: collapsed.stacks(run)}),
     )
 }
 """By name. Of the endings that fit, the first one counts."""
@@ -77,9 +67,24 @@ def texts(path: Path, form: Format, variants: Sequence[Observed], baseline: Mapp
     """What is to be written for one file. TrampolineError for several designs, or a baseline, in a format that has room
     for one design.
     """
-    if (len(variants) > 1 or baseline) and not form.compares:
+    if form.write is None:
+        return {path: calls_page(variants, baseline)}
+    if len(variants) > 1 or baseline:
         raise TrampolineError(f"{path}: {form.name} has room for one design; html shows several, and baselines")
-    return form.write(path, variants, baseline)
+    first = variants[0]
+    title = f"{first.title}, kernel {first.flavour}, {first.config}, design {first.design}"
+    return form.write(path, first.recording, title)
+
+
+def writers(paths: Iterable[Path], name: str | None) -> list[tuple[Path, Callable[[Path, Recording, str], Texts]]]:
+    """How each file of a recording alone is written. TrampolineError for one that is to be a page."""
+    found = []
+    for path in paths:
+        form = format_of(path, name)
+        if form.write is None:
+            raise TrampolineError(f"{path}: a page shows calls of a target; a schedule is written in any other format")
+        found.append((path, form.write))
+    return found
 
 
 def baseline_of(path: Path, names: Collection[str]) -> Mapping[str, Entry]:

@@ -119,3 +119,27 @@ def test_a_call_that_faults(capsys, tmp_path):
     status, _, err = tramp(capsys, "report", *argv)
     assert (status, len(err.splitlines())) == (2, 1)
     assert not list(tmp_path.iterdir())
+
+
+SCHEDULE = "detach-during-call/seed-v2/6.12/voluntary/-/b4c36b2"
+
+
+def test_a_schedule(capsys, tmp_path):
+    outputs = [word for name in ("r.json", "r.folded", "r.callgrind") for word in ("-o", tmp_path / name)]
+    status, out, _ = tramp(capsys, "replay", SCHEDULE, *outputs)
+    assert (status, tramp(capsys, "replay", SCHEDULE)) == (1, (1, out, ""))
+    lines = (tmp_path / "r.folded").read_text().splitlines()
+    assert out.splitlines()[-1].endswith("instructions: 0 on cpu 0, 30 on cpu 1")
+    assert sum(int(line.split()[1]) for line in lines) == 30
+    assert all(line.split()[0].split(";")[1] == "explored" for line in lines)
+    trace = json.loads((tmp_path / "r.json").read_text())
+    assert trace["otherData"]["title"] == f"tramp replay {SCHEDULE}"
+    assert {event["tid"] for event in trace["traceEvents"] if event["ph"] in "BE"} == {1}
+    patched = [event["name"] for event in trace["traceEvents"] if event["name"].startswith("text patched")]
+    assert patched == ["text patched: INT3", "text patched: TAIL", "text patched: FIRST BYTE"]
+
+
+def test_a_schedule_is_no_page(capsys, tmp_path):
+    status, out, err = tramp(capsys, "replay", SCHEDULE, "-o", tmp_path / "r.html")
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert "in any other format" in err
