@@ -60,10 +60,10 @@ def record(kernel: Kernel) -> Iterator[Recording]:
 
     with ExitStack() as undo:
         undo.callback(kernel.events.subscribe(mark))
+        undo.callback(stacks.close, recording)
         for vcpu in machine.vcpus:
             recorders.append(_VcpuRecorder(vcpu, recording, stacks))
             undo.callback(recorders[-1].put_back)
-        undo.callback(stacks.close, recording)
         yield recording
 
 

@@ -25,14 +25,14 @@ def baseline_name(row: Row) -> str:
 def bench_page(rows: Sequence[Row], baseline: Mapping[str, Entry] | None = None) -> str:
     """The rows of ``bench.bench``: a table of all, and the phases of each row in every design, beside a baseline."""
     first = rows[0]
-    columns = list(dict.fromkeys((row.design, row.flavour, row.metadata) for row in rows))
+    columns = list(dict.fromkeys(_column(row, rows) for row in rows))
     one_kernel = len({row.flavour for row in rows}) == 1
     labels = {
         column: ", ".join([column[0], *([] if one_kernel else [column[1]]), *([column[2]] if column[2] else [])])
         for column in columns
     }
     names = list(dict.fromkeys(row.name for row in rows))
-    by_place = {(row.name, (row.design, row.flavour, row.metadata)): row for row in rows}
+    by_place = {(row.name, _column(row, rows)): row for row in rows}
     programs = f"{first.programs} {first.program} program{'s' * (first.programs != 1)}"
     kernels = ", ".join(dict.fromkeys(row.flavour for row in rows))
     subtitle = (
@@ -44,12 +44,24 @@ def bench_page(rows: Sequence[Row], baseline: Mapping[str, Entry] | None = None)
     sections = [_table(names, columns, labels, by_place), legend(phases)]
     widest = max(row.instructions or 0 for row in rows)
     for name in names:
-        these = [by_place[name, column] for column in columns if (name, column) in by_place]
-        sections.append(_row(name, these, labels, widest, baseline or {}))
+        these = [(column, by_place[name, column]) for column in columns if (name, column) in by_place]
+        named = [(labels[column] + _way(column, row), row) for column, row in these]
+        sections.append(_row(name, named, widest, baseline or {}))
     return page("What an attached program costs", subtitle, sections)
 
 
 _Column = tuple[str, str, str | None]
+"""Design, kernel, and how metadata is found, where the design has rows for several ways."""
+
+
+def _column(row: Row, rows: Sequence[Row]) -> _Column:
+    of_design = [one.name for one in rows if (one.design, one.flavour) == (row.design, row.flavour)]
+    return row.design, row.flavour, row.metadata if len(set(of_design)) < len(of_design) else None
+
+
+def _way(column: _Column, row: Row) -> str:
+    """How metadata was found, where the column does not say it."""
+    return f" ({row.metadata})" if row.metadata and not column[2] else ""
 
 
 def _table(
@@ -82,13 +94,11 @@ def _cell(row: Row | None, reference: Row | None) -> str:
     return f'<td class="n">{row.instructions}{unbalanced}{more}</td>'
 
 
-def _row(
-    name: str, rows: Sequence[Row], labels: dict[_Column, str], widest: int, baseline: Mapping[str, Entry]
-) -> str:
+def _row(name: str, rows: Sequence[tuple[str, Row]], widest: int, baseline: Mapping[str, Entry]) -> str:
     parts = [f'<section class="card"><h2><code>{escape(name)}</code></h2>']
-    reference = rows[0].instructions
-    for row in rows:
-        label = escape(labels[row.design, row.flavour, row.metadata])
+    reference = rows[0][1].instructions
+    for plain, row in rows:
+        label = escape(plain)
         if row.instructions is None:
             parts.append(f'<div class="row-label"><b>{label}</b><span>{escape(row.error or "")}</span></div>')
             continue

@@ -174,8 +174,19 @@ def test_a_bench():
     table = text.partition("<tbody>")[2].partition("</tbody>")[0]
     cells = re.findall(r'<td class="n">(\d+)', table)
     assert sorted(map(int, cells)) == sorted(row.instructions for row in rows)
-    assert page.of("n")[:3] == ["per-function", "seed-v2", "seed-v2, hash"]
+    assert page.of("n")[:2] == ["per-function", "seed-v2"]
     assert text.count('class="strip"') == len(rows)
+    assert text.count("<b>seed-v2 (hash)</b>") == 4
+
+
+def test_a_bench_of_a_design_with_a_choice():
+    rows = bench(["6.12"], ["voluntary"], designs=["tramplab"], program="full")
+    page = Page(bench_page(rows))
+    ways = list(dict.fromkeys(row.metadata for row in rows))
+    assert len(ways) > 1
+    assert page.of("n")[: len(ways)] == [f"tramplab, {way}" if way else "tramplab" for way in ways]
+    table = page.of("n")[len(ways) :]
+    assert sum(text.isdigit() for text in table) == len(rows)
 
 
 def chromium(tool, tmp_path, page, *options):
