@@ -10,7 +10,7 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from emu.events import Event
+from emu.events import Event, PokePhase
 from emu.recording.model import Change, Mark, Recording
 
 PROCESS = 1
@@ -66,14 +66,16 @@ def _mark(mark: Mark, process_context: int) -> dict[str, Any]:
 
 
 def describe(event: Event) -> str:
-    """An event's name in words, and what it is about: ``image made: bpf_trampoline_1``."""
-    name = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(event).__name__).strip()
+    """An event in words, with what it is about: ``image made: bpf_trampoline_1``."""
     about = getattr(event, "name", None) or getattr(event, "phase", None) or getattr(event, "flavour", None)
     if about is None:
-        return name
-    return f"{name}: {getattr(about, 'name', about)}".replace("_", " ") if not isinstance(about, str) else (
-        f"{name}: {about}"
-    )
+        return kind_of(event)
+    return f"{kind_of(event)}: {about.name.replace('_', ' ') if isinstance(about, PokePhase) else about}"
+
+
+def kind_of(event: Event) -> str:
+    """What kind of event it is, in words: ``image made``."""
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(event).__name__).strip()
 
 
 def _track(mark: Mark) -> int | None:

@@ -1,10 +1,12 @@
 """The page of a target: its calls in several designs, what they take, where it goes, and the code that ran."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from emu.counts import OTHER
 from emu.recording import Node
+from emu.recording.chrome import kind_of
 from emu.recording.model import Totals
 from trampoline.icount.baseline import Entry
 from trampoline.report.code import Code, Row
@@ -94,7 +96,12 @@ def _flames(these: Sequence[tuple[str, ObservedCall]]) -> str:
 
 
 def _attached(one: Observed) -> str:
-    return f'<p class="soft">attached: {escape("; ".join(one.attached))}</p>' if one.attached else ""
+    """What is where, and what happened in the kernel meanwhile."""
+    kinds = Counter(kind_of(mark.event) for mark in one.recording.marks)
+    events = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+    said = [f"attached: {'; '.join(one.attached)}"] if one.attached else []
+    said += [f"events: {events}"] if events else []
+    return "".join(f'<p class="soft">{escape(line)}</p>' for line in said)
 
 
 def _chain(call: ObservedCall) -> str:

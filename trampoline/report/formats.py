@@ -82,7 +82,7 @@ def writers(paths: Iterable[Path], name: str | None) -> list[tuple[Path, Callabl
     for path in paths:
         form = format_of(path, name)
         if form.write is None:
-            raise TrampolineError(f"{path}: a page shows calls of a target; a schedule is written in any other format")
+            raise TrampolineError(f"{path}: a page is made by tramp report; here any other format is written")
         found.append((path, form.write))
     return found
 

@@ -142,4 +142,14 @@ def test_a_schedule(capsys, tmp_path):
 def test_a_schedule_is_no_page(capsys, tmp_path):
     status, out, err = tramp(capsys, "replay", SCHEDULE, "-o", tmp_path / "r.html")
     assert (status, out, len(err.splitlines())) == (2, "", 1)
-    assert "in any other format" in err
+    assert "any other format" in err
+
+
+def test_a_run(capsys, tmp_path):
+    call = ("run", OBJECT, "--call", "bpf_fentry_test5(11, 12, 13, 14, 15)", "--set", "at_least=100")
+    status, out, err = tramp(capsys, *call, "-o", tmp_path / "r.folded", "-o", tmp_path / "r.json")
+    assert (status, err, tramp(capsys, *call)) == (0, "", (0, out, ""))
+    counted = int(out.split(" instructions,")[0].split()[-1])
+    assert sum(int(line.split()[1]) for line in (tmp_path / "r.folded").read_text().splitlines()) == counted
+    names = [event["name"] for event in json.loads((tmp_path / "r.json").read_text())["traceEvents"]]
+    assert "image made: bpf_trampoline_6442450945" in names
