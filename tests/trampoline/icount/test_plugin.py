@@ -53,6 +53,15 @@ def baseline(run, pytester):
     return pytester.path / "test_x.icount"
 
 
+def test_the_example_is_as_long_as_its_baseline(run, pytester):
+    for file in (ROOT / "examples" / "counts").glob("test_cost.*"):
+        (pytester.path / file.name).write_text(file.read_text())
+    result = run("test_cost.py")
+    result.assert_outcomes(passed=3)
+    assert result.ret == 0
+    assert "counts of instructions" not in result.stdout.str()
+
+
 def counts_of(file):
     lines = [line.rpartition(" = ") for line in file.read_text().splitlines() if line and not line.startswith("#")]
     return {name: int(number) for name, _, number in lines}
