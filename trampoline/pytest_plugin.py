@@ -108,6 +108,7 @@ class _Run:
         self._partial: set[str] = set()
         """Modules of which not all tests were chosen."""
         self._passed: defaultdict[str, int] = defaultdict(int)
+        self._updates: bool = config.getoption("--icount-update")
         self._is_complete = True
         """No worker was lost."""
         self._said: list[str] = []
@@ -187,13 +188,13 @@ class _Run:
             output[_OUTPUT] = {
                 "tests": {module: sorted(tests) for module, tests in self._tests.items()},
                 "partial": sorted(self._partial),
-                "ledger": self._ledger.to_plain() if self._ledger is not None else None,
+                "ledger": None if self._ledger is None else self._ledger.to_plain(whole=self._updates),
             }
             return
         if (not self._tests and self._ledger is None) or self._config.getoption("collectonly", False):
             return
         ledger, whole = self.ledger(), self._whole()
-        if self._config.getoption("--icount-update"):
+        if self._updates:
             if not ledger.errors:
                 self._said = ledger.update(whole)
         else:

@@ -11,7 +11,7 @@ CONTEXT = 3
 """Lines that are alike, shown around those that are not."""
 TABLES = 3
 """Paths whose phases are a table each; of more paths each has two lines."""
-_NAMED = 8
+_NAMED = 3
 """Paths named where many have the same change."""
 _WIDEST = 64
 

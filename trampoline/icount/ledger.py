@@ -38,6 +38,8 @@ class Ledger:
 
     folder: File
     records: dict[str, dict[str, Record]] = field(default_factory=dict)
+    checked: dict[str, set[str]] = field(default_factory=dict)
+    """Names that other processes checked, where nothing more is to be known of them."""
     notes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     _baselines: dict[str, Baseline] = field(default_factory=dict)
@@ -84,9 +86,13 @@ class Ledger:
 
     # Between processes ----------------------------------------------------------------------------------------------
 
-    def to_plain(self) -> dict[str, Any]:
-        """As dictionaries, lists, text and numbers."""
+    def to_plain(self, *, whole: bool) -> dict[str, Any]:
+        """As dictionaries, lists, text and numbers; not ``whole``: of checks the names alone."""
+        if not whole:
+            names = {module: list(records) for module, records in self.records.items()}
+            return {"records": {}, "checked": names, "notes": self.notes}
         return {
+            "checked": {},
             "records": {
                 module: {
                     name: [record.path.to_plain(), str(record.limits.soft), str(record.limits.hard), record.test]
@@ -99,6 +105,8 @@ class Ledger:
 
     def take_in(self, plain: Mapping[str, Any]) -> None:
         """What another process counted. Checks that contradict each other are ``errors``."""
+        for module, names in plain["checked"].items():
+            self.checked.setdefault(module, set()).update(names)
         for module, records in plain["records"].items():
             for name, (path, soft, hard, test) in records.items():
                 try:
@@ -120,17 +128,20 @@ class Ledger:
             except BaselineError as error:
                 self.errors.append(f"{error}; to make it anew: {remedy(module)}")
                 continue
-            names = sorted(set(entries) - set(self.records.get(module, ())))
+            names = sorted(set(entries) - self._names(module))
             if names:
                 report = Report(stale=names)
                 self.errors.append(explain_report(report, str(file), remedy(module)))
         self._orphans()
 
+    def _names(self, module: str) -> set[str]:
+        return {*self.records.get(module, ()), *self.checked.get(module, ())}
+
     def _exists(self, file: File) -> bool:
         return (self.folder / file).exists()
 
     def _orphans(self) -> None:
-        for folder in sorted({File(module).parent for module, records in self.records.items() if records}):
+        for folder in sorted({File(module).parent for module in {*self.records, *self.checked}}):
             for found in sorted((self.folder / folder).glob(f"*{SUFFIX}")):
                 file = folder / found.name
                 if not self._exists(file.with_suffix(".py")):

@@ -47,10 +47,29 @@ def run(pytester, monkeypatch):
     return start
 
 
+@pytest.fixture(scope="module")
+def made():
+    """The text of the module's baseline, once a test has made it."""
+    return []
+
+
 @pytest.fixture
-def baseline(run, pytester):
-    run("--icount-update").assert_outcomes(passed=4)
-    return pytester.path / "test_x.icount"
+def baseline(run, pytester, made):
+    file = pytester.path / "test_x.icount"
+    if not made:
+        run("--icount-update").assert_outcomes(passed=4)
+        made.append(file.read_text())
+    file.write_text(made[0])
+    return file
+
+
+def test_the_example_is_as_long_as_its_baseline(run, pytester):
+    for file in (ROOT / "examples" / "counts").glob("test_cost.*"):
+        (pytester.path / file.name).write_text(file.read_text())
+    result = run("test_cost.py")
+    result.assert_outcomes(passed=3)
+    assert result.ret == 0
+    assert "counts of instructions" not in result.stdout.str()
 
 
 def counts_of(file):

@@ -15,6 +15,8 @@ from trampoline.icount.compare import compare_all
 from trampoline.icount.explain import explain_report
 
 OWN = Path(__file__).parent / "test_own_paths.py"
+PAGE = Path(__file__).parents[3] / "docs" / "counts-in-ci.md"
+REMEDY = "pytest --icount-update tests/trampoline/icount/test_own_paths.py"
 GENERATED = ("per-function", "batched")
 
 
@@ -29,7 +31,7 @@ def failing(own, **options):
     report = compare_all(own.entries, Selection(**options).paths(), partial=True)
     assert (report.missing, report.foreign) == ([], {})
     assert report.findings
-    return {finding.name: finding for finding in report.failures()}, explain_report(report, "own", "update it")
+    return {finding.name: finding for finding in report.failures()}, explain_report(report, "own", REMEDY)
 
 
 @pytest.fixture
@@ -74,6 +76,11 @@ def test_a_longer_callee_fails_the_paths_that_call_it_and_no_others(own, longer_
     assert re.search(r"\n  test eax, eax +test eax, eax\n", message)
 
 
+def test_the_page_shows_what_it_says(own, longer_enter):
+    _, message = failing(own, designs=["tramplab", "batched"])
+    assert f"```text\n{message}\n```" in PAGE.read_text()
+
+
 def test_a_longer_instruction_sequence_of_the_generator_fails_the_paths_that_execute_it(own, monkeypatch):
     real = _Template._call_original
 
@@ -102,7 +109,7 @@ def test_one_instruction_less_is_shorter(own, monkeypatch):
     failures, message = failing(own, designs=["batched"])
     assert failures == {}
     assert "batched/fentry/1-arg: shorter: 92 -> 91 instructions (-1)" in message
-    assert message.endswith("The baseline wants an update: update it")
+    assert message.endswith(f"The baseline wants an update: {REMEDY}")
 
 
 def test_the_committed_test_fails_with_it(longer_enter, pytester, monkeypatch):
