@@ -70,7 +70,7 @@ def stopper(handle: int) -> Callable[[bool], object]:
 
 
 class DataWatch:
-    """A range of data of one engine; runs end behind the first instruction that accesses it."""
+    """A range of physical addresses of one engine; runs end behind the first instruction that accesses it."""
 
     def __init__(self, engine: "Engine", start: int, size: int, *, reads: bool, writes: bool) -> None:
         self._engine = engine
@@ -86,7 +86,7 @@ class DataWatch:
 
     @property
     def accessed(self) -> tuple[int, bool]:
-        """The address of the access, and whether it was a write."""
+        """The physical address of the access, and whether it was a write."""
         return self.words[WATCH_ADDRESS] & (1 << 64) - 1, self.words[WATCH_KIND] == UC_MEM_WRITE
 
     def clear(self) -> None:
@@ -177,7 +177,7 @@ class Engine:
         return before
 
     def watch(self, start: int, size: int, *, reads: bool, writes: bool) -> DataWatch:
-        """End limited runs behind an instruction that accesses a range of guest addresses."""
+        """End limited runs behind an instruction that accesses a range of physical addresses."""
         return DataWatch(self, start, size, reads=reads, writes=writes)
 
     def _set_ranges(self, ranges: Sequence[tuple[int, int, int]], most: int) -> None:

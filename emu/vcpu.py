@@ -96,6 +96,15 @@ class Vcpu(Core):
         return self._depth > 0
 
     @property
+    def is_nested(self) -> bool:
+        """Whether what runs was called from within a host call."""
+        return self._depth > 1
+
+    def unanswered(self) -> GuestFault:
+        """The fault of an int3, behind which the vCPU stands, that nobody knows."""
+        return self._fault("unhandled int3", self.regs.rip - 1)
+
+    @property
     def left(self) -> int:
         """Instructions that the limit of the outermost run still allows; a nested call is one with its host call."""
         return self._outer_left if self._depth > 1 else self.engine.left
@@ -357,7 +366,7 @@ class Vcpu(Core):
                 raise self._fault("execution of freed memory", rip - 1, note=f"{freed} was freed")
             if any(answer(self) for answer in list(machine.on_int3)):
                 return self.regs.rip
-            raise self._fault("unhandled int3", rip - 1)
+            raise self.unanswered()
         if number not in FAULTS:
             raise self._fault(kind_of(number), rip)
         if number in (PAGE_FAULT, GENERAL_PROTECTION) and any(fixed(self, rip) for fixed in list(machine.on_fault)):

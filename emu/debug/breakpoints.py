@@ -96,7 +96,9 @@ class AtEvent(Breakpoint):
 
 @dataclass(frozen=True)
 class Access(Breakpoint):
-    """Behind an instruction that reads ("r"), writes ("w") or does either ("rw") to guest memory of a range."""
+    """Behind an instruction that reads ("r"), writes ("w") or does either ("rw") to guest memory of a range, which is
+    mapped: NotMapped.
+    """
 
     start: int
     size: int
@@ -108,6 +110,7 @@ class Access(Breakpoint):
             raise DebugError(f"access {self.how!r}: there are r, w and rw")
         if self.size < 1 or not 0 <= self.start < 1 << 64:
             raise DebugError(f"{self.size} bytes at {self.start:#x} can't be watched")
+        debugger.kernel.machine.read(self.start, self.size)
 
 
 @dataclass(frozen=True)

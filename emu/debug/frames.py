@@ -64,10 +64,11 @@ class Activation:
 
     @property
     def return_slot(self) -> int | None:
-        """Where the return address is."""
+        """Where the return address is: the caller's, where the one into the traced function was dropped."""
         if self.end is None:
             return None
-        return self.end if self.depth is not None and self.depth.replaced else self.end - WORD
+        slot = self.end if self.depth is not None and self.depth.replaced else self.end - WORD
+        return max(slot, self.rsp)
 
     def named(self) -> dict[int, str]:
         """What the words are called, by their addresses; the return address is not among them."""

@@ -85,6 +85,24 @@ class Place(Move):
 
 
 @dataclass(frozen=True, slots=True)
+class Resume(Move):
+    """A task that can go on gets its vCPU, and makes no step yet."""
+
+    thread: "TaskThread"
+
+
+@dataclass(frozen=True, slots=True)
+class CallAgain(Move):
+    """A task that is in no function calls one, on an idle vCPU. ``registers``: by position in ``registers.SAVED``."""
+
+    thread: "TaskThread"
+    cpu: int
+    function: int
+    args: tuple[int, ...]
+    registers: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EndGracePeriod(Move):
     """A grace period ends, and a thread that is to run its callbacks comes to be."""
 

@@ -1,47 +1,44 @@
 """A kernel at a position on the line of time, and how to get to others."""
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from emu.checkpoint import Checkpoint
-from emu.debug.breakpoints import Access, Breakpoint
 from emu.debug.errors import DebugError
-from emu.debug.marks import Marks
-from emu.debug.moves import Adopt, Begin, EndGracePeriod, Go, Move, Place, Preempt, SetRegister, Wake, WriteMemory
+from emu.debug.moves import (
+    Adopt,
+    Begin,
+    CallAgain,
+    EndGracePeriod,
+    Go,
+    Move,
+    Place,
+    Preempt,
+    Resume,
+    SetRegister,
+    Wake,
+    WriteMemory,
+)
+from emu.debug.steps import Ran, Steps
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.debug.timeline import Timeline
-from emu.engine import DataWatch, Exit
+from emu.engine import Exit
 from emu.errors import GuestFault
 from emu.events import Event
 from emu.faults import INT3
-from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
-from emu.kernel.rcu import GracePeriod, RcuFlavour
 from emu.paging import NX
 from emu.registers import SAVED
 from emu.snapshot import Snapshot
 from emu.task import TaskState
-from emu.vcpu import StopReason as TaskStop
 from emu.vcpu import Vcpu
 
 SPACING = 4000
 """Moves between two checkpoints, at first: what going back makes again."""
 MOST_CHECKPOINTS = 128
 """Beyond these every second one is dropped, and the distance between new ones doubled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """Steps that a thread made. ``error``: it faulted in the next one; ``access``: the last one touched what is
-    watched; ``blocked``: why it can't make another one.
-    """
-
-    steps: int
-    error: Exception | None = None
-    access: Access | None = None
-    blocked: str = ""
 
 
 @dataclass(slots=True)
@@ -62,49 +59,29 @@ class _Kept:
     snapshot: Snapshot
     python: Checkpoint
     threads: tuple[tuple[Thread, object], ...]
+    trapped: frozenset[int]
 
 
-class Record:
-    """Moves and checkpoints of one kernel. ``roots``: Python objects beside the kernel that moves change."""
+class Record(Steps):
+    """Moves and checkpoints of one kernel. ``roots``: Python objects beside the kernel that moves change.
 
-    def __init__(self, kernel: Kernel, roots: Iterable[object]) -> None:
-        self.kernel = kernel
+    ``restored``: what no checkpoint can hold is brought back to the start by it; there are none but the first then.
+    """
+
+    def __init__(
+        self, kernel: Kernel, roots: Iterable[object], restored: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(kernel)
+        self._restored = restored
         self._roots = list(roots)
         self.timeline = Timeline()
-        self.position = 0
-        self.threads: list[Thread] = []
         self.events: list[tuple[int, Event]] = []
         """Of the whole line, each with the position behind the move in which it happened."""
-        self.marks = Marks(kernel.machine)
-        for vcpu in kernel.machine.vcpus:
-            vcpu.engine.hold(held=True)
-        self.stops_at_events: list[Breakpoint] = []
-        """Those that are asked about each event while moves are made for the first time."""
-        self._watches: list[tuple[Vcpu, Access, DataWatch]] = []
-        self._fresh: list[tuple[int, Event]] = []
-        self._is_first_time = False
-        self._running: Vcpu | None = None
-        self._allowed = self._made = 0
-        self._cut: int | None = None
-        self._python: Checkpoint | None = None
         self._quick: _Quick | None = None
         self._outside = kernel.machine.host_calls.return_address
         self._spacing = SPACING
-        self._end_subscription = kernel.events.subscribe(self._on_event)
         self._kept: list[_Kept] = []
         self._keep()
-
-    def close(self) -> None:
-        """Let go of the kernel as it stands; operations under way are dropped."""
-        for thread in self.threads:
-            if isinstance(thread, OperationThread):
-                thread.abandon()
-        self.watch(())
-        self.marks.close()
-        for vcpu in self.kernel.machine.vcpus:
-            vcpu.engine.hold(held=False)
-        with suppress(ValueError):
-            self._end_subscription()
 
     # Making moves ---------------------------------------------------------------------------------------------------
 
@@ -150,7 +127,20 @@ class Record:
             vcpu.regs.rip = rip - 1
         elif reached is not Exit.TICK:
             vcpu.forget_exception()
+            if rip != quick.rip:
+                # What it leads to can't be fetched; it itself was executed.
+                self.position += 1
+                self.timeline.again()
+                return True
         return False
+
+    def be_quick(self, thread: Thread) -> None:
+        """A thread has made a single step: let ``quick_step`` make the next one, where that can be."""
+        vcpu = self.vcpu_of(thread)
+        if vcpu is None or vcpu.index in self._trapped:
+            return
+        if self.position == self.timeline.end and isinstance(thread, TaskThread):
+            self._quick = _Quick(thread, vcpu, vcpu.regs.rip, self._due)
 
     def go(self, thread: Thread, steps: int) -> Ran:
         """Let a thread make so many steps at most, for the first time; fewer where a mark, an event, or what is watched
@@ -205,12 +195,12 @@ class Record:
         if isinstance(move, Begin | EndGracePeriod):
             thread: Thread = move.thread
             if isinstance(thread, TaskThread):
-                task = self.kernel.task(thread.name, thread.function, *thread.args)
-                thread.task = task
-                assert thread.cpu is not None
-                vcpu = machine.vcpus[thread.cpu]
-                if vcpu.task is vcpu.idle:
-                    vcpu.switch_to(task)
+                thread.task, thread.cpu = thread.make_task(self.kernel), thread.first_cpu
+                vcpu = machine.vcpus[thread.first_cpu]
+                if vcpu.task is vcpu.idle and thread.task.entry is not None:
+                    vcpu.switch_to(thread.task)
+            elif isinstance(thread, OperationThread):
+                thread.begin()
             self.threads.append(thread)
         elif isinstance(move, WriteMemory):
             self._write(move.address, move.data)
@@ -229,13 +219,32 @@ class Record:
             move.thread.task.wake()
         elif isinstance(move, Place):
             move.thread.cpu = move.cpu
+        elif isinstance(move, Resume):
+            assert move.thread.task is not None
+            assert move.thread.cpu is not None
+            machine.vcpus[move.thread.cpu].switch_to(move.thread.task)
+        elif isinstance(move, CallAgain):
+            self._call_again(move)
         else:
             raise AssertionError(move)
+
+    def _call_again(self, move: CallAgain) -> None:
+        task, vcpu = move.thread.task, self.kernel.machine.vcpus[move.cpu]
+        assert task is not None
+        if vcpu.task is not vcpu.idle:
+            raise DebugError(f"cpu {move.cpu} runs {vcpu.task.name}")
+        task.state, task.entry, task.in_kernel = TaskState.RUNNABLE, (move.function, move.args), False
+        for position, value in move.registers:
+            task.registers[position] = value
+        move.thread.cpu = move.cpu
+        vcpu.switch_to(task)
 
     def _preempt(self, thread: TaskThread) -> None:
         vcpu = self.vcpu_of(thread)
         if vcpu is None:
             raise DebugError(f"{thread.name} is on no cpu")
+        if vcpu.index in self._trapped:
+            raise DebugError(f"{thread.name} is on the way from an int3 to its entry: interrupts are off")
         vcpu.yield_task()
         self._note_quiescence()
 
@@ -263,194 +272,6 @@ class Record:
         elif task is not None:
             task.registers[SAVED.index(move.name)] = move.value
 
-    # Steps ----------------------------------------------------------------------------------------------------------
-
-    def _go(self, thread: Thread, steps: int) -> Ran:
-        if isinstance(thread, TaskThread):
-            return self._go_task(thread, steps)
-        assert isinstance(thread, OperationThread)
-        return self._go_operation(thread, steps)
-
-    def _go_task(self, thread: TaskThread, steps: int) -> Ran:
-        task = thread.task
-        assert task is not None
-        assert thread.cpu is not None
-        vcpu = self.kernel.machine.vcpus[thread.cpu]
-        if vcpu.task is not task:
-            vcpu.switch_to(task)
-        engine, entries = vcpu.engine, vcpu.host_entries
-        self._running, self._allowed, self._cut = vcpu, steps, None
-        access: Access | None = None
-        try:
-            stop = vcpu.advance(steps)
-        except Exception as error:
-            left, access = self._left(vcpu, None)
-            return Ran(max(steps - (engine.left + 1 if left is None else left + 1), 0), error)
-        left, access = self._left(vcpu, self._cut)
-        if left is not None:
-            made = steps - left
-        elif stop is None:
-            made = steps + engine.left + 1
-        else:
-            made = steps - engine.left
-        if stop is None:
-            if vcpu.regs.rip == self.kernel.machine.host_calls.return_address:
-                self._end_task(vcpu)
-        else:
-            made -= stop.reason is TaskStop.RETURNED
-            self._left_cpu()
-        if vcpu.host_entries != entries:
-            self._python = None
-        return Ran(made, access=access)
-
-    def _left(self, vcpu: Vcpu, cut: int | None) -> tuple[int | None, Access | None]:
-        """Steps that were left when a run was to end, and which access ended it."""
-        access = None
-        for where, watched, watch in self._watches:
-            if where is vcpu and watch.left is not None:
-                if cut is None or watch.left > cut:
-                    cut, access = watch.left, watched
-                watch.clear()
-        return cut, access
-
-    def _go_operation(self, thread: OperationThread, steps: int) -> Ran:
-        self._python, self._running, self._cut = None, None, None
-        control = thread.control
-        if control is None:
-            control = thread.control = self.kernel.process.start(thread.do, thread.name)
-        made = 0
-        while made < steps and not thread.is_done and self._cut is None:
-            why = thread.waits_for(self.kernel.rcu.is_pending)
-            if why:
-                return Ran(made, blocked=why)
-            error: Exception | None = None
-            self._made = made + 1
-            try:
-                control.step()
-            except KernelError as answer:
-                error = answer
-            except Exception as broken:
-                return Ran(made, broken)
-            made += 1
-            if control.done:
-                thread.finish(control, error)
-        return Ran(made)
-
-    def _end_task(self, vcpu: Vcpu) -> None:
-        """The outermost function has returned to a stub, which is none of the guest's instructions."""
-        vcpu.advance(1)
-        self._left_cpu()
-
-    def be_quick(self, thread: Thread) -> None:
-        """A thread has made a single step: let ``quick_step`` make the next one, where that can be."""
-        vcpu = self.vcpu_of(thread)
-        if vcpu is not None and self.position == self.timeline.end and isinstance(thread, TaskThread):
-            self._quick = _Quick(thread, vcpu, vcpu.regs.rip, self._due)
-
-    def _left_cpu(self) -> None:
-        self._python = None
-        self._note_quiescence()
-
-    def _note_quiescence(self) -> None:
-        if self.kernel.rcu.pending:
-            self.kernel.rcu.ready()
-
-    def _on_event(self, event: Event) -> None:
-        if not self._is_first_time:
-            return
-        vcpu = self._running
-        made = self._made if vcpu is None else self._allowed - (vcpu.left if self._cut is None else self._cut)
-        self._fresh.append((self.position + made, event))
-        if self._cut is None and any(breakpoint.wants(event) for breakpoint in self.stops_at_events):
-            self._cut = 0 if vcpu is None else vcpu.left
-            if vcpu is not None:
-                vcpu.cut_short()
-
-    # What can go on -------------------------------------------------------------------------------------------------
-
-    def vcpu_of(self, thread: Thread) -> Vcpu | None:
-        """Where a task is at present; None where no vCPU runs it."""
-        if not isinstance(thread, TaskThread) or thread.cpu is None:
-            return None
-        vcpu = self.kernel.machine.vcpus[thread.cpu]
-        return vcpu if vcpu.task is thread.task else None
-
-    def register(self, thread: TaskThread, name: str = "rip") -> int:
-        """A register of a task, wherever it is."""
-        vcpu, task = self.vcpu_of(thread), thread.task
-        if vcpu is not None:
-            return int(getattr(vcpu.regs, name))
-        if task is None:
-            raise DebugError(f"{thread.name} does not exist here")
-        if name == "rip" and task.entry is not None:
-            return task.entry[0]
-        return task.register(name)
-
-    def why_blocked(self, thread: Thread) -> str:
-        """Why a thread that is not done can't make a step; nothing where it can."""
-        if isinstance(thread, OperationThread):
-            return thread.waits_for(self.kernel.rcu.is_pending)
-        assert isinstance(thread, TaskThread)
-        assert thread.task is not None
-        assert thread.cpu is not None
-        if thread.task.state is TaskState.SLEEPING:
-            return "asleep"
-        vcpu = self.kernel.machine.vcpus[thread.cpu]
-        if vcpu.task is not thread.task and vcpu.task is not vcpu.idle:
-            return f"cpu {thread.cpu} runs {vcpu.task.name}"
-        return ""
-
-    def grace_periods(self) -> list[GracePeriod]:
-        """The grace periods that can end now, the oldest of each kind. Nothing is noted by looking."""
-        return self.kernel.rcu.can_end()
-
-    def end_grace_period(self, flavour: RcuFlavour, number: int) -> EndGracePeriod:
-        """Ends the oldest grace period of a kind that can end: a thread runs its callbacks."""
-        rcu, chosen = self.kernel.rcu, list[GracePeriod]()
-
-        def choose() -> None:
-            chosen[:] = [period for period in rcu.ready() if period.flavour is flavour]
-
-        return EndGracePeriod(
-            OperationThread(number, f"callbacks of {flavour}", lambda: rcu.end(chosen[0])), choose
-        )
-
-    # Watching data --------------------------------------------------------------------------------------------------
-
-    def watch(self, accesses: Iterable[Access]) -> None:
-        """Watch these ranges on every vCPU, and no others."""
-        wanted = list(dict.fromkeys(accesses))
-        for vcpu, access, watch in list(self._watches):
-            if access not in wanted:
-                watch.remove()
-                self._watches.remove((vcpu, access, watch))
-        known = {access for _, access, _ in self._watches}
-        for access in wanted:
-            if access not in known:
-                for vcpu in self.kernel.machine.vcpus:
-                    reads, writes = "r" in access.how, "w" in access.how
-                    watch = vcpu.engine.watch(access.start, access.size, reads=reads, writes=writes)
-                    self._watches.append((vcpu, access, watch))
-
-    @contextmanager
-    def stopping(self, thread: TaskThread, marked: Collection[int]) -> Iterator[bool]:
-        """Within it runs of a task end where it is marked, and behind accesses to what is watched; gives whether it is
-        marked where the task is: the first step is to be made by itself.
-        """
-        assert thread.cpu is not None
-        engine = self.kernel.machine.vcpus[thread.cpu].engine
-        rip = self.register(thread)
-        is_marked = rip in marked and self.marks.covers(rip)
-        if is_marked:
-            self.marks.lift(rip)
-        engine.hold(held=False)
-        try:
-            yield is_marked
-        finally:
-            engine.hold(held=True)
-            if is_marked:
-                self.marks.put_back(rip)
-
     # Time -----------------------------------------------------------------------------------------------------------
 
     @property
@@ -461,6 +282,8 @@ class Record:
 
     def _keep(self) -> None:
         """Take a checkpoint, unless an operation is under way."""
+        if self._kept and self._restored is not None:
+            return
         if any(isinstance(thread, OperationThread) and thread.is_under_way for thread in self.threads):
             return
         at = bisect_right(self._kept, self.position, key=lambda kept: kept.position)
@@ -473,7 +296,7 @@ class Record:
             roots += [thing for thread in operations for thing in thread.roots()]
             self._python = Checkpoint(roots, [machine, *machine.vcpus, *machine.tasks, self, *self._own()])
         threads = tuple((thread, thread.capture()) for thread in self.threads)
-        self._kept.insert(at, _Kept(self.position, machine.snapshot(), self._python, threads))
+        self._kept.insert(at, _Kept(self.position, machine.snapshot(), self._python, threads, frozenset(self._trapped)))
         if len(self._kept) > MOST_CHECKPOINTS:
             del self._kept[1::2]
             self._spacing *= 2
@@ -505,10 +328,13 @@ class Record:
                 thread.abandon()
         self.kernel.machine.restore(kept.snapshot)
         kept.python.restore()
+        if self._restored is not None:
+            self._restored()
         self._python = kept.python
         self.threads[:] = [thread for thread, _ in kept.threads]
         for thread, record in kept.threads:
             thread.restore(record)
+        self._trapped = set(kept.trapped)
         self.position = kept.position
 
     def _follow(self, position: int) -> None:

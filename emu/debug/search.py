@@ -8,7 +8,8 @@ from emu.debug.breakpoints import Access, Breakpoint
 from emu.debug.calls import CalledFrom, Left, Returned, is_call, is_repeated, is_return, return_addresses
 from emu.debug.errors import DebugError
 from emu.debug.moves import Go
-from emu.debug.record import Ran, Record
+from emu.debug.record import Record
+from emu.debug.steps import Ran
 from emu.debug.stop import Stop, StopReason
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.errors import GuestFault
@@ -243,19 +244,21 @@ class Search:
 
     def back(self, n: int) -> Stop:
         """See ``Debugger.back``."""
-        at, thread = self._record.position, None
+        at = reached = self._record.position
+        thread = None
         while n and at:
             move, begun = self._record.timeline.before(at)
             if isinstance(move, Go):
                 steps = min(n, at - begun)
-                at, n, thread = at - steps, n - steps, move.thread
+                n, thread = n - steps, move.thread
+                at = reached = at - steps
             else:
                 at -= 1
-        return self._to(at, thread, StopReason.START if n else StopReason.STEP)
+        return self._to(reached, thread, StopReason.START if n else StopReason.STEP)
 
     def back_over(self, thread: Thread) -> Stop:
         """See ``Debugger.back_over``."""
-        before = self._last_step_of(thread)
+        before = self.last_step_of(thread)
         if before is None:
             return self._debugger.stopped(StopReason.START)
         if isinstance(thread, OperationThread):
@@ -289,10 +292,12 @@ class Search:
 
     def run_back(self, breakpoints: Sequence[Breakpoint]) -> Stop:
         """See ``Debugger.run_back``."""
-        found = self._last_hit(self._record.position - 1, self._prepare(breakpoints))
-        if found is None:
-            self._record.goto(0)
+        first = self._first_step_of(None)
+        if first is None:
             return self._debugger.stopped(StopReason.START)
+        found = self._last_hit(self._record.position - 1, self._prepare(breakpoints), first)
+        if found is None:
+            return self._to(first, None, StopReason.START)
         at, breakpoint, reason = found
         self._record.goto(at)
         self._debugger._follow_current()
@@ -304,7 +309,7 @@ class Search:
             self._debugger.select(thread)
         return self._debugger.stopped(reason)
 
-    def _last_step_of(self, thread: Thread) -> int | None:
+    def last_step_of(self, thread: Thread) -> int | None:
         """The position before the last step of a thread."""
         at = self._record.position
         while at:
@@ -314,12 +319,12 @@ class Search:
             at = begun
         return None
 
-    def _first_step_of(self, thread: Thread) -> int | None:
-        """The position before the first step of a thread."""
+    def _first_step_of(self, thread: Thread | None) -> int | None:
+        """The position before the first step of a thread, or of any."""
         at, found = self._record.position, None
         while at:
             move, at = self._record.timeline.before(at)
-            if isinstance(move, Go) and move.thread is thread:
+            if isinstance(move, Go) and thread in (None, move.thread):
                 found = at
         return found
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from emu.kernel.kernel import Kernel
 from emu.process import ControlTask, Lock, PointKind
 from emu.registers import ARGUMENTS
 from emu.task import Task, TaskState
@@ -62,6 +63,7 @@ class TaskThread(Thread):
             args = (*args, *[0] * (len(ARGUMENTS) - len(args)), *stack_args)
         self.function, self.args = function, tuple(args)
         self.cpu: int | None = cpu
+        self.first_cpu = cpu
         self.task: Task | None = None
 
     @property
@@ -78,6 +80,10 @@ class TaskThread(Thread):
     def value(self) -> int | None:
         """What the function returned, once it has."""
         return self.task.value if self.task is not None and self.task.state is TaskState.DONE else None
+
+    def make_task(self, kernel: Kernel) -> Task:
+        """The task, which is to call the function."""
+        return kernel.task(self.name, self.function, *self.args)
 
     def capture(self) -> TaskThreadRecord:
         """What a checkpoint keeps."""
@@ -135,6 +141,14 @@ class OperationThread(Thread):
         at = self.control.at if self.control is not None else None
         return f"at {at.kind}: {at.what}" if at is not None else "begins"
 
+    def begin(self) -> None:
+        """It comes to be, perhaps again: it has not begun to run."""
+        self.restore(OperationRecord(is_done=False, result=None, error=None))
+
+    def step(self, control: ControlTask) -> None:
+        """To its next point."""
+        control.step()
+
     def finish(self, control: ControlTask, error: Exception | None) -> None:
         """It has ended."""
         self._is_done, self.result, self.error = True, control.result, error
@@ -145,13 +159,17 @@ class OperationThread(Thread):
             self.control.abandon()
         self.control = None
 
-    def waits_for(self, is_pending: Callable[[object], bool]) -> str:
-        """What it can't go on without, in words; nothing where it can. ``is_pending``: of a grace period."""
+    def waits_for(self, is_pending: Callable[[object], bool], is_trapped: Callable[[int], bool]) -> str:
+        """What it can't go on without, in words; nothing where it can. ``is_pending``: of a grace period,
+        ``is_trapped``: of a vCPU, which takes no interrupt then.
+        """
         at = self.control.at if self.control is not None else None
         if at is None:
             return ""
         if at.kind is PointKind.LOCK and isinstance(at.on, Lock) and at.on.held:
             return f"{at.on.name} is held"
+        if at.kind is PointKind.IPI and isinstance(at.on, int) and is_trapped(at.on):
+            return f"cpu {at.on} is on the way from an int3 to its entry: interrupts are off"
         if at.kind is PointKind.GRACE_PERIOD and is_pending(at.on):
             return f"{at.what}: the grace period is not over"
         return ""

@@ -14,7 +14,7 @@ from emu.schedule.violation import Violation
 if TYPE_CHECKING:
     from emu.schedule.world import World
 
-_RELEASES = frozenset({PointKind.STORE, PointKind.TEXT_WRITE, PointKind.PUBLISH})
+RELEASES = frozenset({PointKind.STORE, PointKind.TEXT_WRITE, PointKind.PUBLISH})
 """Points after which others may know of what was allocated before."""
 
 
@@ -68,7 +68,7 @@ class _Driven:
         assert control is not None
         at, begun = control.at, world.kernel.rcu.begun
         world.memory.owner, world.memory.footprint = owner, self._extra
-        if at is not None and at.kind in _RELEASES:
+        if at is not None and at.kind in RELEASES:
             world.memory.release()
         if at is not None and at.kind is PointKind.TEXT_WRITE:
             world.text_written(at.on)
@@ -172,7 +172,7 @@ class ControlActor(_Driven):
             self._control.abandon()
 
 
-_FLAVOURS = {
+GRACE_VARIANTS = {
     RcuFlavour.RCU: "R",
     RcuFlavour.RCU_TASKS: "T",
     RcuFlavour.RCU_TASKS_TRACE: "X",
@@ -191,7 +191,7 @@ class GraceActor(_Driven):
         self._step = Action(index, self.letter)
         self._ends = {
             flavour: Action(index, self.letter + variant, f"a grace period of {flavour} ends")
-            for flavour, variant in _FLAVOURS.items()
+            for flavour, variant in GRACE_VARIANTS.items()
         }
 
     @property

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 _WINDOW = 5
 """Bytes of an instruction that may be patched."""
-_CPUS, _VIEWS, _PREEMPT = "ABCDEFGH", "NOQ", "P"
+CPUS, VIEWS, PREEMPT = "ABCDEFGH", "NOQ", "P"
+"""The choices of a task's tokens: which CPU to go on on, which of ``views`` to fetch, to be preempted."""
 _SAVED_BY_CALLEES = ("rbx", "rbp", "r12", "r13", "r14", "r15")
-_KEPT = tuple((GENERAL.index(name), 0x5EED_0000 + number) for number, name in enumerate(_SAVED_BY_CALLEES))
+KEPT = tuple((GENERAL.index(name), 0x5EED_0000 + number) for number, name in enumerate(_SAVED_BY_CALLEES))
 """Registers that a function preserves, and what they hold before each call."""
 
 
@@ -66,7 +67,7 @@ class GuestActor:
         self._last_cpu = self.cpus[0]
         self._step = Action(index, letter)
         self._starts = {
-            cpu: Action(index, letter if cpu == self.cpus[0] else letter + _CPUS[cpu], f"on cpu {cpu}")
+            cpu: Action(index, letter if cpu == self.cpus[0] else letter + CPUS[cpu], f"on cpu {cpu}")
             for cpu in self.cpus
         }
         self.trapped = False
@@ -102,7 +103,7 @@ class GuestActor:
             if vcpu.view.pending:
                 found += self._views(vcpu)
             if self._preemptible is not None and self._preemptions and self._preemptible(vcpu):
-                found.append(Action(self._index, self.letter + _PREEMPT, "is preempted"))
+                found.append(Action(self._index, self.letter + PREEMPT, "is preempted"))
         return found
 
     def perform(self, action: Action, steps: int) -> int:
@@ -111,7 +112,7 @@ class GuestActor:
         if vcpu is None:
             self._leave_sleep_or_start(action)
             return 1
-        if variant == _PREEMPT:
+        if variant == PREEMPT:
             vcpu.yield_task()
             self._preemptions -= 1
             self._off_cpu()
@@ -122,7 +123,7 @@ class GuestActor:
                 self._world.trap(vcpu)
                 return self._advance(vcpu, 0)
             if variant:
-                for address in self._choices(vcpu)[_VIEWS.index(variant)]:
+                for address in views(vcpu)[VIEWS.index(variant)]:
                     vcpu.see_new(address)
             rip = vcpu.regs.rip
             if self._world.watches or steps == 1:
@@ -156,7 +157,7 @@ class GuestActor:
         vcpu = self._vcpu
         task = ("task", self.letter)
         found.writes.add(task)
-        if vcpu is None or action.token[1:] == _PREEMPT:
+        if vcpu is None or action.token[1:] == PREEMPT:
             found.writes.add(("rcu", ""))
             found.writes.update(("cpu", cpu) for cpu in self.cpus)
             return found
@@ -204,7 +205,7 @@ class GuestActor:
             call.begun = self._world.step
             task.state, task.entry = TaskState.RUNNABLE, (call.function, call.args)
             task.in_kernel = False
-            for position, value in _KEPT:
+            for position, value in KEPT:
                 task.registers[position] = value
         vcpu = self._vcpu = self._world.kernel.machine.vcpus[cpu]
         self._last_cpu = cpu
@@ -259,7 +260,7 @@ class GuestActor:
         self._world.note_quiescence()
 
     def _check_registers(self) -> None:
-        for position, value in _KEPT:
+        for position, value in KEPT:
             if self.task.registers[position] != value:
                 name = GENERAL[position]
                 found = self.task.registers[position]
@@ -267,23 +268,22 @@ class GuestActor:
 
     # Text that this vCPU has not adopted ----------------------------------------------------------------------------
 
-    def _choices(self, vcpu: Vcpu) -> list[tuple[int, ...]]:
-        """Sets of pending writes, by address, that the instruction at rip can be fetched with: all, then fewer."""
-        rip, seen = vcpu.regs.rip, vcpu.view.seen
-        addresses = sorted(
-            {
-                write.address
-                for write in vcpu.view.pending
-                if write.address < rip + _WINDOW and rip < write.end and write.serial not in seen
-            }
-        )
-        found = [
-            chosen for count in range(len(addresses), 0, -1) for chosen in combinations(addresses, count)
-        ]
-        return found[: len(_VIEWS)]
-
     def _views(self, vcpu: Vcpu) -> list[Action]:
         return [
-            Action(self._index, self.letter + _VIEWS[number], "fetches what was just written")
-            for number in range(len(self._choices(vcpu)))
+            Action(self._index, self.letter + VIEWS[number], "fetches what was just written")
+            for number in range(len(views(vcpu)))
         ]
+
+
+def views(vcpu: Vcpu) -> list[tuple[int, ...]]:
+    """Sets of pending writes, by address, that the instruction at rip can be fetched with: all, then fewer."""
+    rip, seen = vcpu.regs.rip, vcpu.view.seen
+    addresses = sorted(
+        {
+            write.address
+            for write in vcpu.view.pending
+            if write.address < rip + _WINDOW and rip < write.end and write.serial not in seen
+        }
+    )
+    found = [chosen for count in range(len(addresses), 0, -1) for chosen in combinations(addresses, count)]
+    return found[: len(VIEWS)]

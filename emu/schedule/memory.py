@@ -13,6 +13,8 @@ class ScheduledMemory:
     until then nothing leads there.
     """
 
+    IS_CACHE = True  # a checkpoint leaves it alone: it is brought back by ``World.reset``
+
     def __init__(self, process: ProcessContext) -> None:
         self._process = process
         self._starts: list[int] = []

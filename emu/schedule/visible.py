@@ -75,6 +75,8 @@ class VisibleInstructions:
     constant addresses that matter to others.
     """
 
+    IS_CACHE = True  # a checkpoint leaves it alone: it is brought back by ``World.reset``
+
     def __init__(
         self, machine: Machine, ranges: Iterable[tuple[int, int]], *, shared_percpu: Collection[int] = ()
     ) -> None:

@@ -40,6 +40,8 @@ class World:
     where code runs, (start, size). No operation may be under way.
     """
 
+    IS_CACHE = True  # a checkpoint leaves it alone: it is brought back by ``World.reset``
+
     def __init__(
         self,
         kernel: Kernel,

@@ -1,6 +1,6 @@
 """The debugger that users have: ``emu.debug`` over a laboratory."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from asm.image import Image
@@ -11,6 +11,9 @@ from trampoline.designs.seed_v1_caller import SIX_ARGUMENTS
 from trampoline.install.listing import Listing
 from trampoline.lab import Tracing
 from trampoline.model import FuncModel
+
+ALL_REGISTERS = 6
+"""Arguments that come in registers."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,11 @@ class AtProgram(Breakpoint):
 class Debugger(KernelDebugger):
     """Threads of a laboratory's kernel. ``roots``: Python objects beside it that operations change."""
 
-    def __init__(self, lab: Tracing, roots: Iterable[object] = ()) -> None:
+    def __init__(
+        self, lab: Tracing, roots: Iterable[object] = (), *, restored: Callable[[], None] | None = None
+    ) -> None:
         self.lab = lab
-        super().__init__(lab.kernel, [lab, *roots])
+        super().__init__(lab.kernel, [lab, *roots], restored=restored)
 
     def goal(self, what: str) -> Breakpoint:
         """See ``emu.debug.Debugger``: a program is where its own code begins."""
@@ -72,8 +77,12 @@ class Debugger(KernelDebugger):
         if not any(slot.name == SIX_ARGUMENTS for slot in frame.slots):
             return frame
         # The stub of the series' first version serves every count: the return value is behind the last argument.
-        name = f"arg{frame['nr_args'].value + 1}"
-        slots = [replace(slot, name="return value", words="") if slot.name == name else slot for slot in frame.slots]
+        count = frame["nr_args"].value
+        renamed = {SIX_ARGUMENTS: "return value" if count == ALL_REGISTERS else ""}
+        renamed[f"arg{count + 1}"] = "return value"
+        slots = [
+            replace(slot, name=renamed[slot.name], words="") if slot.name in renamed else slot for slot in frame.slots
+        ]
         return replace(frame, slots=tuple(slots))
 
     # Frames ---------------------------------------------------------------------------------------------------------

@@ -173,6 +173,20 @@ class Session:
         """What replays a schedule."""
         return f"tramp replay {replace(self.address, schedule=outcome.text)}"
 
+    @property
+    def tasks(self) -> list[tuple[str, Task, list[GuestCall], tuple[int, ...]]]:
+        """Letter, task, calls and CPUs of each task that takes part."""
+        return self._tasks
+
+    @property
+    def operations(self) -> list[tuple[str, str]]:
+        """Letter and name of each operation that takes part."""
+        return self._operations
+
+    def operation(self, name: str) -> None:
+        """Do all of an operation, made anew."""
+        self._do(self.plan.operations()[name])
+
     # Actors ---------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> Mapping[str, Operation]:
