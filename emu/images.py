@@ -1,7 +1,7 @@
 """What lies where in executable memory: images with their listings, and the names of images that were freed."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -102,10 +102,6 @@ class Images:
             return None
         image = self._images[self._starts[position - 1]]
         return image if address < image.end else None
-
-    def placed(self) -> Iterator[Image]:
-        """The images that were added one by one, by address."""
-        return (self._images[start] for start in self._starts)
 
     def listed(self) -> list[Image]:
         """The images that were made known one by one, by address."""

@@ -78,7 +78,9 @@ class ReadyCall:
 class Threads(Protocol):
     """What a debugger is asked for here."""
 
-    def call(self, function: str | int, *args: int, stack_args: Sequence[int] = (), cpu: int = 0) -> object:
+    def call(
+        self, function: str | int, *args: int, stack_args: Sequence[int] = (), cpu: int = 0, name: str = ""
+    ) -> object:
         """A thread that calls a function."""
         ...
 
@@ -105,7 +107,7 @@ class Ready:
     def begin(self, debugger: Threads) -> None:
         """Give a debugger its threads: the calls first, then the operations."""
         for call in self.calls:
-            debugger.call(call.address, *call.registers, stack_args=call.stack, cpu=call.cpu)
+            debugger.call(call.address, *call.registers, stack_args=call.stack, cpu=call.cpu, name=call.text)
         for name, do in self.operations:
             debugger.operation(name, do)
 

@@ -2,9 +2,11 @@
 
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from emu.gdb.commands import KernelCommands
+from emu.gdb.errors import GdbError
 from emu.gdb.monitor import Command
 from emu.gdb.server import Server
 from emu.gdb.symbol_file import SymbolFile
@@ -27,14 +29,14 @@ def serve(
     What ``open_target`` raises; GdbError for an address or a port that can't be had; OSError where the symbol file
     can't be written.
     """
-    with open_target(options) as ready, Debugger(ready.lab) as debugger:
+    with open_target(options) as ready, closing(Debugger(ready.lab)) as debugger:
         ready.begin(debugger)
         debugger.select(debugger.threads[0])
         file = SymbolFile(ready.lab.kernel, symbols)
         try:
-            with Server(debugger, host, port, on_stop=lambda: changed(file)) as server:
-                images = ready.lab.kernel.machine.images
-                server.commands += KernelCommands(debugger, server.motion, images, file).commands()
+            machine = ready.lab.kernel.machine
+            with Server(debugger, machine, host, port, on_stop=lambda: changed(file)) as server:
+                server.commands += KernelCommands(debugger, server.motion, machine.images, file).commands()
                 server.commands += frame_commands(debugger)
                 for line in introduction(ready, server, file.path):
                     tell(line)
@@ -63,10 +65,14 @@ def frame_commands(debugger: Debugger) -> list[Command]:
     """What ``monitor`` knows of trampolines."""
 
     def frame(words: Sequence[str]) -> str:
-        found = debugger.frame()
+        level = words[0] if words else "0"
+        calls = len(debugger.backtrace())
+        if not (level.isascii() and level.isdigit() and int(level) < calls):
+            raise GdbError(f"no frame {level}: there are 0 to {calls - 1}")
+        found = debugger.frame(level=int(level))
         lines = [f"{found.function}, offsets from {found.base}"]
         for slot in found.slots:
-            shown = f" = {slot.words}" if slot.words else ""
+            shown = f"  ; {slot.words}" if slot.words and slot.words not in slot.name else ""
             lines.append(f"{slot.address:#x}  {slot.offset:+#06x}  {slot.value:016x}  {slot.name}{shown}")
         return "\n".join(lines)
 
@@ -81,6 +87,6 @@ def frame_commands(debugger: Debugger) -> list[Command]:
         return "\n".join(lines)
 
     return [
-        Command("frame", "the stack frame of the current function, slot by slot", frame),
+        Command("frame [LEVEL]", "the stack frame of a function, slot by slot; 0 is the current one", frame),
         Command("code", "the listing around the current instruction, with its comments", code),
     ]

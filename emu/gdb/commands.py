@@ -1,13 +1,11 @@
 """The ``monitor`` commands that any kernel has: time, events, phases, vCPUs, symbols."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from itertools import groupby
 
-from emu.debug.stop import Stop
-from emu.events import Event
 from emu.gdb.debuggee import Debuggee
 from emu.gdb.errors import GdbError
+from emu.gdb.event_text import describe
 from emu.gdb.monitor import Command
 from emu.gdb.motion import Motion
 from emu.gdb.symbol_file import SymbolFile
@@ -15,7 +13,6 @@ from emu.images import Images
 
 GOALS = ("phase", "program", "call", "patch", "event")
 _EVENTS = 10
-_KERNEL_HALF = 1 << 63
 
 
 class KernelCommands:
@@ -55,11 +52,7 @@ class KernelCommands:
         first, end = self._motion.first, self._debugger.end
         if not first <= position <= end:
             raise GdbError(f"no position {words[0] if words else 'given'}: there are {first} to {end}")
-
-        def go() -> Stop:
-            return self._debugger.goto(position)
-
-        self._motion.goal = go
+        self._motion.destination = position
         return f"continue goes to position {position}"
 
     def _events(self, words: Sequence[str]) -> str:
@@ -67,23 +60,11 @@ class KernelCommands:
             count = int(words[0], 0) if words else _EVENTS
         except ValueError:
             raise GdbError(f"{words[0]!r} is no number of events") from None
-        events = self._debugger.events
-        lines = [f"{position:>8}  {self.describe(event)}" for position, event in events[max(len(events) - count, 0) :]]
+        events, symbol = self._debugger.events, self._debugger.symbol
+        lines = [
+            f"{position:>8}  {describe(event, symbol)}" for position, event in events[max(len(events) - count, 0) :]
+        ]
         return "\n".join(lines) or "nothing has happened yet"
-
-    def describe(self, event: Event) -> str:
-        """An event in one line: its kind, then each of its fields; addresses by name."""
-        parts = []
-        for field in fields(event):
-            value = getattr(event, field.name)
-            if isinstance(value, bytes):
-                shown = value.hex(" ")
-            elif isinstance(value, int) and value >= _KERNEL_HALF:
-                shown = self._debugger.symbol(value)
-            else:
-                shown = getattr(value, "name", str(value))
-            parts.append(f"{field.name}={shown}")
-        return " ".join((type(event).__name__, *parts))
 
     def _phases(self, words: Sequence[str]) -> str:
         rip = self._debugger.registers().get("rip", 0)
@@ -97,7 +78,7 @@ class KernelCommands:
             mark = "=>" if start <= rip < end else "  "
             count = f"{len(lines)} instruction{'s' * (len(lines) != 1)}"
             rows.append(f"{mark} {phase.value if phase is not None else '-':8} {start:#x}  {count}")
-        return "\n".join((image.name, *rows))
+        return "\n".join((self._debugger.symbol(image.address), *rows))
 
     def _vcpus(self, words: Sequence[str]) -> str:
         rows = []

@@ -58,6 +58,10 @@ class Debuggee(Protocol):
         """Steps back."""
         ...
 
+    def last_step(self, thread: Thread) -> int | None:
+        """The position before a thread's last step."""
+        ...
+
     def run_back(self) -> Stop:
         """Back to a breakpoint, or the beginning."""
         ...

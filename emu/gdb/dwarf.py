@@ -34,7 +34,13 @@ def frame_program(rows: Sequence[tuple[int, Row]]) -> bytes:
 
 
 def outermost() -> bytes:
-    """The instructions of what nothing called: an unwinder stops there."""
+    """The instructions of what nothing called: an unwinder stops there, and needs no stack for it."""
+    frame = bytes((_DEF_CFA,)) + _uleb(_RETURN_ADDRESS) + _uleb(0)
+    return frame + _unknown()
+
+
+def _unknown() -> bytes:
+    """No return address is known here."""
     return bytes((_UNDEFINED,)) + _uleb(_RETURN_ADDRESS)
 
 
@@ -45,7 +51,7 @@ def _instructions(rows: Sequence[tuple[int, Row]]) -> Iterator[bytes]:
             yield _advance(offset - at)
             at = offset
         if not row.base:
-            yield outermost()
+            yield _unknown()
             known = False
             continue
         if not known:

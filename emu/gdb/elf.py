@@ -68,8 +68,10 @@ def elf_file(code: Sequence[CodeRange], symbols: Sequence[ElfSymbol], debug: dic
         headers.append(_SHDR.pack(label, *fields))
     body += bytes(-(at + len(body)) % 8)
     ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    # gdb wants the entry point to be in a section.
+    entry = code[0].start if code else 0
     ehdr = _EHDR.pack(
-        ident, _ET_EXEC, _EM_X86_64, 1, 0, 0, at + len(body), 0, _EHDR.size, 0, 0, _SHDR.size, len(headers),
+        ident, _ET_EXEC, _EM_X86_64, 1, entry, 0, at + len(body), 0, _EHDR.size, 0, 0, _SHDR.size, len(headers),
         len(headers) - 1,
     )  # fmt: skip
     return ehdr + bytes(body) + b"".join(headers)

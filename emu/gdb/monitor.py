@@ -38,6 +38,8 @@ class Monitor:
             if command is None:
                 raise GdbError(f"no command {words[0]!r}; monitor help lists them")
             self._say(command.run(words[1:]))
+        except OSError as error:
+            self._say(f"error: {error.filename}: {error.strerror}")
         except (EmuError, ValueError) as error:
             self._say(f"error: {str(error).splitlines()[0]}")
 

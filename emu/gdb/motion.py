@@ -7,13 +7,16 @@ or waits, with the next one that may go on.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from emu.debug.breakpoints import AtAddress, Breakpoint
+from emu.debug.breakpoints import Access, AtAddress, Breakpoint
 from emu.debug.stop import Stop, StopReason
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.gdb.debuggee import Debuggee
 from emu.gdb.errors import GdbError
+from emu.gdb.event_text import describe
+from emu.gdb.symbol_file import process_context
+from emu.machine import Machine
 
-SIGINT, SIGILL, SIGTRAP, SIGABRT, SIGSEGV = 2, 4, 5, 6, 11
+NO_SIGNAL, SIGINT, SIGILL, SIGTRAP, SIGABRT, SIGSEGV = 0, 2, 4, 5, 6, 11
 """Signals as gdb numbers them (``enum gdb_signal``)."""
 _FAULTS = {
     "page fault": SIGSEGV,
@@ -21,6 +24,7 @@ _FAULTS = {
     "invalid opcode": SIGILL,
     "unhandled int3": SIGTRAP,
 }
+_FAR = 1 << 60
 _BEGIN, _END = "replaylog:begin;", "replaylog:end;"
 
 
@@ -34,14 +38,21 @@ class Action:
 
 
 class Motion:
-    """Moves a debugger for gdb. ``say``: prints in gdb; ``is_urgent``: whether to stop at once."""
+    """Moves the debugger of a machine for gdb. ``say``: prints in gdb; ``is_urgent``: whether to stop at once."""
 
-    def __init__(self, debugger: Debuggee, say: Callable[[str], None], is_urgent: Callable[[], bool]) -> None:
+    def __init__(
+        self, debugger: Debuggee, machine: Machine, say: Callable[[str], None], is_urgent: Callable[[], bool]
+    ) -> None:
         self._debugger, self._say, self._is_urgent = debugger, say, is_urgent
+        self._process_context = process_context(machine)
         self.first = debugger.position
         """Where time begins for gdb: the threads are there, and none has made a step."""
         self.goal: Callable[[], Stop] | None = None
-        """What the next continue does instead."""
+        """What the next continue does with each thread instead of running it."""
+        self.destination: int | None = None
+        """The position where the next continue goes instead."""
+        self.told = 0
+        """The thread of the last stop reply, by number: gdb takes it for the one that is looked at."""
         self.signs: dict[Breakpoint, str] = {}
         """What a stop reply says of each of gdb's breakpoints."""
 
@@ -66,8 +77,9 @@ class Motion:
 
     def _step(self, thread: Thread, within: tuple[int, int] | None) -> str:
         self._debugger.select(thread)
+        before = self._debugger.position
         while True:
-            stop = self._debugger.step()
+            stop = self._one(thread)
             if stop.reason is not StopReason.STEP or within is None:
                 break
             rip = self._rip(thread)
@@ -75,13 +87,29 @@ class Motion:
                 break
             if self._is_urgent():
                 return self._reply(stop, signal=SIGINT)
-        if stop.reason is StopReason.DONE and stop.position > self.first:
-            return self._ended([thread], stop)
-        return self._reply(stop)
+        if stop.reason is StopReason.DONE:
+            if stop.position == before:
+                return self._text(SIGTRAP, thread, _END)
+            self._say_result(thread)
+            return self._text(SIGTRAP, thread)
+        if isinstance(thread, OperationThread):
+            self._say(f"thread {thread.number}, {thread.name}: {thread.state}")
+        return self._reply(stop, signal=SIGTRAP if stop.reason in (StopReason.STEP, StopReason.BLOCKED) else None)
+
+    def _one(self, thread: Thread) -> Stop:
+        """One step, which a watchpoint may make more of."""
+        if not isinstance(thread, TaskThread) or not any(isinstance(point, Access) for point in self.signs):
+            return self._debugger.step()
+        stop = self._debugger.run(1)
+        return stop._replace(reason=StopReason.STEP) if stop.reason is StopReason.LIMIT else stop
 
     def _continue(self, eligible: list[Thread]) -> str:
         debugger = self._debugger
-        go, self.goal = self.goal or debugger.run, None
+        if self.destination is not None:
+            destination, self.destination = self.destination, None
+            return self._reply(debugger.goto(destination), signal=NO_SIGNAL)
+        is_alone = len(eligible) < len(debugger.threads)
+        go, self.goal = self.goal or (self._run_alone if is_alone else debugger.run), None
         waiting: list[Thread] = []
         stop: Stop | None = None
         while thread := next((one for one in eligible if not one.is_done and one not in waiting), None):
@@ -103,6 +131,10 @@ class Motion:
                 return self._reply(stop, signal=SIGINT)
         return self._ended(eligible, stop)
 
+    def _run_alone(self) -> Stop:
+        """Run the current thread and no other (gdb's scheduler-locking)."""
+        return self._debugger.step(_FAR)
+
     def _run(self, go: Callable[[], Stop]) -> Stop:
         """Run, and go on where an interruption that is over had been left."""
         while True:
@@ -115,39 +147,56 @@ class Motion:
         debugger = self._debugger
         thread = (stop.thread if stop is not None else None) or debugger.thread
         if any(not one.is_done for one in eligible):
-            return self._text(SIGTRAP, thread)
+            return self._text(NO_SIGNAL, thread)
         return self._text(SIGTRAP, thread, _END)
 
     # Backwards ------------------------------------------------------------------------------------------------------
 
     def step_back(self, looked_at: int) -> str:
-        """Back to before the last step of the thread that gdb shows."""
+        """Back to before the last step of the thread that gdb shows, and of what others did behind it."""
         debugger, thread = self._debugger, self.thread(looked_at)
-        while debugger.position > self.first:
-            stop = debugger.back()
-            if debugger.position < self.first:
-                break
-            if stop.thread is thread or stop.reason not in (StopReason.STEP, StopReason.BREAKPOINT):
-                return self._reply(stop)
-            if self._is_urgent():
-                return self._reply(stop, signal=SIGINT)
-        return self._at_first()
+        position = debugger.last_step(thread)
+        if position is None:
+            return self._text(SIGTRAP, thread, _BEGIN)
+        debugger.goto(position)
+        debugger.select(thread)
+        return self._text(SIGTRAP, thread)
 
     def run_back(self) -> str:
         """Back to a breakpoint, or to the beginning."""
         debugger = self._debugger
         if debugger.position > self.first:
-            stop = self._run(debugger.run_back)
-            if debugger.position > self.first or (
-                debugger.position == self.first and stop.reason is StopReason.BREAKPOINT
-            ):
+            stop = self._access_behind() or self._run(debugger.run_back)
+            if isinstance(stop.breakpoint, Access):
+                # gdb looks for a value that has changed: that is in front of the access.
+                debugger.back()
+                return self._text(SIGTRAP, stop.thread, self.signs[stop.breakpoint])
+            if stop.reason is not StopReason.START:
                 return self._reply(stop)
         return self._at_first()
 
+    def _access_behind(self) -> Stop | None:
+        """The stop that the last step was, where it accessed what is watched: to a debugger that goes back from behind
+        it, it is none.
+        """
+        debugger = self._debugger
+        if not any(isinstance(point, Access) for point in self.signs):
+            return None
+        here = debugger.position
+        if debugger.back().reason is StopReason.STEP and isinstance(debugger.thread, TaskThread):
+            stop = debugger.run(1)
+            if isinstance(stop.breakpoint, Access):
+                return stop
+        debugger.goto(here)
+        return None
+
     def _at_first(self) -> str:
-        if self._debugger.position != self.first:
-            self._debugger.goto(self.first)
-        return self._text(SIGTRAP, self._debugger.thread, _BEGIN)
+        """Where nobody has made a step; what was changed there stays."""
+        debugger = self._debugger
+        if debugger.position < self.first:
+            debugger.goto(self.first)
+        debugger.select(debugger.threads[0])
+        return self._text(SIGTRAP, debugger.thread, _BEGIN)
 
     # Stop replies ---------------------------------------------------------------------------------------------------
 
@@ -163,7 +212,9 @@ class Motion:
             return self._text(signal, stop.thread, self.signs[found])
         if stop.message:
             self._say(stop.message.splitlines()[0])
-        return self._text(signal, stop.thread, _BEGIN if stop.reason is StopReason.START else "")
+        if stop.event is not None:
+            self._say(describe(stop.event, self._debugger.symbol))
+        return self._text(signal, stop.thread)
 
     @staticmethod
     def _signal(stop: Stop) -> int:
@@ -171,10 +222,11 @@ class Motion:
             return SIGINT
         if stop.reason is StopReason.FAULT:
             return next((signal for kind, signal in _FAULTS.items() if stop.message.startswith(kind)), SIGABRT)
-        return SIGTRAP
+        return SIGTRAP if stop.reason is StopReason.BREAKPOINT else NO_SIGNAL
 
     def _text(self, signal: int, thread: Thread | None, more: str = "") -> str:
         """``T05thread:1;core:0;swbreak:;``."""
+        self.told = thread.number if thread is not None else 0
         if thread is None:
             return f"S{signal:02x}"
         core = f"core:{thread.cpu:x};" if thread.cpu is not None else ""
@@ -199,8 +251,12 @@ class Motion:
             raise GdbError(f"no thread {number}")
         return found
 
+    def registers(self, thread: Thread) -> dict[str, int]:
+        """The registers of a thread. An operation has but a place: gdb moves nobody whose rip it does not know."""
+        return self._debugger.registers(thread) if isinstance(thread, TaskThread) else {"rip": self._process_context}
+
     def _rip(self, thread: Thread) -> int:
-        return self._debugger.registers(thread).get("rip", 0)
+        return self.registers(thread).get("rip", 0)
 
     def _addresses(self) -> dict[int, Breakpoint]:
         return {one.where: one for one in self.signs if isinstance(one, AtAddress) and isinstance(one.where, int)}

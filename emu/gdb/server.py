@@ -8,14 +8,17 @@ from emu.gdb.monitor import Command, Monitor
 from emu.gdb.motion import Motion
 from emu.gdb.packets import Broken, Packet
 from emu.gdb.session import Session
-from emu.gdb.wire import Closed, Opened, Wire
+from emu.gdb.wire import Closed, Opened, Shut, Wire
+from emu.machine import Machine
 
+_MOVES = (b"v", b"c", b"C", b"s", b"S", b"b")
+"""What packets that move begin with: they alone let output through."""
 _OUTPUT = 1000
 """Characters of output in one packet."""
 
 
 class Server:
-    """Serves a debugger at ``host`` (127.0.0.1 or ::1) and ``port``; 0 is a free one, which ``port`` then says.
+    """Serves the debugger of a machine at ``host`` (127.0.0.1 or ::1) and ``port``; 0 is a free one.
 
     ``on_stop`` is called after each move, and may give a text for gdb to print. GdbError for an address that is not
     loopback, or can't be listened at.
@@ -24,25 +27,23 @@ class Server:
     def __init__(
         self,
         debugger: Debuggee,
+        machine: Machine,
         host: str = "127.0.0.1",
         port: int = 0,
         *,
         on_stop: Callable[[], str] = str,
     ) -> None:
-        self._debugger, self._on_stop = debugger, on_stop
+        self._debugger, self._machine, self._on_stop = debugger, machine, on_stop
         self._wire = Wire(host, port, debugger.interrupt)
-        self.motion = Motion(debugger, self.say, lambda: self._wire.is_urgent)
+        self.motion = Motion(debugger, machine, self.say, lambda: self._wire.is_urgent)
         self.commands: list[Command] = []
         """What ``monitor`` knows beside its help."""
         self.host, self.port = self._wire.host, self._wire.port
 
     def serve(self, *, once: bool = False) -> None:
-        """Serve clients, one after the other; ``once``: until the first one is gone."""
-        while True:
-            while not isinstance(self._wire.receive(), Opened):
-                pass
-            self._session()
-            if once:
+        """Serve clients, one after the other, until ``close``; ``once``: until the first one is gone."""
+        while not isinstance(arrived := self._wire.receive(), Shut):
+            if isinstance(arrived, Opened) and (self._session() or once):
                 return
 
     def say(self, text: str) -> None:
@@ -52,24 +53,34 @@ class Server:
             self._wire.send(b"O" + line[at : at + _OUTPUT].encode().hex().encode())
 
     def close(self) -> None:
-        """End everything."""
+        """End everything; from any thread, once."""
         self._wire.close()
 
-    def _session(self) -> None:
-        session = Session(self._debugger, self.motion, Monitor(self.commands, self.say), self._wire.stop_acknowledging)
+    def _session(self) -> bool:
+        """Serve one client; whether everything is to end."""
+        monitor = Monitor(self.commands, self.say)
+        session = Session(self._debugger, self._machine, self.motion, monitor, self._wire.stop_acknowledging)
         try:
-            while not isinstance(arrived := self._wire.receive(), Closed):
+            while not isinstance(arrived := self._wire.receive(), Closed | Shut):
                 if isinstance(arrived, Packet):
                     self._answer(session, arrived.payload)
                 elif isinstance(arrived, Broken):
                     self._wire.send(GdbError(arrived.reason).reply.encode())
         finally:
             session.close()
+        return isinstance(arrived, Shut)
 
     def _answer(self, session: Session, payload: bytes) -> None:
         before = self._debugger.position
-        reply = session.answer(payload)
-        if self._debugger.position != before and payload[:1] in b"vcCsSb" and (text := self._on_stop()):
+        try:
+            reply = session.answer(payload)
+        except Exception as error:  # a defect of ours: gdb is told, and may go on
+            text = f"unexpected {type(error).__name__}: {error}"
+            if payload.startswith(b"qRcmd"):
+                self.say(text)
+                text = ""
+            reply = GdbError(text).reply.encode() if text else b"E01"
+        if self._debugger.position != before and payload[:1] in _MOVES and (text := self._on_stop()):
             self.say(text)
         if reply is not None:
             self._wire.send(reply)

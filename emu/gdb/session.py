@@ -5,9 +5,11 @@ known is answered with nothing, which says so.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from emu.debug.breakpoints import Access, AtAddress, Breakpoint
+from emu.debug.threads import TaskThread
 from emu.errors import EmuError
 from emu.gdb.debuggee import Debuggee
 from emu.gdb.errors import GdbError, NoMemory
@@ -15,8 +17,10 @@ from emu.gdb.monitor import Monitor
 from emu.gdb.motion import Action, Motion
 from emu.gdb.packets import MAX_PAYLOAD, escape
 from emu.gdb.registers import NAME, REGISTERS, all_hex, register_hex, target_description
+from emu.gdb.symbol_file import is_executable
 from emu.gdb.thread_list import extra_info, threads_xml
 from emu.layout import ADDRESS_MASK, PAGE_SIZE
+from emu.machine import Machine
 
 FEATURES = (
     f"PacketSize={MAX_PAYLOAD:x};QStartNoAckMode+;qXfer:features:read+;qXfer:threads:read+;vContSupported+;swbreak+;"
@@ -30,15 +34,21 @@ _XFER = re.compile(rf"([^:]*):({_HEX}),({_HEX})")
 _ACTION = re.compile(rf"([cs])(?::(-1|{_HEX}))?|[CS]({_HEX})(?::(-1|{_HEX}))?|r({_HEX}),({_HEX})(?::(-1|{_HEX}))?")
 _WATCH_SIGNS = {2: ("w", "watch"), 3: ("r", "rwatch"), 4: ("rw", "awatch")}
 _ANY, _ALL = 0, -1
+INT3 = b"\xcc"
 
 
 class Session:
-    """Answers packets with what a debugger knows and does. ``say``: prints in gdb while something runs."""
+    """Answers packets with what the debugger of a machine knows and does."""
 
     def __init__(
-        self, debugger: Debuggee, motion: Motion, monitor: Monitor, stop_acknowledging: Callable[[], None]
+        self,
+        debugger: Debuggee,
+        machine: Machine,
+        motion: Motion,
+        monitor: Monitor,
+        stop_acknowledging: Callable[[], None],
     ) -> None:
-        self._debugger, self._motion, self._monitor = debugger, motion, monitor
+        self._debugger, self._machine, self._motion, self._monitor = debugger, machine, motion, monitor
         self._stop_acknowledging = stop_acknowledging
         self._looked_at = _ANY
         """The thread that registers are asked of (``Hg``)."""
@@ -72,7 +82,7 @@ class Session:
         rest = text[1:]
         match text[:1]:
             case "?":
-                return self._motion.now()
+                return self._stopped(self._motion.now())
             case "g":
                 return all_hex(self._registers())
             case "G":
@@ -96,7 +106,7 @@ class Session:
                 return self._breakpoint(rest, insert=text[0] == "Z")
             case "c" | "s":
                 if rest:
-                    self._set_register(self._number_of("rip"), _number(rest).to_bytes(8, "little"))
+                    self._set_register(self._number_of("rip"), _address(rest).to_bytes(8, "little"))
                 return self._resume([Action(text[0])])
             case "C" | "S":
                 return self._resume([Action(text[0].lower())])
@@ -143,9 +153,9 @@ class Session:
                 self._debugger.goto(self._motion.first)
                 return "OK"
             case "bs":
-                return self._motion.step_back(self._looked_at)
+                return self._stopped(self._motion.step_back(self._looked_at))
             case "bc":
-                return self._motion.run_back()
+                return self._stopped(self._motion.run_back())
         return ""
 
     def _transfer(self, rest: str) -> bytes | str:
@@ -156,7 +166,7 @@ class Session:
         asked = _XFER.fullmatch(rest)
         if operation != "read" or asked is None:
             return "E00"
-        annex, offset, size = asked[1], int(asked[2], 16), int(asked[3], 16)
+        annex, offset, size = asked[1], _address(asked[2]), _address(asked[3])
         if annex != (NAME if kind == "features" else ""):
             return "E00"
         content = target_description() if kind == "features" else threads_xml(self._debugger.threads)
@@ -179,14 +189,16 @@ class Session:
         return "OK"
 
     def _resume(self, actions: list[Action]) -> str:
-        reply = self._motion.resume(actions, self._looked_at)
-        self._looked_at = _ANY
+        return self._stopped(self._motion.resume(actions, self._looked_at))
+
+    def _stopped(self, reply: str) -> str:
+        self._looked_at = self._motion.told
         return reply
 
     # Registers ------------------------------------------------------------------------------------------------------
 
     def _registers(self) -> dict[str, int]:
-        return self._debugger.registers(self._motion.thread(self._looked_at))
+        return self._motion.registers(self._motion.thread(self._looked_at))
 
     @staticmethod
     def _number(text: str) -> int:
@@ -213,17 +225,23 @@ class Session:
     def _set_register(self, number: int, value: bytes) -> None:
         debugger, register = self._debugger, REGISTERS[number]
         thread = self._motion.thread(self._looked_at)
-        if register.known_as is None or register.known_as not in debugger.registers(thread):
+        if register.known_as is None or not isinstance(thread, TaskThread):
             raise GdbError(f"{register.name} of thread {thread.number} can't be set")
         if len(value) != register.size:
             raise GdbError(f"{register.name} has {register.size} bytes, not {len(value)}")
-        current = debugger.thread
-        debugger.select(thread)
-        try:
+        with self._looking():
             debugger.set_register(register.known_as, int.from_bytes(value, "little"))
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Within the block, the debugger's current thread is the one that gdb looks at."""
+        debugger = self._debugger
+        current = debugger.thread
+        debugger.select(self._motion.thread(self._looked_at))
+        try:
+            yield
         finally:
-            if current is not None:
-                debugger.select(current)
+            debugger.select(current)
 
     # Memory ---------------------------------------------------------------------------------------------------------
 
@@ -232,7 +250,10 @@ class Session:
         found = _MEMORY.fullmatch(rest)
         if found is None:
             raise GdbError(f"m{rest}: an address and a size are wanted")
-        address, size = int(found[1], 16), min(int(found[2], 16), MAX_PAYLOAD // 2 - 1)
+        with self._looking():
+            return self._read(_address(found[1]), min(_address(found[2]), MAX_PAYLOAD // 2 - 1))
+
+    def _read(self, address: int, size: int) -> bytes:
         data = b""
         while len(data) < size:
             at = address + len(data) & ADDRESS_MASK
@@ -248,7 +269,7 @@ class Session:
         found = _STORE.fullmatch(rest)
         if found is None:
             raise GdbError("M: an address, a size and digits are wanted")
-        return self._put(int(found[1], 16), int(found[2], 16), _bytes(found[3]))
+        return self._put(_address(found[1]), _address(found[2]), _bytes(found[3]))
 
     def _store(self, rest: str, payload: bytes) -> bytes:
         found = _STORE.fullmatch(rest)
@@ -256,7 +277,7 @@ class Session:
             if found is None:
                 raise GdbError("X: an address, a size and bytes are wanted")
             data = payload[1 + found.start(3) :]
-            return self._put(int(found[1], 16), int(found[2], 16), data).encode()
+            return self._put(_address(found[1]), _address(found[2]), data).encode()
         except GdbError as error:
             return error.reply.encode("utf-8", "replace")
 
@@ -265,6 +286,12 @@ class Session:
             raise GdbError(f"{len(data)} bytes were sent, {size} announced")
         if not data:
             return "OK"
+        stubs = self._machine.host_calls
+        if address < stubs.address + stubs.size and stubs.address < address + len(data):
+            raise NoMemory("the stubs of host calls stay as they are")
+        if data == INT3 and is_executable(self._machine, address):
+            # gdb's own breakpoint, where it was told not to ask for one: other CPUs would trap on it.
+            raise NoMemory("breakpoints are kept outside of the guest's text")
         try:
             self._debugger.write(address, data)
         except EmuError as error:
@@ -278,7 +305,7 @@ class Session:
         found = _POINT.fullmatch(rest)
         if found is None:
             raise GdbError(f"Z{rest}: a type, an address and a kind are wanted")
-        kind, address, size = int(found[1]), int(found[2], 16), int(found[3], 16)
+        kind, address, size = int(found[1]), _address(found[2]), _address(found[3])
         point: Breakpoint
         if kind in (0, 1):
             point, sign = AtAddress(address), ("swbreak:;", "hwbreak:;")[kind]
@@ -304,6 +331,14 @@ def _number(text: str) -> int:
     return int(text, 16)
 
 
+def _address(text: str) -> int:
+    """A number of 64 bits at most."""
+    number = _number(text)
+    if number > ADDRESS_MASK:
+        raise GdbError(f"{number:#x} has more than 64 bits")
+    return number
+
+
 def _thread(text: str) -> int:
     return _ALL if text == "-1" else _number(text)
 
@@ -323,5 +358,5 @@ def _action(text: str) -> Action:
     number = thread or of_signal or of_range
     of = None if number in (None, "-1") else int(number, 16)
     if start is not None:
-        return Action("s", of, (int(start, 16), int(end, 16)))
+        return Action("s", of, (_address(start), _address(end)))
     return Action(plain or text[0].lower(), of)

@@ -8,24 +8,37 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from asm.image import Image
 from emu.gdb.dwarf import debug_frame, frame_program, outermost
 from emu.gdb.elf import CodeRange, ElfSymbol, elf_file
 from emu.gdb.unwind import unwind_rows
 from emu.hostcall import SLOT
 from emu.kernel.kernel import Kernel
+from emu.machine import Machine
 from emu.paging import NX
 
 RETURN_SYMBOL = "tramplab_return"
 """Where a call from outside returns to: the end of every backtrace."""
+PROCESS_CONTEXT = "process_context"
+"""Where operations are: nowhere in the guest."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """A function or image: its name, where it is, and its bytes as they were placed."""
+    """A function or image: its name, where it is, and its bytes as they were placed.
+
+    ``replaced_at``: the instruction that overwrites the return address, where one does.
+    """
 
     name: str
     address: int
     code: bytes
+    replaced_at: int | None = None
+
+
+def process_context(machine: Machine) -> int:
+    """The address that stands for process context: nothing is there."""
+    return machine.host_calls.address + machine.host_calls.size
 
 
 def symbol_file(kernel: Kernel) -> bytes:
@@ -37,17 +50,20 @@ def symbol_file(kernel: Kernel) -> bytes:
     known = {symbol.address for symbol in symbols}
     symbols += [ElfSymbol(piece.name, piece.address, len(piece.code)) for piece in pieces if piece.address not in known]
     symbols = [_sized(symbol, SLOT if stubs.is_stub(symbol.address) else 0) for symbol in symbols]
-    symbols.append(ElfSymbol(RETURN_SYMBOL, stubs.return_address, SLOT))
-    programs: dict[bytes, bytes] = {}
+    # A return address is looked up by the byte before it.
+    symbols.append(ElfSymbol(RETURN_SYMBOL, stubs.return_address - 1, SLOT + 1))
+    symbols.append(ElfSymbol(PROCESS_CONTEXT, process_context(machine), 1))
+    programs: dict[tuple[bytes, int | None], bytes] = {}
     frames = []
     for piece in pieces:
         # What is stamped out thousandfold is looked at once; only calls and jumps within it are followed.
-        key = piece.code
+        key = piece.code, None if piece.replaced_at is None else piece.replaced_at - piece.address
         if key not in programs:
-            programs[key] = frame_program(unwind_rows(piece.code, piece.address))
+            programs[key] = frame_program(unwind_rows(piece.code, piece.address, piece.replaced_at))
         frames.append((piece.address, len(piece.code), programs[key]))
-    # An unwinder looks a return address up by the byte before it.
     frames.append((stubs.return_address - 1, SLOT + 1, outermost()))
+    frames.append((stubs.return_address + SLOT, stubs.size - SLOT, b""))
+    frames.append((process_context(machine), 1, outermost()))
     ranges = _ranges(symbols, kernel)
     return elf_file(ranges, sorted(symbols, key=lambda one: one.address), {".debug_frame": debug_frame(frames)})
 
@@ -71,7 +87,7 @@ class SymbolFile:
 
     def update(self) -> bool:
         """Write it where images or symbols have changed; whether they have."""
-        images = tuple((image.address, image.name) for image in self._kernel.machine.images.placed())
+        images = tuple((image.address, image.name) for image in self._kernel.machine.images.listed())
         now = (images, len(self._kernel.kallsyms))
         if now == self._of:
             return False
@@ -109,12 +125,17 @@ def _pieces(kernel: Kernel) -> Iterator[_Code]:
         if image is not None:
             if image.address not in seen:
                 seen.add(image.address)
-                yield _Code(symbol.name if image.address == symbol.address else image.name, image.address, image.code)
-        elif _is_executable(kernel, symbol.address) and symbol.size > 1:
+                yield _code_of(machine, image, symbol.name if image.address == symbol.address else image.name)
+        elif is_executable(kernel.machine, symbol.address) and symbol.size > 1:
             yield _Code(symbol.name, symbol.address, machine.read(symbol.address, symbol.size))
-    for image in machine.images.placed():
+    for image in machine.images.listed():
         if image.address not in seen:
-            yield _Code(image.name, image.address, image.code)
+            yield _code_of(machine, image, image.name)
+
+
+def _code_of(machine: Machine, image: Image, name: str) -> _Code:
+    names = machine.images.stack_names(image)
+    return _Code(name, image.address, image.code, names.replaced_at if names is not None else None)
 
 
 def _sized(symbol: ElfSymbol, least: int) -> ElfSymbol:
@@ -124,10 +145,11 @@ def _sized(symbol: ElfSymbol, least: int) -> ElfSymbol:
 def _ranges(symbols: list[ElfSymbol], kernel: Kernel) -> list[CodeRange]:
     """Sections around the code, one for each part of the address map."""
     layout = kernel.machine.layout
-    parts = sorted((("text", layout.text), ("modules", layout.modules), ("host_calls", layout.host_calls)), key=_base)
+    stubs = "host_calls", layout.host_calls - 1
+    parts = sorted((("text", layout.text), ("modules", layout.modules), stubs), key=_base)
     ends: dict[str, int] = {}
     for symbol in symbols:
-        if _is_executable(kernel, symbol.address):
+        if is_executable(kernel.machine, symbol.address) or symbol.name == PROCESS_CONTEXT:
             position = bisect_right(parts, symbol.address, key=_base) - 1
             if position >= 0:
                 name = parts[position][0]
@@ -135,8 +157,9 @@ def _ranges(symbols: list[ElfSymbol], kernel: Kernel) -> list[CodeRange]:
     return [CodeRange(f".{name}", base, ends[name]) for name, base in parts if name in ends]
 
 
-def _is_executable(kernel: Kernel, address: int) -> bool:
-    entry = kernel.machine.page_entry(address)
+def is_executable(machine: Machine, address: int) -> bool:
+    """Whether an address is text."""
+    entry = machine.page_entry(address)
     return entry != 0 and not entry & NX
 
 

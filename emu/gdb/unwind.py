@@ -51,6 +51,16 @@ class _State:
         """The stack pointer goes down so many bytes."""
         return self if self.depth is None else replace(self, depth=self.depth + by)
 
+    def without_caller(self) -> "_State":
+        """The return address is overwritten: the next one, a word above it, is what is left."""
+        up = _WORD
+        return replace(
+            self,
+            depth=None if self.depth is None else self.depth + up,
+            frame=None if self.frame is None else self.frame + up,
+            saved=tuple((name, below + up) for name, below in self.saved),
+        )
+
     def stored(self, name: str, below: int | None) -> "_State":
         """A register is stored so many bytes below the CFA: kept in mind where it is the caller's value."""
         if below is None or name not in CALLEE_SAVED or name in self.changed or name in dict(self.saved):
@@ -71,16 +81,17 @@ class _State:
         return replace(state, changed=state.changed | {name})
 
 
-def unwind_rows(code: bytes, address: int) -> list[tuple[int, Row]]:
+def unwind_rows(code: bytes, address: int, replaced_at: int | None = None) -> list[tuple[int, Row]]:
     """The rows of a function placed at an address, each from an offset in bytes on; the first is from 0 on.
 
-    Where bytes can't be decoded, and where nothing leads, the row before goes on.
+    ``replaced_at``: the instruction that overwrites the return address, where one does (``StackNames``). Where bytes
+    can't be decoded, and where nothing leads, the row before goes on.
     """
     try:
         instructions = decode(code, address)
     except AsmError:
         return [(0, _State().row)]
-    states = _follow(instructions)
+    states = _follow(instructions, replaced_at)
     rows: list[tuple[int, Row]] = []
     last = _State().row
     for instruction in instructions:
@@ -92,7 +103,7 @@ def unwind_rows(code: bytes, address: int) -> list[tuple[int, Row]]:
     return rows or [(0, last)]
 
 
-def _follow(instructions: list[Instruction]) -> dict[int, _State]:
+def _follow(instructions: list[Instruction], replaced_at: int | None) -> dict[int, _State]:
     """The state before each instruction that can be come to."""
     by_address = {instruction.address: instruction for instruction in instructions}
     states: dict[int, _State] = {}
@@ -106,7 +117,10 @@ def _follow(instructions: list[Instruction]) -> dict[int, _State]:
             if at in states or at not in by_address:
                 continue
             states[at] = state
-            todo += _successors(by_address[at], state)
+            if at == replaced_at:
+                todo.append((at + by_address[at].size, state.without_caller()))
+            else:
+                todo += _successors(by_address[at], state)
         # Behind a jump that is a nop as yet (a static key's): out of line, in the frame that the function has then.
         left = next((one.address for one in unvisited if one.address not in states and _is_code(one)), None)
         if left is None:

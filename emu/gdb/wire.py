@@ -6,6 +6,7 @@ import queue
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ _WAITING = 8
 """Clients beyond the first that are told so; more are hung up on at once."""
 _CHUNK = 1 << 16
 _REMIND_SECONDS = 0.05
+_GRACE_SECONDS = 0.25
+"""For which a client that came second waits for the first to be gone: hosts may tell of a new one before that."""
 REFUSAL = b"E.another gdb is connected; one at a time"
 
 
@@ -36,7 +39,22 @@ class Interrupted:
     """The client asks to stop what runs."""
 
 
-Arrived = Opened | Closed | Interrupted | Packet | Broken
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """Nobody is listened to any more."""
+
+
+Arrived = Shut | Opened | Closed | Interrupted | Packet | Broken
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A client that came while there was another: when, and what it has said since."""
+
+    since: float
+    said: bytes = b""
+    arrivals: Arrivals | None = None
+    """What answers it, once it was told that it came second."""
 
 
 class Wire:
@@ -58,8 +76,10 @@ class Wire:
         self._lock = threading.Lock()
         """Held by who sends to the client, or changes who it is."""
         self._client: socket.socket | None = None
+        self._connections = self._received = 0
+        """How many there have been, and how many of them ``receive`` has told of."""
         self._arrivals = Arrivals()
-        self._refused: set[socket.socket] = set()
+        self._waiting: dict[socket.socket, _Waiting] = {}
         self._last = b""
         self._acknowledges = True
         self._closing = False
@@ -71,7 +91,8 @@ class Wire:
     def receive(self) -> Arrived:
         """What arrives next; waits for it."""
         arrived = self._queue.get()
-        if isinstance(arrived, Closed | Interrupted):
+        self._received += isinstance(arrived, Opened)
+        if isinstance(arrived, Shut | Closed | Interrupted):
             with self._lock:
                 self._urgent -= 1
         return arrived
@@ -82,33 +103,32 @@ class Wire:
         return self._urgent > 0
 
     def send(self, payload: bytes) -> None:
-        """Send a packet; to nobody, where the client is gone."""
+        """Send a packet to the client that ``receive`` told of; to nobody, where that is gone."""
         with self._lock:
-            self._last = packet(payload)
-            self._send(self._last)
+            if self._received == self._connections:
+                self._last = packet(payload)
+                self._send(self._last)
 
     def stop_acknowledging(self) -> None:
         """From the next packet on nobody acknowledges any (``QStartNoAckMode``)."""
-        self._acknowledges = False
-
-    @property
-    def acknowledges(self) -> bool:
-        """Whether packets are acknowledged, so that a broken one is sent again."""
-        return self._acknowledges
+        with self._lock:
+            if self._received == self._connections:
+                self._acknowledges = False
 
     def hang_up(self) -> None:
-        """End the connection; ``Closed`` arrives."""
+        """End the connection that ``receive`` told of; ``Closed`` arrives."""
         with self._lock:
-            if self._client is not None:
+            if self._client is not None and self._received == self._connections:
                 with contextlib.suppress(OSError):
                     self._client.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End everything."""
+        """End everything; who waits for what arrives gets ``Shut``."""
+        self._put_urgent(Shut())
         self._closing = True
         self._wake.send(b"x")
         self._thread.join()
-        for one in (self._client, self._listening, self._wake, self._woken, *self._refused):
+        for one in (self._client, self._listening, self._wake, self._woken, *self._waiting):
             if one is not None:
                 one.close()
         self._selector.close()
@@ -117,18 +137,21 @@ class Wire:
 
     def _read(self) -> None:
         while not self._closing:
-            ready = self._selector.select(_REMIND_SECONDS if self._urgent else None)
+            is_waiting = any(one.arrivals is None for one in self._waiting.values())
+            ready = self._selector.select(_REMIND_SECONDS if self._urgent or is_waiting else None)
             if self._urgent:
                 self._on_interrupt()
-            for key, _ in ready:
+            # Who hangs up makes room for who connects next, in this order.
+            for key, _ in sorted(ready, key=lambda found: found[0].fileobj is self._listening):
                 one = key.fileobj
                 assert isinstance(one, socket.socket)
                 if one is self._listening:
                     self._accept()
                 elif one is self._client:
                     self._receive(one)
-                elif one in self._refused:
-                    self._refuse(one)
+                elif one in self._waiting:
+                    self._hear(one)
+            self._settle()
 
     def _accept(self) -> None:
         try:
@@ -136,18 +159,22 @@ class Wire:
         except OSError:  # it has hung up already
             return
         client.settimeout(SEND_SECONDS)
-        if self._client is not None:
-            if len(self._refused) >= _WAITING:
-                client.close()
-                return
-            self._refused.add(client)
+        if self._client is None:
+            self._take_on(client)
+        elif len(self._waiting) < _WAITING:
+            self._waiting[client] = _Waiting(time.monotonic())
         else:
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self._lock:
-                self._client, self._arrivals = client, Arrivals()
-                self._acknowledges, self._last = True, b""
-            self._queue.put(Opened())
+            client.close()
+            return
         self._selector.register(client, selectors.EVENT_READ)
+
+    def _take_on(self, client: socket.socket) -> None:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            self._client, self._arrivals = client, Arrivals()
+            self._acknowledges, self._last = True, b""
+            self._connections += 1
+        self._queue.put(Opened())
 
     def _receive(self, client: socket.socket) -> None:
         try:
@@ -179,19 +206,43 @@ class Wire:
                     return
             self._queue.put(arrival)
 
-    def _put_urgent(self, arrived: Closed | Interrupted) -> None:
+    def _put_urgent(self, arrived: Shut | Closed | Interrupted) -> None:
         with self._lock:
             self._urgent += 1
         self._queue.put(arrived)
         self._on_interrupt()
 
-    def _refuse(self, client: socket.socket) -> None:
-        """Somebody who came second has said something: the answer is that it has to wait."""
-        with contextlib.suppress(OSError):
-            if client.recv(_CHUNK):
-                client.sendall(b"+" + packet(REFUSAL))
+    def _hear(self, client: socket.socket) -> None:
+        """Somebody who came second has said something, or has gone."""
+        try:
+            data = client.recv(_CHUNK)
+        except OSError:
+            data = b""
+        if data:
+            self._waiting[client].said += data
+        else:
+            self._forget(client)
+
+    def _settle(self) -> None:
+        """Who waits comes next, where the one before is gone; else each of its packets is answered with a refusal."""
+        for client, waiting in list(self._waiting.items()):
+            if self._client is None and waiting.arrivals is None:
+                del self._waiting[client]
+                self._take_on(client)
+                for arrival in self._arrivals.feed(waiting.said):
+                    self._take(arrival)
+            elif waiting.said and time.monotonic() - waiting.since > _GRACE_SECONDS:
+                waiting.arrivals = waiting.arrivals or Arrivals()
+                packets = [one for one in waiting.arrivals.feed(waiting.said) if isinstance(one, Packet)]
+                waiting.said = b""
+                try:
+                    client.sendall((b"+" + packet(REFUSAL)) * len(packets))
+                except OSError:
+                    self._forget(client)
+
+    def _forget(self, client: socket.socket) -> None:
         self._selector.unregister(client)
-        self._refused.discard(client)
+        del self._waiting[client]
         client.close()
 
     def _send(self, data: bytes) -> None:

@@ -27,8 +27,8 @@ class Recorder:
     def __init__(self) -> None:
         self.threads: list[tuple] = []
 
-    def call(self, function, *args, stack_args=(), cpu=0):
-        self.threads.append((function, args, tuple(stack_args), cpu))
+    def call(self, function, *args, stack_args=(), cpu=0, name=""):
+        self.threads.append((name, args, tuple(stack_args), cpu))
 
     def operation(self, name, do):
         self.threads.append((name, do))
@@ -45,7 +45,7 @@ def test_a_function_with_its_programs_and_calls():
         assert ready.title == "bpf_fentry_test2, kernel 6.12, design per-function"
         threads = Recorder()
         ready.begin(threads)
-        assert [thread[1:] for thread in threads.threads] == [((2, 3), (), 0), ((7,), (), 1)]
+        assert threads.threads == [("bpf_fentry_test2(2, 3)", (2, 3), (), 0), ("bpf_fentry_test1(7)", (7,), (), 1)]
 
 
 def test_without_calls_the_target_is_called():
