@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from .encoder import (
     NOP_ENCODINGS,
@@ -33,6 +33,17 @@ _MOST_ROUNDS = 64
 _parsed: dict[str, ParsedLine] = {}
 # Images of one template share most of their lines; finding one takes a seventh of the time of making it.
 _lines: dict[tuple[int, int, str, str, Phase | None], Line] = {}
+# Every kernel that boots assembles the same text again, and twice: with its callees' addresses guessed, then known.
+_images: dict[tuple[str, int, str], tuple[_Made, ...]] = {}
+_MOST_IMAGES = 1 << 12
+_MADE_OF_ONE_TEXT = 4
+
+
+class _Made(NamedTuple):
+    """An image, and the values of the symbols from outside that went into it."""
+
+    image: Image
+    used: dict[str, int]
 
 
 class _Piece:
@@ -63,7 +74,15 @@ def assemble(
     """
     if not 0 <= address <= _MASK:
         raise AsmError(f"{address:#x} is no 64-bit address")
-    return _Assembly(address, symbols, name).assemble(text)
+    key = (text, address, name)
+    known = _images.get(key, ())
+    for made in known:
+        if all(symbols.get(symbol) == value for symbol, value in made.used.items()):
+            return made.image
+    assembly = _Assembly(address, symbols, name)
+    image = assembly.assemble(text)
+    remember(_images, key, (_Made(image, assembly.used), *known[: _MADE_OF_ONE_TEXT - 1]), _MOST_IMAGES)
+    return image
 
 
 class _Assembly:
@@ -71,6 +90,7 @@ class _Assembly:
         self.address = address
         self.symbols = symbols
         self.name = name
+        self.used: dict[str, int] = {}
         self.pieces: list[_Piece] = []
         # Each label's piece: the one that follows it.
         self.labels: dict[str, int] = {}
@@ -117,9 +137,16 @@ class _Assembly:
     def lookup(self, symbol: str, column: int) -> int:
         value = self.places.get(symbol)
         if value is None:
-            value = self.symbols.get(symbol)
+            value = self.outside(symbol)
             if value is None:
                 raise Refusal(column, f"unknown symbol {symbol!r}")
+        return value
+
+    def outside(self, symbol: str) -> int | None:
+        """The value of a symbol that is no label of the text; None where there is none."""
+        value = self.symbols.get(symbol)
+        if value is not None:
+            self.used[symbol] = value
         return value
 
     def encode(self) -> None:
@@ -253,7 +280,7 @@ class _Assembly:
         if len(terms) == 1 and terms[0].sign > 0 and type(symbol := terms[0].content) is str:
             value = self.places.get(symbol)
             if value is None:
-                value = self.symbols.get(symbol)
+                value = self.outside(symbol)
             if value is not None and 0 <= value <= _MASK:
                 return value
         try:

@@ -5,9 +5,14 @@
 import os
 import shutil
 from collections.abc import Callable
+from importlib.metadata import entry_points
 
 import pytest
 from hypothesis import settings
+
+# Where tramplab is installed pytest has its plugin already.
+_IS_INSTALLED = any(point.value == "trampoline.pytest_plugin" for point in entry_points(group="pytest11"))
+pytest_plugins = ["pytester", *([] if _IS_INSTALLED else ["trampoline.pytest_plugin"])]
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)

@@ -1,7 +1,19 @@
 """The kernel's BPF trampoline machinery, generated and run instruction by instruction on an emulated x86_64."""
 
-from trampoline.errors import TrampolineError
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trampoline.errors import TrampolineError
 
 __version__ = "0.1.0"
 
 __all__ = ["TrampolineError", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # Not before somebody asks: the pytest plugin is loaded by every run of pytest, and must not load the machine.
+    if name == "TrampolineError":
+        from trampoline.errors import TrampolineError
+
+        return TrampolineError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,11 +4,12 @@ T counts the site's call or jmp, the trampoline and all it calls; not endbr64, t
 programs' bodies (with the helpers that they call). It is exact, so it is the same on every machine.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from asm import Phase
+from emu.counts import OTHER, Counts
 from trampoline.anchors import anchor
 from trampoline.btf import Btf
 from trampoline.designs import METADATA
@@ -131,7 +132,7 @@ def measure(
         raise TrampolineError("at least one program is needed")
     is_multi = ROWS[name].endswith("_multi")
     with Tracing(flavour, config, design=design, metadata=metadata, btf=btf) as lab:
-        bench = _Bench(lab, name, nr_args, program, same_cookie=design in METADATA and metadata is None)
+        bench = Bench(lab, name, nr_args, program, same_cookie=design in METADATA and metadata is None)
         for _ in range(programs):
             bench.attach()
         run = bench.run()
@@ -164,12 +165,12 @@ def measure(
     )
 
 
-class _Bench:
-    """Programs on one function, attached one after the other, and calls of it."""
+class Bench:
+    """Programs of one row on one function, attached one after the other, and calls of it."""
 
     def __init__(self, lab: Tracing, name: str, nr_args: int, program: str, *, same_cookie: bool) -> None:
         self._lab, self._name, self._program, self._same_cookie = lab, name, program, same_cookie
-        self._traced, self._nr_args = f"tramplab_args{nr_args}", nr_args
+        self.traced, self._nr_args = f"tramplab_args{nr_args}", nr_args
         self._progs: list[BpfProg] = []
         self._left = lab.kernel.module_data(8, 8)
         """Guest address of how many fmod_ret programs are still to run."""
@@ -184,43 +185,57 @@ class _Bench:
         prog = lab.prog(ROWS[name], text, uses=Uses(func_ip=True) if self._program == "full" else NOTHING)
         cookie = len(self._progs) + 1
         if "-" not in name:
-            lab.attach(prog, self._traced, cookie=cookie)
+            lab.attach(prog, self.traced, cookie=cookie)
         else:
             functions = self._functions()
             cookies = [cookie if self._same_cookie else cookie + (i << 32) for i in range(len(functions))]
             link = lab.attach_multi(prog, functions, cookies=cookies, skip_invalid=name.endswith(ALL))
             for skipped in link.skipped:
-                if skipped.name == self._traced:
+                if skipped.name == self.traced:
                     raise skipped.error
             self.functions = len(link.functions)
         self._progs.append(prog)
 
     def _functions(self) -> list[KernelFunction]:
         population = self._lab.population
-        traced = population.find(self._traced)
+        traced = population.find(self.traced)
         if not self._name.endswith(ALL):
             return [population.find(_OTHER), traced]
         return [*(function for function in population.select(["*"]) if function.address != traced.address), traced]
 
     def run(self) -> _Run:
+        """Call the function, and sum up. TrampolineError where a program did not run once."""
+        counts = self.call()
+        phases = phases_of(self._lab, counts.by_address, self.traced)
+        return _Run(sum(phases.values()), counts.unbalanced_returns, phases)
+
+    def call(self) -> Counts:
         """Call the function. TrampolineError where a program did not run once."""
         lab, stack = self._lab, max(self._nr_args - 6, 0)
         lab.kernel.machine.write_u64(self._left, len(self._progs))
-        call = lab.call(self._traced, *range(self._nr_args - stack), stack_args=range(stack))
+        call = lab.call(self.traced, *range(self._nr_args - stack), stack_args=range(stack))
         counts = call.counts
         if counts is None:
             raise TrampolineError("this machine does not count")
         if any(counts.by_address.get(prog.bpf_func) != 1 for prog in self._progs):
             raise TrampolineError(f"{self._name}: not every program ran once")
-        phases = phases_of(lab, counts.by_address, self._traced)
-        return _Run(sum(phases.values()), counts.unbalanced_returns, phases)
+        return counts
 
 
 def phases_of(lab: Tracing, by_address: Mapping[int, int], traced: str) -> dict[str, int]:
-    """T by phase: what was executed, without the traced function behind its site and without programs."""
+    """T by phase."""
+    phases: dict[str, int] = {}
+    for _, executed, phase in executed_of(lab, by_address, traced):
+        phases[phase] = phases.get(phase, 0) + executed
+    return phases
+
+
+def executed_of(lab: Tracing, by_address: Mapping[int, int], traced: str) -> Iterator[tuple[int, int, str]]:
+    """What T counts: what was executed, without the traced function behind its site and without programs. Addresses
+    in order, how often each was executed, and its phase.
+    """
     kernel = lab.kernel
     site = kernel.function(traced).site
-    phases: dict[str, int] = {}
     for address, executed in sorted(by_address.items()):
         name = kernel.kallsyms.function_name(address) or ""
         if address == site:
@@ -228,9 +243,8 @@ def phases_of(lab: Tracing, by_address: Mapping[int, int], traced: str) -> dict[
         elif name == traced or name.startswith("bpf_prog_") or name in _HELPERS:
             continue
         else:
-            phase = kernel.machine.images.phase(address) or "other"
-        phases[phase] = phases.get(phase, 0) + executed
-    return phases
+            phase = kernel.machine.images.phase(address) or OTHER
+        yield address, executed, phase
 
 
 def bench(

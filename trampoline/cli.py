@@ -1,7 +1,8 @@
 """The `tramp` command: finds the subcommands, runs one, and turns what it raises into an exit status.
 
-0: done, nothing differs. 1: differences found. 2: wrong usage, or input that can't be used. No traceback is ever
-printed; with TRAMP_TRACEBACK set in the environment an error is passed on to Python instead.
+0: done, nothing differs. 1: differences found. 2: wrong usage, or input that can't be used. 3: a path is longer than
+its baseline. No traceback is ever printed; with TRAMP_TRACEBACK set in the environment an error is passed on to Python
+instead.
 """
 
 import argparse

@@ -48,6 +48,11 @@ class FuncModel:
     ret_size: int = 4
     ret_signed: bool = True
 
+    def returned(self, rax: int) -> int | None:
+        """The C value that a register holds after the return; None for void."""
+        raw = (rax & (1 << 64) - 1).to_bytes(8, "little")[: self.ret_size]
+        return int.from_bytes(raw, "little", signed=self.ret_signed) if self.ret_size else None
+
     @property
     def nr_regs(self) -> int:
         """Context words of all arguments: what ``bpf_get_func_arg_cnt`` gives."""

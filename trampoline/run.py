@@ -1,11 +1,13 @@
 """An object run as a whole: loaded, attached, its functions called; what it saw, and what each call cost."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from emu.errors import GuestFault
+from emu.recording import Recording, record
 from trampoline.btf import Btf
 from trampoline.call_text import CallText
 from trampoline.errors import TrampolineError
@@ -44,6 +46,8 @@ class Outcome:
     maps: dict[str, Any] = field(default_factory=dict)
     """Contents: a dictionary, or the records of a ring buffer."""
     trace: list[TraceLine] = field(default_factory=list)
+    recording: Recording | None = None
+    """Of attaching and the calls, where that was asked for."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; bytes in hex."""
@@ -78,12 +82,13 @@ def run_object(
     data: Mapping[str, Any] | None = None,
     targets: Mapping[str, str] | None = None,
     cookies: Mapping[str, int] | None = None,
+    recorded: bool = False,
 ) -> Outcome:
     """Open an object, attach its programs, make the calls, and read everything.
 
     Without a ``kernel_btf`` the kernel's types are those that its test functions declare. Each call is made before as
-    well, for what it costs without programs. Raises what ``Tracing.open``, ``LoadedObject.attach_all`` and calls
-    raise.
+    well, for what it costs without programs. ``recorded``: attaching and the calls are recorded. Raises what
+    ``Tracing.open``, ``LoadedObject.attach_all`` and calls raise.
     """
     wanted = [CallText.parse(text) for text in calls]
     obj = BpfObject.open(path)
@@ -93,13 +98,16 @@ def run_object(
         lab.load_testmod()
         before = [_call(lab, call) for call in wanted]
         options = {"names": names, "data": data, "targets": targets}
-        with lab.open(obj, **options) as loaded:
+        with lab.open(obj, **options) as loaded, ExitStack() as calling:
+            if recorded:
+                outcome.recording = calling.enter_context(record(lab.kernel))
             loaded.attach_all(cookies)
             for link in loaded.links:
                 outcome.attached.append(f"{link.prog.name} ({link.prog.attach_type}) on {_where(link)}")
             for call, alone in zip(wanted, before, strict=True):
                 made = _call(lab, call)
                 outcome.calls.append(replace(made, before=alone.instructions))
+            calling.close()
             outcome.variables = dict(loaded.data)
             outcome.maps = {name: _content(found) for name, found in _own_maps(obj, loaded).items()}
         outcome.trace = list(lab.trace)
@@ -115,17 +123,20 @@ def _call(lab: Tracing, call: CallText) -> Called:
         )
         counts = made.counts
     except GuestFault as fault:
-        line = lab.source_of(fault)
-        where = f"{line}: {line.text.strip()}: " if line is not None else ""
-        raise TrampolineError(f"{call.text}: {where}{fault}") from fault
+        raise call_error(lab, call.text, fault) from fault
     finally:
         placed.free(lab.kernel)
     if counts is None:
         raise TrampolineError("nothing is counted here")
-    size = model.ret_size
-    raw = (made.value & (1 << 64) - 1).to_bytes(8, "little")[:size]
-    value = int.from_bytes(raw, "little", signed=model.ret_signed) if size else None
+    value = model.returned(made.value)
     return Called(call.text, value, counts.instructions, 0, counts.by_phase, counts.unbalanced_returns)
+
+
+def call_error(lab: Tracing, text: str, fault: GuestFault) -> TrampolineError:
+    """What is said of a call that faulted: the call, the program's source line where one is to blame, the fault."""
+    line = lab.source_of(fault)
+    where = f"{line}: {line.text.strip()}: " if line is not None else ""
+    return TrampolineError(f"{text}: {where}{fault}")
 
 
 def _where(link: Link | MultiLink) -> str:

@@ -13,12 +13,15 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n]*)\n(?P<body>.*?)^(?P=fence)$", re.M | re.S)
+PLUGIN = "trampoline.pytest_plugin"
+"""Where tramplab is installed pytest has it already."""
 DOCTEST = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -43,6 +46,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("TRAMP_TRACEBACK", raising=False)
+    if not any(point.value == PLUGIN for point in entry_points(group="pytest11")):
+        monkeypatch.setenv("PYTEST_PLUGINS", PLUGIN)
     return tmp_path
 
 

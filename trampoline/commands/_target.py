@@ -1,4 +1,4 @@
-"""Options that ``tramp step`` and ``tramp gdb`` have in common: what is looked at, and the calls that run."""
+"""Options that ``tramp step``, ``tramp gdb`` and ``tramp count`` have in common: what is looked at, and its calls."""
 
 import argparse
 from pathlib import Path
@@ -10,10 +10,14 @@ if TYPE_CHECKING:
 _ATTACH = ("fentry", "fexit", "fmod_ret", "fsession", "lsm")
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
-    """The target, its programs, the calls, and the kernel under them."""
+def add_target(parser: argparse.ArgumentParser, *, optional: bool = False, live: bool = True) -> None:
+    """The target, its programs, the calls, and the kernel under them.
+
+    ``optional``: it may be left out. ``live``: programs may be attached while the calls run.
+    """
     parser.add_argument(
         "target",
+        nargs="?" if optional else None,
         metavar="TARGET",
         help="a function (bpf_fentry_test1), a C prototype ('int f(int a)') or an object (*.o)",
     )
@@ -34,9 +38,13 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         help="a call, 'bpf_fentry_test2(2, 3)', each a thread on a CPU of its own or on the one given; arguments are"
         ' numbers, "text", &number (a pointer to it), {2, 3} (a struct\'s words); default: one of TARGET',
     )
-    parser.add_argument(
-        "--live", action="store_true", help="attach while the calls run: each attach is a thread, to be stepped as well"
-    )
+    parser.set_defaults(live=False)
+    if live:
+        parser.add_argument(
+            "--live",
+            action="store_true",
+            help="attach while the calls run: each attach is a thread, to be stepped as well",
+        )
     parser.add_argument("--flavour", metavar="F", help="6.1, 6.12 or 7.2 (default: 6.12; with an object 7.2)")
     parser.add_argument("--design", metavar="D", default="per-function", help="any design (default: per-function)")
     parser.add_argument("--config", metavar="C", default="voluntary", help="voluntary (default), lazy or none")

@@ -1,9 +1,11 @@
 """``tramp replay``: one schedule again, step by step."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from trampoline import TrampolineError
+from trampoline.commands._outputs import add_outputs
 from trampoline.commands._stepping import add_stepping, stepping, stepping_given
 
 
@@ -19,6 +21,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--svg", metavar="FILE", help="write the report as a picture")
     parser.add_argument("--step", action="store_true", help="step through it, as in tramp step")
     add_stepping(parser.add_argument_group("with --step"))
+    add_outputs(parser, required=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,10 +31,13 @@ def run(arguments: argparse.Namespace) -> int:
     if given := stepping_given(arguments):
         raise TrampolineError(f"{given} is for --step")
     from emu.schedule.report import report, used_columns
+    from emu.whole_file import write_whole
     from trampoline.explore.address import ScheduleAddress
     from trampoline.explore.session import Session
+    from trampoline.report.formats import writers
 
     address = ScheduleAddress.parse(arguments.schedule)
+    outputs = writers(arguments.output, arguments.format)
     with Session(
         address.scenario, address.design, address.flavour, address.config, dropped=address.dropped, counting="auto"
     ) as session:
@@ -49,14 +55,20 @@ def run(arguments: argparse.Namespace) -> int:
             f"{count} on cpu {cpu}" for cpu, count in enumerate(counts)))  # fmt: skip
         if arguments.svg:
             _picture(text, arguments.svg, address)
+        if outputs:
+            recording = session.record(address.schedule)
+            files: dict[Path, str] = {}
+            for path, write in outputs:
+                files.update(write(path, recording, f"tramp replay {address}"))
+            write_whole(files)
         return 1 if second.violation is not None else 0
 
 
 def _step(arguments: argparse.Namespace) -> int:
     from trampoline.stepper.run import step_schedule
 
-    if arguments.short or arguments.svg:
-        raise TrampolineError("--short and --svg are of the report; --step has --screenshot")
+    if arguments.short or arguments.svg or arguments.output:
+        raise TrampolineError("--short, --svg and --output are of the report; --step has --screenshot")
     return step_schedule(arguments.schedule, stepping(arguments))
 
 

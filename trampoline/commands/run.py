@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trampoline.commands._outputs import add_outputs
+
 if TYPE_CHECKING:
     from trampoline.run import Called, Outcome
 
@@ -47,12 +49,16 @@ def add_parser(subparsers: Any) -> None:
         "--cookie", action="append", default=[], type=_setting, metavar="PROGRAM=N", help="cookie of a program's link"
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_outputs(parser, required=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, attach, call, print."""
+    from emu.whole_file import write_whole
+    from trampoline.report.formats import writers
     from trampoline.run import run_object
 
+    outputs = writers(arguments.output, arguments.format)
     outcome = run_object(
         arguments.file,
         arguments.call,
@@ -64,7 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
         data=dict(arguments.set),
         targets=dict(arguments.target),
         cookies=dict(arguments.cookie),
+        recorded=bool(outputs),
     )
+    if outcome.recording is not None:
+        files: dict[Path, str] = {}
+        for path, write in outputs:
+            files.update(write(path, outcome.recording, f"tramp run {arguments.file.name}"))
+        write_whole(files)
     if arguments.json:
         import json
 

@@ -1,12 +1,14 @@
 """A scenario on a design, ready to be run under any schedule, again and again."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import permutations, product
 
 from emu.kernel.config import CONFIGS
 from emu.kernel.errors import KernelError
+from emu.recording import Recording, record
 from emu.schedule.action import GRACE_LETTER, LETTERS, Action, decode
 from emu.schedule.actor import Actor
 from emu.schedule.control import ControlActor, GraceActor
@@ -92,15 +94,24 @@ class Session:
 
     # One schedule ---------------------------------------------------------------------------------------------------
 
-    def run(self, scheduler: Scheduler, *, max_steps: int = 5000) -> Outcome:
-        """One schedule from the start; the state stays as it is at its end until the next one."""
+    def run(
+        self,
+        scheduler: Scheduler,
+        *,
+        max_steps: int = 5000,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> Outcome:
+        """One schedule from the start, in a context made by ``around``; the state stays as it is at its end until the
+        next one.
+        """
         world = self.world
         world.reset()
         for vcpu in self.stage.lab.kernel.machine.vcpus:
             vcpu.reset_counts()
         operations = self._begin()
         try:
-            outcome = run_schedule(world, scheduler, max_steps=max_steps)
+            with around():
+                outcome = run_schedule(world, scheduler, max_steps=max_steps)
             if outcome.violation is None and not (outcome.pruned or outcome.cut):
                 for operation in operations.values():
                     what = refused(operation, self.plan.may_refuse)
@@ -118,6 +129,21 @@ class Session:
         if outcome.violation is None:
             replay.end(outcome)
         return outcome
+
+    def record(self, text: str) -> Recording:
+        """A recording of the schedule that a text says, every vCPU's; the kernel must have counters. BadSchedule."""
+        recordings: list[Recording] = []
+
+        @contextmanager
+        def recording() -> Iterator[None]:
+            with record(self.stage.lab.kernel) as made:
+                recordings.append(made)
+                yield
+
+        replay = Replay(decode(text))
+        replay.begin()
+        self.run(replay, around=recording)
+        return recordings[0]
 
     def trace(self, outcome: Outcome) -> list[tuple[str, int, str, str, int]]:
         """A schedule that was run, in a form that can be compared with another run's."""

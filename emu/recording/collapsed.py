@@ -1,0 +1,18 @@
+"""Collapsed stacks, as flamegraph.pl, inferno, speedscope and others read them: ``a;b;c COUNT``."""
+
+from emu.recording.model import Recording
+
+
+def stacks(recording: Recording) -> str:
+    """A line for each path on which something was executed, outermost function first, and the instructions there."""
+    summed: dict[str, int] = {}
+    for node in recording.root.walk():
+        if own := node.own:
+            path = ";".join(_word(one.label) for one in node.path)
+            summed[path] = summed.get(path, 0) + own
+    return "".join(f"{path} {own}\n" for path, own in summed.items())
+
+
+def _word(label: str) -> str:
+    """A name without what separates names and counts."""
+    return label.replace(";", ":").replace(" ", "_")

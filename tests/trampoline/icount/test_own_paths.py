@@ -1,0 +1,23 @@
+"""The bench's paths of every design, kernel and configuration take exactly what the baseline beside this file says.
+
+What changes them on purpose updates it: ``pytest --icount-update tests/trampoline/icount/test_own_paths.py``.
+"""
+
+import pytest
+
+from emu.kernel.config import CONFIGS
+from trampoline.designs import DESIGNS
+from trampoline.flavour import FLAVOURS
+from trampoline.icount.bench_paths import Selection
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_with_one_program_and_with_two(icount, flavour, config, design):
+    icount.check_all(Selection([flavour], [config], [design], programs=(1, 2)).paths(), exact=True)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_with_every_way_to_look_metadata_up(icount, flavour):
+    icount.check_all(Selection([flavour], ["none"], ["tramplab"], full=True).paths(), exact=True)

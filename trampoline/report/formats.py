@@ -1,0 +1,95 @@
+"""The forms in which a report can be written, and which one a file's name asks for."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from emu.recording import Recording, callgrind, chrome, collapsed, speedscope
+from trampoline.errors import TrampolineError
+from trampoline.icount.baseline import Baseline, Entry
+from trampoline.icount.errors import BaselineError
+from trampoline.report.calls_page import calls_page
+from trampoline.report.observe import Observed
+
+Texts = Mapping[Path, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A form. ``endings``: of the names that ask for it. ``write`` gives the texts of a file and of those beside it
+    from a recording and its title; None for a page, which shows more than one recording.
+    """
+
+    name: str
+    endings: tuple[str, ...]
+    write: Callable[[Path, Recording, str], Texts] | None
+
+    @property
+    def is_page(self) -> bool:
+        """Whether it can show several designs, and a baseline."""
+        return self.write is None
+
+
+def _callgrind(path: Path, recording: Recording, title: str) -> Texts:
+    listing = path.with_name(f"{path.name}.lst")
+    profile = callgrind.profile(recording, title, listing.name)
+    return {path: profile.text, listing: profile.listing}
+
+
+FORMATS = {
+    form.name: form
+    for form in (
+        Format("html", (".html", ".htm"), None),
+        Format("speedscope", (".speedscope.json",), lambda path, run, title: {path: speedscope.profile(run, title)}),
+        Format("chrome", (".json", ".trace"), lambda path, run, title: {path: chrome.trace(run, title)}),
+        Format("callgrind", (".callgrind",), _callgrind),
+        Format("collapsed", (".collapsed", ".folded"), lambda path, run, _: {path: collapsed.stacks(run)}),
+    )
+}
+"""By name. Of the endings that fit, the first one counts."""
+
+
+def format_of(path: Path, name: str | None) -> Format:
+    """The format of a name, or the one that a file's name asks for; ``callgrind.*`` is callgrind's. TrampolineError
+    where there is none.
+    """
+    if name is not None:
+        return FORMATS[name]
+    if path.name.startswith("callgrind."):
+        return FORMATS["callgrind"]
+    for form in FORMATS.values():
+        if path.name.endswith(form.endings):
+            return form
+    raise TrampolineError(f"{path}: which format? --format says it: {', '.join(FORMATS)}")
+
+
+def texts(path: Path, form: Format, variants: Sequence[Observed], baseline: Mapping[str, Entry]) -> Texts:
+    """What is to be written for one file. TrampolineError for several designs, or a baseline, in a format that has room
+    for one design.
+    """
+    if form.write is None:
+        return {path: calls_page(variants, baseline)}
+    if len(variants) > 1 or baseline:
+        raise TrampolineError(f"{path}: {form.name} has room for one design; html shows several, and baselines")
+    first = variants[0]
+    title = f"{first.title}, kernel {first.flavour}, {first.config}, design {first.design}"
+    return form.write(path, first.recording, title)
+
+
+def writers(paths: Iterable[Path], name: str | None) -> list[tuple[Path, Callable[[Path, Recording, str], Texts]]]:
+    """How each file of a recording alone is written. TrampolineError for one that is to be a page."""
+    found = []
+    for path in paths:
+        form = format_of(path, name)
+        if form.write is None:
+            raise TrampolineError(f"{path}: a page is made by tramp report; here any other format is written")
+        found.append((path, form.write))
+    return found
+
+
+def baseline_of(path: Path, names: Collection[str]) -> Mapping[str, Entry]:
+    """The paths of a baseline, some of which must have these names. BaselineError."""
+    entries = Baseline.read(path).entries
+    if entries.keys().isdisjoint(names):
+        raise BaselineError(path, f"it has no {' and no '.join(sorted(names)[:3])}")
+    return entries
