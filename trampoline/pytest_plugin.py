@@ -29,9 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     for name, usual in _USUAL.items():
         parser.addini(f"tracing_{name}", f"{name} of the fixture tracing (default: {usual})", default=usual)
-    parser.addini("icount_soft", "icount.check: longer by more is a warning, 3 or 2%% (default: 0)", default="0")
-    parser.addini("icount_hard", "icount.check: longer by more is a failure, 3 or 2%% (default: 0)", default="0")
-    parser.addini("icount_exact", "shorter paths and moved phases fail as well", type="bool", default=False)
+    parser.addini("icount_soft", "icount.check: a greater difference is a warning, 3 or 2%% (default: 0)", default="0")
+    parser.addini("icount_hard", "icount.check: a greater difference is a failure, 3 or 2%% (default: 0)", default="0")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -90,7 +89,6 @@ def icount(request: pytest.FixtureRequest) -> "Icount":
         run.module_of(request.node),
         request.node.nodeid,
         (config.getini("icount_soft"), config.getini("icount_hard")),
-        exact=config.getini("icount_exact"),
         update=config.getoption("--icount-update"),
         tracing=lab,
         fail=fail,
@@ -212,6 +210,7 @@ class _Run:
         for line in self._said:
             terminalreporter.line(line)
         for note in ledger.notes:
-            terminalreporter.line(f"{note}: the baseline wants an update (--icount-update)", yellow=True)
+            line = f"{note}: the baseline wants an update (--icount-update)"
+            terminalreporter.line(line, yellow=note.startswith("warning: "))
         for error in ledger.errors:
             terminalreporter.line(f"ERROR: {error}", red=True)

@@ -19,14 +19,13 @@ def add_parser(subparsers: Any) -> None:
         help="hold the instructions of paths against a baseline",
         description="Count the instructions of paths, and hold them against a baseline: the calls of TARGET, or,"
         " without one, the bench's rows. Without options of either, the paths that made the baseline. Exit status:"
-        " 0 nothing is longer, 3 a path is longer than its limit, 2 the baseline is missing, stale or not usable.",
+        " 0 no count differs beyond its limit, 3 one does, 2 the baseline is missing, stale or not usable.",
     )
     add_selection(parser)
     parser.add_argument("--baseline", type=Path, metavar="FILE", required=True, help="the file to compare with")
     parser.add_argument("--update", action="store_true", help="make or rewrite the baseline, and say what changed")
-    parser.add_argument("--soft", metavar="N|N%", help="longer by more is a warning; instructions or percent")
-    parser.add_argument("--hard", metavar="N|N%", help="longer by more is a failure (default: 0, or as FILE says)")
-    parser.add_argument("--exact", action="store_true", help="shorter paths and moved phases fail as well")
+    parser.add_argument("--soft", metavar="N|N%", help="a greater difference is a warning; instructions or percent")
+    parser.add_argument("--hard", metavar="N|N%", help="a greater difference is a failure (default: 0, or of FILE)")
     parser.add_argument("--junit", type=Path, metavar="XML", help="write JUnit XML as well")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print everything as JSON")
@@ -71,21 +70,21 @@ def run(arguments: argparse.Namespace) -> int:
 
     report = compare_all(baseline.entries, paths, given, partial=not is_whole)
     bad = report.missing or report.stale or report.foreign
-    status = DIFFERENT if report.failures(exact=arguments.exact) else UNUSABLE if bad else EQUAL
+    status = DIFFERENT if report.failures else UNUSABLE if bad else EQUAL
     if arguments.junit is not None:
-        write_whole({arguments.junit: to_junit(report, str(file), exact=arguments.exact)})
+        write_whole({arguments.junit: to_junit(report, str(file))})
     if arguments.json:
         import json
 
-        print(json.dumps(to_json(report, str(file), status, exact=arguments.exact), indent=2))
+        print(json.dumps(to_json(report, str(file), status), indent=2))
         return status
-    text = explain_report(report, str(file), wanted.remedy(file), exact=arguments.exact)
+    text = explain_report(report, str(file), wanted.remedy(file))
     equal = len(report.findings) - len(report.differing)
     print(f"{text}\n" if text else "", end="")
     print(f"{equal} of {len(paths)} path{'s' * (len(paths) != 1)} as in {file}")
     if arguments.github:
         lines = {name: entry.line for name, entry in baseline.entries.items()}
-        for line in to_github(report, str(file), lines, exact=arguments.exact):
+        for line in to_github(report, str(file), lines):
             print(line)
     return status
 

@@ -10,17 +10,21 @@ from trampoline.icount.path import Path
 
 
 class Verdict(StrEnum):
-    """What a comparison comes to, the worst last."""
+    """What a comparison comes to."""
 
     EQUAL = "equal"
-    SHORTER = "shorter"
-    """Fewer instructions or unbalanced returns, none of them more."""
-    MOVED = "moved"
-    """As many instructions, spread over phases in another way."""
-    WITHIN = "longer, within its soft limit"
-    BEYOND_SOFT = "longer than its soft limit"
+    MOVED = "as many instructions, in other phases"
+    WITHIN_SOFT = "within its soft limit"
+    BEYOND_SOFT = "beyond its soft limit"
     LONGER = "longer"
-    """Longer than the hard limit, or more unbalanced returns."""
+    """By more than the hard limit."""
+    SHORTER = "shorter"
+    """By more than the hard limit."""
+    UNBALANCED = "other unbalanced returns"
+    """More or fewer of them, which no limit is for."""
+
+
+_FAILURES = {Verdict.LONGER, Verdict.SHORTER, Verdict.UNBALANCED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,22 @@ class Finding:
         """Instructions more than the baseline."""
         return self.new.instructions - self.old.instructions
 
-    def fails(self, *, exact: bool = False) -> bool:
-        """Whether this is a failure; ``exact``: also where a path is shorter, or its phases are others."""
-        return self.verdict is Verdict.LONGER or (exact and self.verdict in (Verdict.SHORTER, Verdict.MOVED))
+    @property
+    def fails(self) -> bool:
+        """Whether this is a failure: farther from the baseline than the hard limit, or other unbalanced returns."""
+        return self.verdict in _FAILURES
+
+    @property
+    def warns(self) -> bool:
+        """Whether this is a warning: farther from the baseline than the soft limit."""
+        return self.verdict is Verdict.BEYOND_SOFT
+
+    @property
+    def words(self) -> str:
+        """What it comes to: ``shorter``, ``longer, beyond its soft limit``."""
+        if self.verdict in (Verdict.WITHIN_SOFT, Verdict.BEYOND_SOFT):
+            return f"{'longer' if self.difference > 0 else 'shorter'}, {self.verdict}"
+        return str(self.verdict)
 
 
 def compare(name: str, old: Entry, new: Path, limits: Limits | None = None) -> Finding:
@@ -51,13 +68,13 @@ def compare(name: str, old: Entry, new: Path, limits: Limits | None = None) -> F
 
 def _verdict(old: Entry, new: Path, limits: Limits) -> Verdict:
     known = old.path
-    unbalanced = 0 if known is None else new.unbalanced_returns - known.unbalanced_returns
-    if unbalanced > 0 or not limits.hard.allows(old.instructions, new.instructions):
-        return Verdict.LONGER
-    if new.instructions > old.instructions:
-        return Verdict.WITHIN if limits.soft.allows(old.instructions, new.instructions) else Verdict.BEYOND_SOFT
-    if new.instructions < old.instructions or unbalanced < 0:
-        return Verdict.SHORTER
+    if not limits.hard.allows(old.instructions, new.instructions):
+        return Verdict.LONGER if new.instructions > old.instructions else Verdict.SHORTER
+    if known is not None and known.unbalanced_returns != new.unbalanced_returns:
+        return Verdict.UNBALANCED
+    if new.instructions != old.instructions:
+        within = limits.soft.allows(old.instructions, new.instructions)
+        return Verdict.WITHIN_SOFT if within else Verdict.BEYOND_SOFT
     if known is not None and known.instructions == old.instructions and _phases(known) != _phases(new):
         return Verdict.MOVED
     return Verdict.EQUAL
@@ -89,9 +106,10 @@ class Report:
     stale: list[str] = field(default_factory=list)
     foreign: dict[str, list[str]] = field(default_factory=dict)
 
-    def failures(self, *, exact: bool = False) -> list[Finding]:
+    @property
+    def failures(self) -> list[Finding]:
         """What fails."""
-        return [finding for finding in self.findings if finding.fails(exact=exact)]
+        return [finding for finding in self.findings if finding.fails]
 
     @property
     def differing(self) -> list[Finding]:

@@ -96,7 +96,12 @@ def headline(finding: Finding) -> str:
     now = finding.new.unbalanced_returns
     returns = f", unbalanced returns {was} -> {now} ({now - was:+d})" if was is not None and was != now else ""
     limits = f" ({finding.limits})" if finding.limits.is_stated else ""
-    return f"{finding.name}: {finding.verdict}{limits}: {old} -> {new} instructions ({new - old:+d}){returns}"
+    return f"{finding.name}: {finding.words}{limits}: {old} -> {new} instructions ({new - old:+d}){returns}"
+
+
+def remark(finding: Finding) -> str:
+    """One line about what differs without failing."""
+    return f"{'warning: ' if finding.warns else ''}{headline(finding)}"
 
 
 def unbalanced_before(finding: Finding) -> int | None:
@@ -166,13 +171,13 @@ def _named(names: Sequence[str]) -> str:
     return f"{len(names)} path{'s' * (len(names) != 1)} ({shown}{f', and {more} more' if more > 0 else ''})"
 
 
-def explain_report(report: Report, file: str, remedy: str, *, exact: bool = False) -> str:
+def explain_report(report: Report, file: str, remedy: str) -> str:
     """A run beside its baseline as text, empty where all is equal. ``remedy``: the command that makes ``file``."""
     parts = []
-    failures, differing = report.failures(exact=exact), report.differing
+    failures = report.failures
     if failures:
         parts.append(explain(failures))
-    parts += [headline(finding) for finding in differing if finding not in failures]
+    parts += [remark(finding) for finding in report.differing if not finding.fails]
     if report.foreign:
         name, others = next(iter(report.foreign.items()))
         more = f", and {len(report.foreign) - 1} more" if len(report.foreign) > 1 else ""
@@ -184,13 +189,13 @@ def explain_report(report: Report, file: str, remedy: str, *, exact: bool = Fals
         if names:
             parts.append("\n".join([f"{what}", *(f"  {name}" for name in names)]))
     if parts:
-        parts.append(f"{_wanted(report, differing)}: {remedy}")
+        parts.append(f"{_wanted(report)}: {remedy}")
     return "\n\n".join(parts)
 
 
-def _wanted(report: Report, differing: Sequence[Finding]) -> str:
+def _wanted(report: Report) -> str:
     if report.missing or report.stale or report.foreign:
         return "To make the baseline anew"
-    if any(finding.verdict is Verdict.LONGER for finding in differing):
-        return f"If {'this is' if len(differing) == 1 else 'these are'} meant, update the baseline"
+    if any(finding.verdict is not Verdict.SHORTER for finding in report.failures):
+        return f"If {'this is' if len(report.differing) == 1 else 'these are'} meant, update the baseline"
     return "The baseline wants an update"

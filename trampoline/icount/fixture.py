@@ -24,13 +24,12 @@ class Icount:
         test: str,
         limits: tuple[str, str],
         *,
-        exact: bool,
         update: bool,
         tracing: Callable[[], object],
         fail: Callable[[str], None],
     ) -> None:
         self._ledger, self._module, self._test, self._limits = ledger, module, test, limits
-        self._exact, self._update, self._tracing, self._fail = exact, update, tracing, fail
+        self._update, self._tracing, self._fail = update, tracing, fail
 
     def check(
         self,
@@ -40,17 +39,17 @@ class Icount:
         lab: Tracing | None = None,
         soft: int | str | None = None,
         hard: int | str | None = None,
-        exact: bool | None = None,
     ) -> Path:
         """Hold one path against the count of that name in the test module's baseline; gives the path.
 
         ``call``: a call while its programs are attached, or what makes one. ``lab``: where it was made, without it the
-        fixture ``tracing``. ``soft``, ``hard``: how much longer it may be, ``3`` instructions or ``"2%"``. ``exact``:
-        shorter paths and moved phases fail as well. A path that is longer fails the test, with old, new and difference
-        for every phase, and the code that changed. So does a name that the baseline has not. TrampolineError for a
-        name that another check has, a limit that is none, a call that was not counted.
+        fixture ``tracing``. ``soft``, ``hard``: how far from its baseline it may be, ``3`` instructions or
+        ``"2%"``: farther than ``soft`` is a warning. A path that is longer or shorter by more than ``hard``, or has
+        other unbalanced returns, fails the test, with old, new and difference for every phase, and the code that
+        changed. So does a name that the baseline has not. TrampolineError for a name that another check has, a limit
+        that is none, a call that was not counted.
         """
-        return self.check_all({name: call}, lab=lab, soft=soft, hard=hard, exact=exact)[name]
+        return self.check_all({name: call}, lab=lab, soft=soft, hard=hard)[name]
 
     def check_all(
         self,
@@ -59,7 +58,6 @@ class Icount:
         lab: Tracing | None = None,
         soft: int | str | None = None,
         hard: int | str | None = None,
-        exact: bool | None = None,
     ) -> dict[str, Path]:
         """``check`` many paths by name; one failure says what is wrong with all of them."""
         limits = Limits.parse(self._limits[0] if soft is None else soft, self._limits[1] if hard is None else hard)
@@ -68,7 +66,7 @@ class Icount:
             records[name] = Record(self._path(name, call, lab), limits, self._test)
             self._ledger.add(self._module, name, records[name])
         if not self._update:
-            wrong = self._ledger.check(self._module, records, exact=self._exact if exact is None else exact)
+            wrong = self._ledger.check(self._module, records)
             if wrong:
                 self._fail(wrong)
         return {name: record.path for name, record in records.items()}

@@ -12,24 +12,24 @@ STALE = "nothing counts it any more"
 MISSING = "the baseline has no count of it"
 
 
-def to_json(report: Report, baseline: str, status: int, *, exact: bool = False) -> dict[str, Any]:
+def to_json(report: Report, baseline: str, status: int) -> dict[str, Any]:
     """Everything as plain values; ``old`` is null where the baseline does not say."""
     return {
         "baseline": baseline,
         "status": status,
-        "paths": [_finding(finding, exact) for finding in report.findings],
+        "paths": [_finding(finding) for finding in report.findings],
         "missing": report.missing,
         "stale": report.stale,
         "foreign": report.foreign,
     }
 
 
-def _finding(finding: Finding, exact: bool) -> dict[str, Any]:
+def _finding(finding: Finding) -> dict[str, Any]:
     known = unbalanced_before(finding)
     return {
         "name": finding.name,
         "verdict": finding.verdict.name.lower(),
-        "fails": finding.fails(exact=exact),
+        "fails": finding.fails,
         "line": finding.old.line,
         "instructions": _numbers(finding.old.instructions, finding.new.instructions),
         "unbalanced_returns": _numbers(known, finding.new.unbalanced_returns),
@@ -66,14 +66,13 @@ def counts_to_json(paths: Mapping[str, Path]) -> list[dict[str, Any]]:
     ]
 
 
-def to_junit(report: Report, baseline: str, *, exact: bool = False) -> str:
-    """JUnit XML: a test case for each path; a missing, stale or foreign one is an error, a longer one a failure."""
+def to_junit(report: Report, baseline: str) -> str:
+    """JUnit XML: a test case for each path; a missing, stale or foreign one is an error."""
     errors = {name: f"counted under other conditions: {'; '.join(others)}" for name, others in report.foreign.items()}
     errors |= dict.fromkeys(report.missing, MISSING) | dict.fromkeys(report.stale, STALE)
-    failures = report.failures(exact=exact)
     numbers = {
         "tests": str(len(report.findings) + len(errors)),
-        "failures": str(len(failures)),
+        "failures": str(len(report.failures)),
         "errors": str(len(errors)),
         "skipped": "0",
     }
@@ -81,7 +80,7 @@ def to_junit(report: Report, baseline: str, *, exact: bool = False) -> str:
     suite = ElementTree.SubElement(root, "testsuite", {"name": baseline} | numbers)
     for finding in report.findings:
         case = ElementTree.SubElement(suite, "testcase", {"classname": baseline, "name": finding.name})
-        if finding in failures:
+        if finding.fails:
             failure = ElementTree.SubElement(
                 case, "failure", {"type": finding.verdict.name.lower(), "message": headline(finding)}
             )
@@ -95,15 +94,14 @@ def to_junit(report: Report, baseline: str, *, exact: bool = False) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def to_github(report: Report, baseline: str, lines: Mapping[str, int], *, exact: bool = False) -> Iterable[str]:
-    """Workflow commands, one a line: an error for what fails, a warning for what is longer, a notice for the rest.
+def to_github(report: Report, baseline: str, lines: Mapping[str, int]) -> Iterable[str]:
+    """Workflow commands, one a line: an error for what fails, a warning beyond a soft limit, a notice for the rest.
 
     ``lines``: where each name stands in the baseline.
     """
     for finding in report.differing:
-        longer = finding.verdict in (Verdict.BEYOND_SOFT, Verdict.WITHIN)
-        kind = "error" if finding.fails(exact=exact) else "warning" if longer else "notice"
-        yield _command(kind, baseline, finding.old.line, f"{finding.name} {finding.verdict}", explain([finding]))
+        kind = "error" if finding.fails else "warning" if finding.warns else "notice"
+        yield _command(kind, baseline, finding.old.line, f"{finding.name} {finding.words}", explain([finding]))
     for name, others in report.foreign.items():
         yield _command("error", baseline, lines.get(name, 1), f"{name} of another kernel", "; ".join(others))
     for name in report.missing:

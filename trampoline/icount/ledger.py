@@ -12,7 +12,7 @@ from trampoline.errors import TrampolineError
 from trampoline.icount.baseline import Baseline, Entry, format_baseline
 from trampoline.icount.compare import Report, compare_all, update_of
 from trampoline.icount.errors import BaselineError
-from trampoline.icount.explain import explain_report, headline
+from trampoline.icount.explain import explain_report, remark
 from trampoline.icount.files import write_whole
 from trampoline.icount.limits import Limits
 from trampoline.icount.path import Path, check_name
@@ -53,7 +53,7 @@ class Ledger:
                 f" {record.path.instructions} in {record.test}; each needs a name of its own"
             )
 
-    def check(self, module: str, records: Mapping[str, Record], *, exact: bool) -> str:
+    def check(self, module: str, records: Mapping[str, Record]) -> str:
         """Hold checks of one module against its baseline: what fails, as text; empty where nothing does."""
         file = baseline_of(module)
         try:
@@ -66,12 +66,12 @@ class Ledger:
             report.findings += one.findings
             report.missing += one.missing
             report.foreign |= one.foreign
-        failures = report.failures(exact=exact)
-        self.notes += [headline(finding) for finding in report.differing if finding not in failures]
+        failures = report.failures
+        self.notes += [remark(finding) for finding in report.differing if not finding.fails]
         if not (failures or report.missing or report.foreign):
             return ""
         report.findings = failures
-        return explain_report(report, str(file), remedy(module), exact=exact)
+        return explain_report(report, str(file), remedy(module))
 
     def _baseline(self, file: File) -> Baseline:
         if str(file) not in self._baselines:

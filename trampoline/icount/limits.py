@@ -1,4 +1,4 @@
-"""How much longer than its baseline a path may get."""
+"""How far from its baseline a path may be."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _LIMIT = re.compile(r"(\d+(?:\.\d+)?)%|(\d+)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Instructions more than the baseline, as a number or as a part of it: ``3``, ``2%``, ``0.5%``."""
+    """How far from its baseline a path may be, longer or shorter: ``3`` instructions, or ``0.5%`` of its baseline."""
 
     text: str = "0"
 
@@ -24,11 +24,11 @@ class Limit:
         return cls(text)
 
     def allows(self, old: int, new: int) -> bool:
-        """Whether ``new`` instructions are not more than the limit lets them be."""
-        return new - old <= self.of(old)
+        """Whether ``new`` instructions are not farther from ``old`` than this."""
+        return abs(new - old) <= self.of(old)
 
     def of(self, old: int) -> Fraction:
-        """Instructions more that the limit allows of a path of ``old`` instructions."""
+        """Instructions by which a path of ``old`` instructions may differ."""
         part = self.text.removesuffix("%")
         return Fraction(part) * old / 100 if part != self.text else Fraction(part)
 
@@ -36,30 +36,30 @@ class Limit:
         return self.text
 
 
-NO_MORE = Limit()
+NO_DIFFERENCE = Limit()
 """Not one instruction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``soft``: what is longer warns. ``hard``: what is longer fails."""
+    """How far from its baseline a path may be: farther than ``soft`` is a warning, farther than ``hard`` a failure."""
 
-    soft: Limit = NO_MORE
-    hard: Limit = NO_MORE
+    soft: Limit = NO_DIFFERENCE
+    hard: Limit = NO_DIFFERENCE
 
     @classmethod
     def parse(cls, soft: int | str | Limit | None = None, hard: int | str | Limit | None = None) -> "Limits":
         """Both limits, 0 where one is not stated. TrampolineError for what is no limit, and for soft without hard:
-        what is longer at all fails then, so that nothing could warn.
+        every difference fails then, so that none could warn.
         """
         limits = cls(Limit.parse(soft or 0), Limit.parse(hard or 0))
-        if limits.soft != NO_MORE and limits.hard == NO_MORE:
-            raise TrampolineError(f"soft={limits.soft} alone: without a hard limit every longer path fails")
+        if limits.soft != NO_DIFFERENCE and limits.hard == NO_DIFFERENCE:
+            raise TrampolineError(f"soft={limits.soft} alone: without a hard limit every difference fails")
         return limits
 
     @property
     def is_stated(self) -> bool:
-        """Whether anything longer is allowed."""
+        """Whether any difference is allowed."""
         return self != Limits()
 
     def __str__(self) -> str:

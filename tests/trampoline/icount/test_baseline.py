@@ -8,7 +8,7 @@ from trampoline.errors import TrampolineError
 from trampoline.icount.baseline import Baseline, format_baseline
 from trampoline.icount.compare import Verdict, compare, compare_all, update_of
 from trampoline.icount.errors import BaselineError
-from trampoline.icount.explain import explain, side_by_side
+from trampoline.icount.explain import explain, explain_report, side_by_side
 from trampoline.icount.files import write_whole
 from trampoline.icount.limits import Limit, Limits
 from trampoline.icount.path import Path, PhaseCode, Piece
@@ -141,22 +141,68 @@ def test_the_count_lines_decide_not_the_header():
         ({"number": 5}, (), Verdict.SHORTER),
         ({"number": 5, "leave": 2}, (), Verdict.MOVED),
         ({"number": 7}, (None, 1), Verdict.BEYOND_SOFT),
-        ({"number": 7}, (1, 1), Verdict.WITHIN),
+        ({"number": 5}, (None, 1), Verdict.BEYOND_SOFT),
+        ({"number": 7}, (1, 1), Verdict.WITHIN_SOFT),
+        ({"number": 5}, (1, 1), Verdict.WITHIN_SOFT),
         ({"number": 8}, (1, 2), Verdict.BEYOND_SOFT),
+        ({"number": 4}, (1, 2), Verdict.BEYOND_SOFT),
         ({"number": 9}, (1, 2), Verdict.LONGER),
+        ({"number": 3}, (1, 2), Verdict.SHORTER),
         ({"number": 7}, (None, "14.2%"), Verdict.LONGER),  # of 7: 0.994
         ({"number": 7}, (None, "14.3%"), Verdict.BEYOND_SOFT),  # 1.001
-        ({"unbalanced": 2}, (None, 100), Verdict.LONGER),
-        ({"unbalanced": 0}, (), Verdict.SHORTER),
+        ({"number": 5}, (None, "14.2%"), Verdict.SHORTER),
+        ({"number": 5}, (None, "14.3%"), Verdict.BEYOND_SOFT),
+        ({"unbalanced": 2}, (None, 100), Verdict.UNBALANCED),
+        ({"unbalanced": 0}, (None, 100), Verdict.UNBALANCED),
+        ({"unbalanced": 0, "number": 7}, (1, 1), Verdict.UNBALANCED),
         ({"unbalanced": 0, "number": 7}, (), Verdict.LONGER),
+        ({"unbalanced": 2, "number": 5}, (), Verdict.SHORTER),
     ],
 )
 def test_verdicts(new, limits, verdict):
     old = entry(a_path(unbalanced=1))
     found = compare("name", old, a_path(**({"unbalanced": 1} | new)), Limits.parse(*limits))
     assert found.verdict is verdict
-    assert found.fails() == (verdict is Verdict.LONGER)
-    assert found.fails(exact=True) == (verdict in (Verdict.LONGER, Verdict.SHORTER, Verdict.MOVED))
+    assert found.fails == (verdict in (Verdict.LONGER, Verdict.SHORTER, Verdict.UNBALANCED))
+    assert found.warns == (verdict is Verdict.BEYOND_SOFT)
+
+
+@pytest.mark.parametrize(
+    ("new", "limits", "first", "last"),
+    [
+        ({"number": 7}, (), "name: longer: 7 -> 8 instructions (+1)", "If this is meant, update the baseline"),
+        ({"number": 5}, (), "name: shorter: 7 -> 6 instructions (-1)", "The baseline wants an update"),
+        (
+            {"unbalanced": 1},
+            (),
+            "name: other unbalanced returns: 7 -> 7 instructions (+0), unbalanced returns 0 -> 1 (+1)",
+            "If this is meant, update the baseline",
+        ),
+        (
+            {"number": 5},
+            (None, 1),
+            "warning: name: shorter, beyond its soft limit (soft 0, hard 1): 7 -> 6 instructions (-1)",
+            "The baseline wants an update",
+        ),
+        (
+            {"number": 7},
+            (1, 1),
+            "name: longer, within its soft limit (soft 1, hard 1): 7 -> 8 instructions (+1)",
+            "The baseline wants an update",
+        ),
+        (
+            {"number": 5, "leave": 2},
+            (),
+            "name: as many instructions, in other phases: 7 -> 7 instructions (+0)",
+            "The baseline wants an update",
+        ),
+    ],
+)
+def test_what_a_run_says_first_and_last(new, limits, first, last):
+    report = compare_all({"name": entry()}, {"name": a_path(**new)}, Limits.parse(*limits))
+    lines = explain_report(report, "file", "make it").splitlines()
+    assert (lines[0], lines[-1]) == (first, f"{last}: make it")
+    assert ("  whole path" in "\n".join(lines)) == bool(report.failures)
 
 
 def test_the_limits_of_the_file_hold_unless_others_are_given():

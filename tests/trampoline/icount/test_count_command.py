@@ -11,16 +11,32 @@ import pytest
 from trampoline.bench import ROWS, measure
 from trampoline.cli import main
 from trampoline.icount.baseline import Baseline
+from trampoline.icount.bench_paths import Selection
 
 ROOT = Path(__file__).parents[3]
 OBJECT = ROOT / "examples" / "watch_calls.o"
 FEXIT = "6.12/voluntary/per-function/fexit/1-arg"
+FMODRET = "6.12/voluntary/per-function/fmodret/1-arg"
+
+
+@pytest.fixture(scope="module")
+def counted():
+    """Rows that a test of this module counted already: they take as much the next time."""
+    return {}
 
 
 @pytest.fixture
-def count(capsys, tmp_path, monkeypatch):
+def count(capsys, tmp_path, monkeypatch, counted):
     """Runs ``tramp count`` on ``b`` in an empty directory; gives status, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
+    real = Selection.paths
+
+    def paths(self):
+        if repr(self) not in counted:
+            counted[repr(self)] = real(self)
+        return dict(counted[repr(self)])
+
+    monkeypatch.setattr(Selection, "paths", paths)
 
     def run(*options):
         status = main(["count", "--baseline", "b", *map(str, options)])
@@ -121,17 +137,20 @@ def test_a_longer_path_is_status_3(count, file):
     [
         ((), 3, "longer: 108 -> 111 instructions (+3)"),
         (("--hard", "2"), 3, "longer (soft 0, hard 2): 108"),
-        (("--hard", "3"), 0, "longer than its soft limit (soft 0, hard 3): 108"),
-        (("--hard", "3%"), 0, "longer than its soft limit"),
+        (("--hard", "3"), 0, f"warning: {FEXIT}: longer, beyond its soft limit (soft 0, hard 3): 108"),
+        (("--hard", "3%"), 0, "longer, beyond its soft limit"),
         (("--hard", "3%", "--soft", "3"), 0, "longer, within its soft limit"),
         (("--hard", "2%"), 3, "longer (soft 0, hard 2%)"),
     ],
 )
 def test_limits(count, file, options, status, says):
     edit(file, f"{FEXIT} = 111", f"{FEXIT} = 108")
+    edit(file, "fmodret/1-arg = 112", "fmodret/1-arg = 115")
     found, out, _ = count(*options)
     assert found == status
     assert says in out
+    shorter = says.replace("longer", "shorter").replace("108 -> 111", "115 -> 112").replace("+3", "-3")
+    assert shorter.replace(FEXIT, FMODRET).replace(": 108", ": 115") in out
 
 
 def test_limits_that_the_baseline_states(count, file):
@@ -144,20 +163,35 @@ def test_limits_that_the_baseline_states(count, file):
     assert "unbalanced=1 soft=1 hard=4" in file.read_text()
 
 
-def test_a_shorter_path_asks_for_an_update(count, file):
+def test_a_shorter_path_is_status_3_and_asks_for_an_update(count, file):
     edit(file, f"{FEXIT} = 111", f"{FEXIT} = 120")
-    status, out, _ = count()
+    status, out, err = count()
+    assert (status, err) == (3, "")
+    assert out.startswith(f"{FEXIT}: shorter: 120 -> 111 instructions (-9)\n")
+    assert "\n  whole path              120    111      -9\n" in out
+    assert out.endswith("The baseline wants an update: tramp count --baseline b --update\n6 of 7 paths as in b\n")
+    status, out, _ = count("--hard", "9", "--soft", "9")
     assert status == 0
-    assert f"{FEXIT}: shorter: 120 -> 111 instructions (-9)\n\nThe baseline wants an update: tramp count" in out
-    assert count("--exact")[0] == 3
+    assert out.startswith(f"{FEXIT}: shorter, within its soft limit (soft 9, hard 9): 120 -> 111 instructions (-9)\n\n")
     assert count("--update") == (0, f"{FEXIT}: 120 -> 111 (-9)\nb: 7 paths written\n", "")
 
 
-def test_another_unbalanced_return_is_a_difference(count, file):
-    edit(file, "unbalanced=1", "unbalanced=0")
+def test_other_phases_of_the_same_number_ask_for_an_update(count, file):
+    edit(file, " origin=18:", " origin=17:")
+    edit(file, " leave=3:", " leave=4:")
+    status, out, _ = count()
+    assert status == 0
+    assert f"{FEXIT}: as many instructions, in other phases: 111 -> 111 instructions (+0)\n" in out
+    assert out.endswith("\nThe baseline wants an update: tramp count --baseline b --update\n5 of 7 paths as in b\n")
+
+
+@pytest.mark.parametrize(("before", "difference"), [(0, "0 -> 1 (+1)"), (2, "2 -> 1 (-1)")])
+def test_other_unbalanced_returns_are_a_difference_whatever_the_limits(count, file, before, difference):
+    edit(file, "unbalanced=1", f"unbalanced={before}")
     status, out, _ = count("--hard", "50%")
     assert status == 3
-    assert f"{FEXIT}: longer (soft 0, hard 50%): 111 -> 111 instructions (+0), unbalanced returns 0 -> 1 (+1)" in out
+    same = "other unbalanced returns (soft 0, hard 50%): 111 -> 111 instructions (+0)"
+    assert f"{FEXIT}: {same}, unbalanced returns {difference}" in out
 
 
 def test_names_that_are_missing_or_stale_are_status_2(count, file):
@@ -211,48 +245,61 @@ def test_json(count, file):
 
 
 def test_junit_xml(count, file, tmp_path):
-    edit(file, f"{FEXIT} = 111", f"{FEXIT} = 110")
+    edit(file, f"{FEXIT} = 111", f"{FEXIT} = 109")
     edit(file, "fentry/1-arg = 92", "<other> & = 92")
-    edit(file, "fmodret/1-arg = 112", "fmodret/1-arg = 113")
-    assert count("--junit", "out.xml")[0] == 3
+    edit(file, "fmodret/1-arg = 112", "fmodret/1-arg = 114")
+    edit(file, "fmodret-multi/1-arg = 112", "fmodret-multi/1-arg = 113")
+    assert count("--junit", "out.xml", "--hard", "1")[0] == 3
     root = ElementTree.parse(tmp_path / "out.xml").getroot()
     (suite,) = root
     assert (root.tag, suite.tag, suite.get("name")) == ("testsuites", "testsuite", "b")
-    numbers = {"tests": "8", "failures": "1", "errors": "2", "skipped": "0"}
+    numbers = {"tests": "8", "failures": "2", "errors": "2", "skipped": "0"}
     assert {name: suite.get(name) for name in numbers} == numbers == dict(root.attrib)
     cases = {case.get("name"): case for case in suite}
     assert len(cases) == len(list(suite)) == 8
     assert all(case.tag == "testcase" and case.get("classname") == "b" for case in suite)
     (failure,) = cases[FEXIT]
-    assert (failure.tag, failure.get("message")) == ("failure", f"{FEXIT}: longer: 110 -> 111 instructions (+1)")
+    assert (failure.tag, failure.get("message")) == (
+        "failure", f"{FEXIT}: longer (soft 0, hard 1): 109 -> 111 instructions (+2)"
+    )  # fmt: skip
     assert "whole path" in failure.text
-    (shorter,) = cases["6.12/voluntary/per-function/fmodret/1-arg"]
-    assert shorter.tag == "system-out"
+    (shorter,) = cases[FMODRET]
+    assert (failure.get("type"), shorter.get("type")) == ("longer", "shorter")
+    (within,) = cases["6.12/voluntary/per-function/fmodret-multi/1-arg"]
+    assert within.tag == "system-out"
     errors = {name: case[0].get("message") for name, case in cases.items() if len(case) and case[0].tag == "error"}
     assert errors == {
         "6.12/voluntary/per-function/fentry/1-arg": "the baseline has no count of it",
         "6.12/voluntary/per-function/<other> &": "nothing counts it any more",
     }
-    assert sum(len(case) == 0 for case in suite) == 4
+    assert sum(len(case) == 0 for case in suite) == 3
 
 
 def test_githubs_annotations_name_the_line_of_the_baseline(count, file):
-    edit(file, f"{FEXIT} = 111", f"{FEXIT} = 110")
-    edit(file, "fmodret/1-arg = 112", "fmodret/1-arg = 113")
-    edit(file, "fentry/1-arg = 92", "fentry/1-arg = 91")
-    status, out, _ = count("--github", "--hard", "1%")
+    for row, now, was in (
+        ("fentry", 92, 90), ("fentry-multi", 92, 95), ("fexit", 111, 109), ("fmodret", 112, 114),
+        ("fmodret-multi", 112, 113),
+    ):  # fmt: skip
+        edit(file, f"{row}/1-arg = {now}", f"{row}/1-arg = {was}")
+    status, out, _ = count("--github", "--soft", "1", "--hard", "2%")
     assert status == 3
     commands = [line for line in out.splitlines() if line.startswith("::")]
     form = re.compile(r"::(error|warning|notice) file=b,line=(\d+),title=([^:,]*)::(.*)")
     found = [form.fullmatch(line) for line in commands]
-    assert [(match[1], int(match[2])) for match in found] == [
-        ("error", line_of(file, "6.12/voluntary/per-function/fentry/1-arg")),
-        ("warning", line_of(file, FEXIT)),
-        ("notice", line_of(file, "6.12/voluntary/per-function/fmodret/1-arg")),
+    prefix = "6.12/voluntary/per-function/"
+    titles = {
+        "fentry-multi": ("error", "shorter"),
+        "fentry": ("error", "longer"),
+        "fexit": ("warning", "longer%2C beyond its soft limit"),
+        "fmodret-multi": ("notice", "shorter%2C within its soft limit"),
+        "fmodret": ("warning", "shorter%2C beyond its soft limit"),
+    }
+    assert [(match[1], int(match[2]), match[3]) for match in found] == [
+        (kind, line_of(file, f"{prefix}{row}/1-arg"), f"{prefix}{row}/1-arg {what}")
+        for row, (kind, what) in titles.items()
     ]
     assert "%0A" in found[0][4]
-    assert "hard 1%25)" in found[1][4]
-    assert found[1][3].startswith(f"{FEXIT} longer than its soft limit")
+    assert "hard 2%25)" in found[2][4]
 
 
 @pytest.mark.parametrize(

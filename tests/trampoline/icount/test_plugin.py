@@ -124,24 +124,33 @@ def test_a_longer_path_fails_with_everything_about_it(run, baseline):
     )
 
 
-def test_a_shorter_path_is_reported_and_asks_for_an_update(run, baseline, pytester):
+def test_a_shorter_path_fails_and_asks_for_an_update(run, baseline, pytester):
     edit(baseline, "fexit = 116", "fexit = 118")
     result = run()
-    result.assert_outcomes(passed=4)
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["fexit: shorter: 118 -> 116 instructions (-2): the baseline wants an update*"])
-    pytester.makeini("[pytest]\nicount_exact = true\n")
-    run().assert_outcomes(passed=3, failed=1)
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "fexit: shorter: 118 -> 116 instructions (-2)",
+            "  whole path              118    116      -2",
+            "The baseline wants an update: pytest --icount-update test_x.py",
+        ]
+    )
     run("--icount-update").stdout.fnmatch_lines(["test_x.icount: fexit: 118 -> 116 (-2)"])
     assert counts_of(baseline) == COUNTS
 
 
 def test_limits_of_the_configuration_and_of_the_check(run, baseline, pytester):
     edit(baseline, "fexit = 116", "fexit = 114")
+    edit(baseline, "fentry = 97", "fentry = 98")
     pytester.makeini("[pytest]\nicount_soft = 1\nicount_hard = 2%\n")
     result = run()
     result.assert_outcomes(passed=4)
-    result.stdout.fnmatch_lines(["fexit: longer than its soft limit (soft 1, hard 2%): 114 -> 116 instructions (+2)*"])
+    result.stdout.fnmatch_lines(
+        [
+            "fentry: shorter, within its soft limit (soft 1, hard 2%): 98 -> 97 instructions (-1): the baseline wants*",
+            "warning: fexit: longer, beyond its soft limit (soft 1, hard 2%): 114 -> 116 instructions (+2): the*",
+        ]
+    )
     edit(pytester.path / "test_x.py", '("bpf_fentry_test1", 1))\n\n@', '("bpf_fentry_test1", 1), soft=0, hard=1)\n\n@')
     run().assert_outcomes(passed=3, failed=1)
     run("--icount-update")
@@ -269,7 +278,7 @@ def test_what_cannot_be_checked(run, pytester):
         [
             "*none: where was it called? Use the fixture tracing, or give lab=",
             "*number: a call or a path can be checked, not int",
-            "*soft=2 alone: without a hard limit every longer path fails",
+            "*soft=2 alone: without a hard limit every difference fails",
         ]
     )
     assert counts_of(pytester.path / "test_x.icount") == {"own": 4}
@@ -315,10 +324,16 @@ def test_workers_of_xdist_share_a_baseline(run, pytester):
     run("--icount-update").stdout.fnmatch_lines(["0 baselines written"])
     assert file.read_text() == content
     edit(file, "lazy = 58", "lazy = 60\nold = 5")
-    result = run("-n", "2")
+    result = run("-n", "2", "-o", "icount_hard=2")
     result.assert_outcomes(passed=4)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["lazy: shorter: 60 -> 58*", "ERROR: test_x.icount is stale: nothing counts", "  old"])
+    result.stdout.fnmatch_lines(
+        [
+            "warning: lazy: shorter, beyond its soft limit * 60 -> 58*",
+            "ERROR: test_x.icount is stale: nothing counts",
+            "  old",
+        ]
+    )
 
 
 def test_the_plugin_costs_nothing_to_those_who_do_not_use_it(tmp_path):
