@@ -5,13 +5,32 @@ from collections.abc import Callable, Sequence
 from ctypes import addressof
 from typing import cast
 
-from unicorn.unicorn_const import UC_ARCH_X86, UC_ERR_OK, UC_HOOK_CODE, UC_HOOK_INTR, UC_MODE_64
+from unicorn.unicorn_const import (
+    UC_ARCH_X86,
+    UC_ERR_OK,
+    UC_HOOK_CODE,
+    UC_HOOK_INTR,
+    UC_HOOK_MEM_READ,
+    UC_HOOK_MEM_WRITE,
+    UC_MODE_64,
+)
 from unicorn.unicorn_py3.arch.intel import UcIntel
 from unicorn.unicorn_py3.unicorn import Uc
 
 from emu import libunicorn
-from emu.hostcode import INTERRUPT, LEFT, MARKED_RANGES, RANGE_WORDS, RANGES, hooks_for, new_cell
+from emu.hostcode import (
+    INTERRUPT,
+    LEFT,
+    LOG_END,
+    LOG_NEXT,
+    MARKED_RANGES,
+    RANGE_WORDS,
+    RANGES,
+    hooks_for,
+    new_cell,
+)
 from emu.registers import Registers
+from emu.visits import VisitLog
 from emu.watchdog import Watched
 
 TRANSLATION_BUFFER = 8 << 20
@@ -60,6 +79,8 @@ class Engine:
         self._watched = Watched(stopper(self.handle))
         self._limit_hook = 0
         self._counts_marked = False
+        self._log: VisitLog | None = None
+        self._access_hook = 0
         self.error = 0
         # Whoever keeps the engine keeps what its hooks refer to.
         uc.__dict__["tramplab"] = (self._cell, self._hooks)
@@ -96,15 +117,17 @@ class Engine:
             return
         self._cell[LEFT] = instructions
         if not self._limit_hook:
-            hook = self._hooks.marked if self._counts_marked else self._hooks.instruction
+            hooks = self._hooks
+            hook = hooks.logged if self._log else hooks.marked if self._counts_marked else hooks.instruction
             self._limit_hook = libunicorn.hook_add(self.handle, UC_HOOK_CODE, hook, self._cell_address)
             libunicorn.flush_translations(self.handle)
 
-    def count_marked(self, ranges: Sequence[tuple[int, int, int]]) -> None:
+    def count_marked(self, ranges: Sequence[tuple[int, int, int]], log: VisitLog | None = None) -> None:
         """Let limits count marked instructions only, so that a run ends before the next one of these.
 
         ``ranges``: at most two of (guest address, size, host address of a byte for each guest address, not 0 where an
-        instruction is marked). None: every instruction counts.
+        instruction is marked). None: every instruction counts. ``log``: marked instructions that limited runs execute,
+        and all memory accesses, are noted there.
         """
         if len(ranges) > MARKED_RANGES:
             raise ValueError(f"{len(ranges)} ranges; there is room for {MARKED_RANGES}")
@@ -115,6 +138,27 @@ class Engine:
             word = RANGES + RANGE_WORDS * number
             signed = start - (1 << 64) if start >> 63 else start
             self._cell[word : word + RANGE_WORDS] = [signed, size, marks]
+        self._note_visits(log)
+
+    def _note_visits(self, log: VisitLog | None) -> None:
+        if self._access_hook:
+            libunicorn.hook_del(self.handle, self._access_hook)
+            self._access_hook = 0
+        self._log = log
+        if log is not None:
+            self._cell[LOG_NEXT], self._cell[LOG_END] = log.start, log.end
+            self._access_hook = libunicorn.hook_add(
+                self.handle, UC_HOOK_MEM_READ | UC_HOOK_MEM_WRITE, self._hooks.access, self._cell_address
+            )
+        libunicorn.flush_translations(self.handle)
+
+    def take_visits(self) -> bytes:
+        """What was logged since the last time; see VisitLog."""
+        log, up_to = self._log, self._cell[LOG_NEXT]
+        if log is None or up_to == log.start:
+            return b""
+        self._cell[LOG_NEXT] = log.start
+        return log.taken(up_to)
 
     def run(self, rip: int) -> Exit:
         """Run from an address until something happens."""
@@ -144,4 +188,5 @@ class Engine:
         """Take the hooks out. The engine itself lives as long as somebody holds it."""
         self._watched.close()
         self.limit(None)
+        self._note_visits(None)
         libunicorn.hook_del(self.handle, self._interrupt_hook)

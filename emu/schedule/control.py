@@ -22,13 +22,18 @@ _ENABLES = frozenset({PointKind.UNLOCK, PointKind.TEXT_WRITE, PointKind.IPI, Poi
 """Points behind which others may have other actions than before."""
 
 
-class _Driven:
+class Driven:
     """Steps a ControlTask from point to point."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
         self._control: ControlTask | None = None
         self._extra = Footprint()
+
+    @property
+    def point(self) -> Point | None:
+        """Where it stands; None before its first point and at its end."""
+        return None if self._control is None else self._control.at
 
     def _is_blocked(self) -> bool:
         at = self._control.at if self._control is not None else None
@@ -119,7 +124,7 @@ class _Driven:
         return Where(str(at.kind), at.what, at.on[0] if stores and isinstance(at.on, tuple) else 0)
 
 
-class ControlActor(_Driven):
+class ControlActor(Driven):
     """An operation of process context. ``result`` is what it returned, or the KernelError that it raised."""
 
     def __init__(self, world: "World", index: int, letter: str, name: str, operation: Callable[[], Any]) -> None:
@@ -180,7 +185,7 @@ _FLAVOURS = {
 }
 
 
-class GraceActor(_Driven):
+class GraceActor(Driven):
     """Ends grace periods whose readers have all passed, one at a time, and runs their callbacks."""
 
     letter = GRACE_LETTER
