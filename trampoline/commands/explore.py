@@ -207,11 +207,14 @@ def print_found(found: "Found", *, whole: bool = False) -> None:
     print()
     print(shown.text())
     print()
-    which = f"schedule {found.number}" if found.number else "the schedule that was known before"
-    print(
-        f"{which} had {found.outcome.steps} steps and {found.outcome.switches} switches; made"
-        f" smaller in {found.runs} runs to {found.shrunk.steps} steps and {found.shrunk.switches} switches:"
-    )
+    size = f"{found.shrunk.steps} steps and {found.shrunk.switches} switches"
+    if found.number:
+        print(
+            f"schedule {found.number} had {found.outcome.steps} steps and {found.outcome.switches} switches; made"
+            f" smaller in {found.runs} runs to {size}:"
+        )
+    else:
+        print(f"the schedule that was known before has {size}:")
     print(f"  {found.command}\n")
 
 

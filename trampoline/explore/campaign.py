@@ -23,7 +23,9 @@ _PROGRESS_SECONDS = 0.5
 
 @dataclass(slots=True)
 class Found:
-    """A violation, as small as it could be made. ``number``: of the schedule that found it, from 1; 0: known before."""
+    """A violation, as small as it could be made (in so many ``runs``). ``number``: of the schedule that found it, from
+    1; 0: known before.
+    """
 
     number: int
     outcome: Outcome
@@ -143,11 +145,17 @@ def _minimise(session: Session, outcome: Outcome, number: int) -> Found:
             kept = trial
         else:
             trial.close()
-    replayed = kept.replay(best.text)
-    text = used_columns(report(kept.world, replayed))
-    address = kept.address_of(replayed)
+    smallest = _as_found(kept, number, outcome, best.text, runs)
     if kept is not session:
         kept.close()
+    return smallest
+
+
+def _as_found(session: Session, number: int, outcome: Outcome, schedule: str, runs: int) -> Found:
+    """What a schedule of a session breaks, with its report."""
+    replayed = session.replay(schedule)
+    text = used_columns(report(session.world, replayed))
+    address = session.address_of(replayed)
     return Found(number, outcome, replayed, runs, text, f"tramp replay {address}", address)
 
 
@@ -209,15 +217,21 @@ def run_campaign(
                 merge.add(result)
     merge.finish()
     tally.seconds = time.monotonic() - begun
+    tally.broken = merge.broken is not None
     if merge.broken is not None:
-        with Session(work.scenario, work.design, work.flavour, work.config) as session:
-            outcome = session.run(Replay(decode(merge.broken), strict=False))
-            if outcome.violation is None:
-                raise TrampolineError(f"{merge.broken} broke something in a worker, and breaks nothing here")
-            tally.found = minimise(session, outcome, tally.schedules)
+        tally.found = _found(work, merge.broken, tally.schedules)
         if examples is not None:
             examples.save(tally.found.address)
     return tally
+
+
+def _found(work: Work, schedule: str, number: int) -> Found:
+    """What a schedule breaks that somebody else has run."""
+    with Session(work.scenario, work.design, work.flavour, work.config) as session:
+        outcome = session.run(Replay(decode(schedule), strict=False))
+        if outcome.violation is None:
+            raise TrampolineError(f"{schedule} broke something in a worker, and breaks nothing here")
+        return minimise(session, outcome, number)
 
 
 def _try_known(work: Work, examples: Examples, tally: Tally) -> bool:
@@ -227,7 +241,8 @@ def _try_known(work: Work, examples: Examples, tally: Tally) -> bool:
         with Session(work.scenario, work.design, work.flavour, work.config, dropped=address.dropped) as session:
             outcome = session.run(Replay(decode(address.schedule), strict=False))
             if outcome.violation is not None:
-                tally.broken, tally.found = True, minimise(session, outcome, 0)
+                # It was made small when it was found.
+                tally.broken, tally.found = True, _as_found(session, 0, outcome, outcome.text, 0)
                 return True
         examples.forget(address)
     return False

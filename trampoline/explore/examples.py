@@ -26,7 +26,7 @@ class Examples:
         return sorted(found, key=lambda address: (len(address.schedule), str(address)))
 
     def _read(self, key: bytes) -> Iterator[ScheduleAddress]:
-        for value in self._database.fetch(key):
+        for value in list(self._database.fetch(key)):
             try:
                 yield ScheduleAddress.parse(value.decode())
             except (BadSchedule, UnicodeDecodeError):
