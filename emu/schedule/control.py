@@ -18,10 +18,6 @@ _RELEASES = frozenset({PointKind.STORE, PointKind.TEXT_WRITE, PointKind.PUBLISH}
 """Points after which others may know of what was allocated before."""
 
 
-_ENABLES = frozenset({PointKind.UNLOCK, PointKind.TEXT_WRITE, PointKind.IPI, PointKind.GRACE_PERIOD})
-"""Points behind which others may have other actions than before."""
-
-
 class Driven:
     """Steps a ControlTask from point to point."""
 
@@ -54,6 +50,7 @@ class Driven:
         control, rcu = self._control, self._world.kernel.rcu
         assert control is not None
         begun, made = rcu.begun, 0
+        enables = self._world.enabling_points(owner) if steps > 1 else ()
         while True:
             passed = control.at
             try:
@@ -64,7 +61,7 @@ class Driven:
             made += 1
             if made >= steps or control.done or rcu.begun != begun or self._is_blocked():
                 return made
-            if passed is not None and passed.kind in _ENABLES:
+            if passed is not None and passed.kind in enables:
                 return made
 
     def _go_on(self, owner: object) -> None:
