@@ -33,6 +33,9 @@ _MOST_ROUNDS = 64
 _parsed: dict[str, ParsedLine] = {}
 # Images of one template share most of their lines; finding one takes a seventh of the time of making it.
 _lines: dict[tuple[int, int, str, str, Phase | None], Line] = {}
+# The same texts come to the same addresses again and again where schedules are explored.
+_images: dict[tuple[str, int, str], tuple[dict[str, int | None], Image]] = {}
+_IMAGES = 512
 
 
 class _Piece:
@@ -63,13 +66,22 @@ def assemble(
     """
     if not 0 <= address <= _MASK:
         raise AsmError(f"{address:#x} is no 64-bit address")
-    return _Assembly(address, symbols, name).assemble(text)
+    key = text, address, name
+    known = _images.get(key)
+    if known is not None and all(symbols.get(symbol) == value for symbol, value in known[0].items()):
+        return known[1]
+    assembly = _Assembly(address, symbols, name)
+    image = assembly.assemble(text)
+    remember(_images, key, (assembly.used, image), _IMAGES)
+    return image
 
 
 class _Assembly:
     def __init__(self, address: int, symbols: Mapping[str, int], name: str) -> None:
         self.address = address
         self.symbols = symbols
+        # What was asked of them, and the answers: the image depends on no others.
+        self.used: dict[str, int | None] = {}
         self.name = name
         self.pieces: list[_Piece] = []
         # Each label's piece: the one that follows it.
@@ -117,9 +129,13 @@ class _Assembly:
     def lookup(self, symbol: str, column: int) -> int:
         value = self.places.get(symbol)
         if value is None:
-            value = self.symbols.get(symbol)
+            value = self.external(symbol)
             if value is None:
                 raise Refusal(column, f"unknown symbol {symbol!r}")
+        return value
+
+    def external(self, symbol: str) -> int | None:
+        value = self.used[symbol] = self.symbols.get(symbol)
         return value
 
     def encode(self) -> None:
@@ -253,7 +269,7 @@ class _Assembly:
         if len(terms) == 1 and terms[0].sign > 0 and type(symbol := terms[0].content) is str:
             value = self.places.get(symbol)
             if value is None:
-                value = self.symbols.get(symbol)
+                value = self.external(symbol)
             if value is not None and 0 <= value <= _MASK:
                 return value
         try:
