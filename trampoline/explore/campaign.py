@@ -176,14 +176,13 @@ def run_campaign(
     what broke something before is tried first, and ends it if it still does; what is found is kept there. What
     ``Session`` raises, EmuError.
     """
-    begun = time.monotonic()
     tally = Tally()
     if examples is not None and _try_known(work, examples, tally):
-        tally.seconds = time.monotonic() - begun
         return tally
     merge = _InOrder(tally)
     chunks = work.chunks(schedules)
     workers.begin(work, seconds)
+    begun = time.monotonic()
     ends = None if seconds is None else begun + seconds
     more = True
     try:

@@ -25,7 +25,7 @@ class Workers(Protocol):
         ...
 
     def begin(self, work: Work, seconds: float | None) -> None:
-        """Chunks of this work come, for so long; chunks under way then end early."""
+        """Chunks of this work come, for so long from now on; chunks under way then end early."""
 
     def submit(self, chunk: Chunk) -> None:
         """Run a chunk."""
@@ -98,6 +98,7 @@ class Processes:
         self._pool = ProcessPoolExecutor(
             jobs, mp_context=context, initializer=_begin_process, initargs=(self._stopping,)
         )
+        self._has_started = False
         self._futures: set[Future[ChunkResult]] = set()
         self._work: Work | None = None
         self._ends: float | None = None
@@ -113,13 +114,26 @@ class Processes:
         return len(self._futures)
 
     def begin(self, work: Work, seconds: float | None) -> None:
-        """See Workers."""
+        """See Workers: time begins when the processes have started. TrampolineError where one has died."""
+        self._start()
         # What an error left under way, or Ctrl-C.
         self.stop()
         wait(self._futures)
         self._futures.clear()
         self._stopping.clear()
         self._work, self._ends = work, None if seconds is None else time.monotonic() + seconds
+
+    def _start(self) -> None:
+        if self._has_started:
+            return
+        with _no_interrupts():
+            starting = [self._pool.submit(os.getpid) for _ in range(self._jobs)]
+        try:
+            for started in starting:
+                started.result()
+        except BrokenProcessPool:
+            raise TrampolineError("a worker process has died") from None
+        self._has_started = True
 
     def submit(self, chunk: Chunk) -> None:
         """See Workers."""

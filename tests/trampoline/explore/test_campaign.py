@@ -13,6 +13,7 @@ import pytest
 from emu.schedule.spec import scheduler_for
 from trampoline.cli import main
 from trampoline.errors import KernelError, TrampolineError
+from trampoline.explore import chunk as chunk_module
 from trampoline.explore.address import ScheduleAddress
 from trampoline.explore.campaign import campaign, run_campaign
 from trampoline.explore.chunk import CHUNK, Chunk, ChunkResult, Count, Work, close_session, run_chunk
@@ -283,3 +284,23 @@ def test_a_worker_that_dies_is_an_error():
             run_campaign(Work("two-attaches", "batched"), workers, schedules=9 * CHUNK, progress=kill)
     finally:
         workers.close()
+
+
+def test_ctrl_c_in_one_process_counts_what_was_done(monkeypatch):
+    whole = chunk_module.outcomes
+
+    def interrupted(session, scheduler, schedules, stops):
+        for number, outcome in enumerate(whole(session, scheduler, schedules, stops)):
+            yield outcome
+            if number == 6:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(chunk_module, "outcomes", interrupted)
+    work = Work("attach-during-call", "per-function", coverage=1)
+    tally = run_campaign(work, ThisProcess(), schedules=5 * CHUNK)
+    assert (tally.schedules, tally.interrupted, tally.found) == (7, True, None)
+    assert tally.count.coverage.edges
+    # The session that was interrupted is as good as new.
+    monkeypatch.undo()
+    again = run_campaign(work, ThisProcess(), schedules=7)
+    assert again.count == tally.count
