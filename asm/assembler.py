@@ -43,7 +43,7 @@ class _Made(NamedTuple):
     """An image, and the values of the symbols from outside that went into it."""
 
     image: Image
-    used: dict[str, int]
+    used: dict[str, int | None]
 
 
 class _Piece:
@@ -89,8 +89,9 @@ class _Assembly:
     def __init__(self, address: int, symbols: Mapping[str, int], name: str) -> None:
         self.address = address
         self.symbols = symbols
+        # What was asked of them, and the answers: the image depends on no others.
+        self.used: dict[str, int | None] = {}
         self.name = name
-        self.used: dict[str, int] = {}
         self.pieces: list[_Piece] = []
         # Each label's piece: the one that follows it.
         self.labels: dict[str, int] = {}
@@ -144,9 +145,7 @@ class _Assembly:
 
     def outside(self, symbol: str) -> int | None:
         """The value of a symbol that is no label of the text; None where there is none."""
-        value = self.symbols.get(symbol)
-        if value is not None:
-            self.used[symbol] = value
+        value = self.used[symbol] = self.symbols.get(symbol)
         return value
 
     def encode(self) -> None:

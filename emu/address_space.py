@@ -40,6 +40,8 @@ class SpaceRecord:
     regions: tuple[Region, ...]
     text_users: dict[int, tuple[int, ...]]
     text_aliases: dict[int, int]
+    tables: int
+    """The version of the page tables."""
 
 
 class AddressSpace:
@@ -436,12 +438,13 @@ class AddressSpace:
         """What a snapshot keeps."""
         self._text_users_shared = True
         return SpaceRecord(
-            self.ram.allocator.state(), tuple(self._regions), self.text_users, dict(self.text_aliases)
+            self.ram.allocator.state(), tuple(self._regions), self.text_users, dict(self.text_aliases),
+            self.tables.version,
         )
 
     def restore_space(self, record: SpaceRecord) -> None:
         """Back to what ``capture`` gave, once RAM is restored."""
-        self.tables.forget()
+        self.tables.restored(record.tables)
         self.ram.allocator.restore(record.allocator)
         self._regions = list(record.regions)
         self.text_users, self._text_users_shared = record.text_users, True

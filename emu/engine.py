@@ -23,6 +23,8 @@ from emu.hostcode import (
     HELD,
     INTERRUPT,
     LEFT,
+    LOG_END,
+    LOG_NEXT,
     MARKED_RANGES,
     RANGE_WORDS,
     STOPPING_RANGES,
@@ -35,6 +37,7 @@ from emu.hostcode import (
     new_watch,
 )
 from emu.registers import Registers
+from emu.visits import VisitLog
 from emu.watchdog import Watched
 
 TRANSLATION_BUFFER = 8 << 20
@@ -113,6 +116,8 @@ class Engine:
         self._watched = Watched(stopper(self.handle))
         self._limit_hook = 0
         self._hook = self._hooks.instruction
+        self._log: VisitLog | None = None
+        self._access_hook = 0
         self.error = 0
         # Whoever keeps the engine keeps what its hooks refer to.
         uc.__dict__["tramplab"] = (self._cell, self._hooks)
@@ -152,14 +157,17 @@ class Engine:
             self._limit_hook = libunicorn.hook_add(self.handle, UC_HOOK_CODE, self._hook, self._cell_address)
             libunicorn.flush_translations(self.handle)
 
-    def count_marked(self, ranges: Sequence[tuple[int, int, int]]) -> None:
+    def count_marked(self, ranges: Sequence[tuple[int, int, int]], log: VisitLog | None = None) -> None:
         """Let limits count marked instructions only, so that a run ends before the next one of these.
 
         ``ranges``: at most two of (guest address, size, host address of a byte for each guest address, not 0 where an
-        instruction is marked). None: every instruction counts.
+        instruction is marked). None: every instruction counts. ``log``: marked instructions that limited runs execute,
+        and all memory accesses, are noted there.
         """
         self._set_ranges(ranges, STOPPING_RANGES[:MARKED_RANGES])
-        self._hook = self._hooks.marked if ranges else self._hooks.instruction
+        self._note_visits(log)
+        hooks = self._hooks
+        self._hook = hooks.logged if log else hooks.marked if ranges else hooks.instruction
 
     def stop_at(self, ranges: Sequence[tuple[int, int, int]]) -> None:
         """Let limited runs end before marked instructions: ``left`` is below -1 then. Every instruction counts.
@@ -167,6 +175,7 @@ class Engine:
         ``ranges``: at most three, as ``count_marked`` has them. None: they end nowhere but at the limit.
         """
         self._set_ranges(ranges, STOPPING_RANGES)
+        self._note_visits(None)
         self._hook = self._hooks.stopping if ranges else self._hooks.instruction
 
     def hold(self, *, held: bool) -> bool:
@@ -188,6 +197,26 @@ class Engine:
             start, size, marks = ranges[number] if number < len(ranges) else (0, 0, 0)
             signed = start - (1 << 64) if start >> 63 else start
             self._cell[word : word + RANGE_WORDS] = [signed, size, marks]
+
+    def _note_visits(self, log: VisitLog | None) -> None:
+        if self._access_hook:
+            libunicorn.hook_del(self.handle, self._access_hook)
+            self._access_hook = 0
+        self._log = log
+        if log is not None:
+            self._cell[LOG_NEXT], self._cell[LOG_END] = log.start, log.end
+            self._access_hook = libunicorn.hook_add(
+                self.handle, UC_HOOK_MEM_READ | UC_HOOK_MEM_WRITE, self._hooks.log_access, self._cell_address
+            )
+        libunicorn.flush_translations(self.handle)
+
+    def take_visits(self) -> bytes:
+        """What was logged since the last time; see VisitLog."""
+        log, up_to = self._log, self._cell[LOG_NEXT]
+        if log is None or up_to == log.start:
+            return b""
+        self._cell[LOG_NEXT] = log.start
+        return log.taken(up_to)
 
     def run(self, rip: int) -> Exit:
         """Run from an address until something happens."""
@@ -217,4 +246,5 @@ class Engine:
         """Take the hooks out. The engine itself lives as long as somebody holds it."""
         self._watched.close()
         self.limit(None)
+        self._note_visits(None)
         libunicorn.hook_del(self.handle, self._interrupt_hook)

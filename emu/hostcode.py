@@ -9,6 +9,7 @@ import functools
 import mmap
 import platform
 import sys
+from collections.abc import Iterable
 
 from emu import libunicorn
 
@@ -18,6 +19,13 @@ ranges of code in which only marked instructions count: start, size and the host
 """
 RANGE_WORDS = 3
 MARKED_RANGES = 2
+_MARKED = range(RANGES, RANGES + RANGE_WORDS * MARKED_RANGES, RANGE_WORDS)
+AT, LOG_NEXT, LOG_END = 9, 10, 11
+"""Where visits are logged (``emu.visits``): the address of the instruction that is executed; host addresses of the
+log's next entry and behind its last.
+"""
+VISIT_WORDS = 3
+"""Words of an entry of the log."""
 STOPPING_RANGES, HELD = (RANGES, RANGES + RANGE_WORDS, 12), 15
 """Where the ranges are in which runs stop at marked instructions; and whether they stop neither there nor at what is
 watched.
@@ -119,6 +127,49 @@ _ON_WATCHED = bytes.fromhex(
     "48 c7 40 08 00 00 00 00"  # mov qword ptr [rax + 8], 0
     "c3"  # done: ret
 )
+# As _ON_MARKED, and what is marked and executed goes into the log.
+_ON_LOGGED = bytes.fromhex(
+    "48 89 71 48"  # mov [rcx + 72], rsi
+    "48 89 f0"  # mov rax, rsi
+    "48 2b 41 18"  # sub rax, [rcx + 24]
+    "48 3b 41 20"  # cmp rax, [rcx + 32]
+    "72 0e"  # jb first
+    "48 89 f0"  # mov rax, rsi
+    "48 2b 41 30"  # sub rax, [rcx + 48]
+    "48 3b 41 38"  # cmp rax, [rcx + 56]
+    "72 07"  # jb second
+    "c3"  # ret
+    "48 03 41 28"  # first: add rax, [rcx + 40]
+    "eb 04"  # jmp test
+    "48 03 41 40"  # second: add rax, [rcx + 64]
+    "80 38 00"  # test: cmp byte ptr [rax], 0
+    "74 29"  # je done
+    "48 83 69 08 01"  # sub qword ptr [rcx + 8], 1
+    "78 23"  # js stop
+    "48 8b 41 50"  # mov rax, [rcx + 80]
+    "48 3b 41 58"  # cmp rax, [rcx + 88]
+    "73 18"  # jae done
+    "48 89 30"  # mov [rax], rsi
+    "48 c7 40 08 00 00 00 00"  # mov qword ptr [rax + 8], 0
+    "48 c7 40 10 00 00 00 00"  # mov qword ptr [rax + 16], 0
+    "48 83 41 50 18"  # add qword ptr [rcx + 80], 24
+    "c3"  # done: ret
+    "48 8b 41 10"  # stop: mov rax, [rcx + 16]
+    "ff e0"  # jmp rax
+)
+# void hook(uc_engine *rdi, int esi_type, uint64_t rdx_address, int ecx_size, int64_t r8_value, void *r9_cell)
+_ON_LOGGED_ACCESS = bytes.fromhex(
+    "49 8b 41 50"  # mov rax, [r9 + 80]
+    "49 3b 41 58"  # cmp rax, [r9 + 88]
+    "73 16"  # jae done
+    "4d 8b 51 48"  # mov r10, [r9 + 72]
+    "4c 89 10"  # mov [rax], r10
+    "48 89 50 08"  # mov [rax + 8], rdx
+    "89 70 10"  # mov [rax + 16], esi
+    "89 48 14"  # mov [rax + 20], ecx
+    "49 83 41 50 18"  # add qword ptr [r9 + 80], 24
+    "c3"  # done: ret
+)
 
 Cell = ctypes.Array[ctypes.c_int64]
 _Interrupt = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p)
@@ -148,10 +199,12 @@ class NativeHooks:
         memory[: len(_ON_INTERRUPT)] = _ON_INTERRUPT
         memory[64 : 64 + len(_ON_INSTRUCTION)] = _ON_INSTRUCTION
         memory[128 : 128 + len(_ON_MARKED)] = _ON_MARKED
-        memory[1024 : 1024 + len(_ON_STOPPING)] = _ON_STOPPING
-        memory[1152 : 1152 + len(_ON_WATCHED)] = _ON_WATCHED
+        memory[256 : 256 + len(_ON_LOGGED)] = _ON_LOGGED
+        memory[384 : 384 + len(_ON_LOGGED_ACCESS)] = _ON_LOGGED_ACCESS
+        memory[512 : 512 + len(_ON_STOPPING)] = _ON_STOPPING
+        memory[640 : 640 + len(_ON_WATCHED)] = _ON_WATCHED
         self.interrupt, self.instruction, self.marked = base, base + 64, base + 128
-        self.stopping, self.watched = base + 1024, base + 1152
+        self.logged, self.log_access, self.stopping, self.watched = base + 256, base + 384, base + 512, base + 640
 
 
 class PythonHooks:
@@ -167,23 +220,23 @@ class PythonHooks:
             if cell[LEFT] < 0:
                 libunicorn.emu_stop(engine)
 
-        def on_marked(engine: int, address: int, size: int, _cell: int) -> None:
-            for word in range(RANGES, RANGES + RANGE_WORDS * MARKED_RANGES, RANGE_WORDS):
+        def is_marked(address: int, words: Iterable[int]) -> bool:
+            for word in words:
                 start, length, marks = cell[word : word + RANGE_WORDS]
                 offset = address - start & (1 << 64) - 1
                 if offset < length and ctypes.c_uint8.from_address(marks + offset).value:
-                    on_instruction(engine, address, size, _cell)
+                    return True
+            return False
+
+        def on_marked(engine: int, address: int, size: int, _cell: int) -> None:
+            if is_marked(address, _MARKED):
+                on_instruction(engine, address, size, _cell)
 
         def on_stopping(engine: int, address: int, size: int, _cell: int) -> None:
             on_instruction(engine, address, size, _cell)
-            if cell[LEFT] < 0 or cell[HELD]:
-                return
-            for word in STOPPING_RANGES:
-                start, length, marks = cell[word : word + RANGE_WORDS]
-                offset = address - start & (1 << 64) - 1
-                if offset < length and ctypes.c_uint8.from_address(marks + offset).value:
-                    cell[LEFT] = -2 - cell[LEFT]
-                    libunicorn.emu_stop(engine)
+            if cell[LEFT] >= 0 and not cell[HELD] and is_marked(address, STOPPING_RANGES):
+                cell[LEFT] = -2 - cell[LEFT]
+                libunicorn.emu_stop(engine)
 
         def on_watched(_engine: int, kind: int, address: int, size: int, _value: int, at: int) -> None:
             watch = (ctypes.c_int64 * 6).from_address(at)
@@ -193,13 +246,28 @@ class PythonHooks:
                 watch[WATCH_LEFT], watch[WATCH_ADDRESS], watch[WATCH_KIND] = cell[LEFT] + 1, signed, kind
                 cell[LEFT] = 0
 
+        def log(*words: int) -> None:
+            if cell[LOG_NEXT] < cell[LOG_END]:
+                (ctypes.c_uint64 * VISIT_WORDS).from_address(cell[LOG_NEXT])[:] = list(words)
+                cell[LOG_NEXT] += 8 * VISIT_WORDS
+
+        def on_logged(engine: int, address: int, size: int, _cell: int) -> None:
+            cell[AT] = address
+            if is_marked(address, _MARKED):
+                on_instruction(engine, address, size, _cell)
+                if cell[LEFT] >= 0:
+                    log(address, 0, 0)
+
+        def on_logged_access(_engine: int, kind: int, address: int, size: int, _value: int, _cell: int) -> None:
+            log(cell[AT] & (1 << 64) - 1, address, size << 32 | kind)
+
         self._anchors = (
-            _Interrupt(on_interrupt), _Instruction(on_instruction), _Instruction(on_marked),
-            _Instruction(on_stopping), _Memory(on_watched),
+            _Interrupt(on_interrupt), _Instruction(on_instruction), _Instruction(on_marked), _Instruction(on_logged),
+            _Memory(on_logged_access), _Instruction(on_stopping), _Memory(on_watched),
         )  # fmt: skip
-        self.interrupt, self.instruction, self.marked, self.stopping, self.watched = (
-            ctypes.cast(anchor, ctypes.c_void_p).value or 0 for anchor in self._anchors
-        )
+        addresses = [ctypes.cast(anchor, ctypes.c_void_p).value or 0 for anchor in self._anchors]
+        self.interrupt, self.instruction, self.marked, self.logged = addresses[:4]
+        self.log_access, self.stopping, self.watched = addresses[4:]
 
 
 @functools.cache

@@ -57,6 +57,9 @@ class PageTables:
         self._words = ram.words
         self.root = ram.allocator.take(1)[0]
         self.generation = 0
+        self.version = 0
+        """Another number for every state of the entries, but for their A and D bits."""
+        self._versions = 0
         self.known: dict[int, int] = {}
         """Leaf entries that were looked up since the last change, by page number."""
 
@@ -70,10 +73,16 @@ class PageTables:
                 self.known[page] = found
         return found
 
-    def forget(self) -> None:
-        """Drop cached translations (the tables were restored)."""
-        self.known.clear()
-        self.generation += 1
+    def restored(self, version: int) -> None:
+        """The tables are in RAM as they were in a version; cached translations are dropped if that was another one."""
+        if self.version != version:
+            self.version = version
+            self.known.clear()
+            self.generation += 1
+
+    def _changed(self) -> None:
+        self._versions += 1
+        self.version = self._versions
 
     def tables_needed(self, page: int, count: int) -> int:
         """Tables that mapping ``count`` pages from ``page`` on would add."""
@@ -93,6 +102,7 @@ class PageTables:
         for position, start, count in self._runs(page, len(entries)):
             self._words[position : position + count] = memoryview(array("Q", entries[start : start + count]))
             self._ram.dirty.add(position >> 9)
+        self._changed()
 
     def set_entry(self, page: int, entry: int) -> None:
         """Replace the leaf entry of a page that is mapped, for the same frame; its D bit stays."""
@@ -102,6 +112,7 @@ class PageTables:
         self._words[position] = entry | self._words[position] & DIRTY
         self._ram.dirty.add(position >> 9)
         self.known.pop(page, None)
+        self._changed()
 
     def unmap(self, page: int) -> int:
         """Take a page out; gives its entry. Tables that become empty are freed."""
@@ -110,6 +121,7 @@ class PageTables:
         if entry & DIRTY:
             self._ram.dirty.add(frame_of(entry))
         self.known.pop(page, None)
+        self._changed()
         for position in reversed(path):
             self._words[position] = 0
             table = position >> 9

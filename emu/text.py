@@ -109,6 +109,8 @@ class TextView:
         self._private: dict[tuple[int, int], int] = {}
         self._generation = -1
         self._changed = True
+        self._is_copy = False
+        """Whether the root has the shared root's entries, those of ``_generation``."""
 
     @property
     def pending(self) -> list[TextWrite]:
@@ -146,6 +148,8 @@ class TextView:
 
     def restore(self, pending: list[TextWrite], seen: set[int]) -> None:
         """The state that a snapshot kept."""
+        if not (pending or seen or self._pending or self._unread or self.seen):
+            return
         self._pending, self._unread, self.seen = list(pending), [], set(seen)
         self._reindex()
 
@@ -188,12 +192,13 @@ class TextView:
     def build(self) -> list[int]:
         """Bring the vCPU's page tables up to date. Gives the pages that are private; the TLB must be flushed."""
         self.drop()
-        self._ram.set_page(self.root, self._ram.page(self._tables.root))
+        if not self._is_copy or self._generation != self._tables.generation:
+            self._ram.set_page(self.root, self._ram.page(self._tables.root))
         self._index()
         pages = sorted(page for page, writes in self._by_page.items() if any(w.serial not in self.seen for w in writes))
         for page in pages:
             self._install(page)
-        self._generation, self._changed = self._tables.generation, False
+        self._generation, self._changed, self._is_copy = self._tables.generation, False, not self._private
         return pages
 
     def drop(self) -> None:
@@ -209,7 +214,7 @@ class TextView:
                 self._tables.merge_marks(self._tables.table_over(page, depth), frame, page, depth)
         self._frames.give_back(list(self._private.values()))
         self._private.clear()
-        self._changed = True
+        self._changed, self._is_copy = True, False
 
     def _reindex(self) -> None:
         self._by_page.clear()

@@ -23,3 +23,6 @@ class KernelError(EmuError):
         super().__init__(f"{what} (-{errno_name(code)})")
         self.errno = code
         self.what = what
+
+    def __reduce__(self) -> tuple[type["KernelError"], tuple[int, str]]:
+        return type(self), (self.errno, self.what)

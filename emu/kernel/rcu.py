@@ -16,7 +16,7 @@ SRCU             whoever is counted in, asleep or not            counting itself
 """
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -86,6 +86,11 @@ class Rcu:
     def pending(self) -> int:
         """Grace periods that are not over."""
         return len(self._pending)
+
+    @property
+    def periods(self) -> "Sequence[GracePeriod]":
+        """Those, the oldest first."""
+        return self._pending
 
     def completed(self, flavour: RcuFlavour) -> int:
         """Grace periods of a flavour that are over."""

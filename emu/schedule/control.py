@@ -18,17 +18,18 @@ RELEASES = frozenset({PointKind.STORE, PointKind.TEXT_WRITE, PointKind.PUBLISH})
 """Points after which others may know of what was allocated before."""
 
 
-_ENABLES = frozenset({PointKind.UNLOCK, PointKind.TEXT_WRITE, PointKind.IPI, PointKind.GRACE_PERIOD})
-"""Points behind which others may have other actions than before."""
-
-
-class _Driven:
+class Driven:
     """Steps a ControlTask from point to point."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
         self._control: ControlTask | None = None
         self._extra = Footprint()
+
+    @property
+    def point(self) -> Point | None:
+        """Where it stands; None before its first point and at its end."""
+        return None if self._control is None else self._control.at
 
     def _is_blocked(self) -> bool:
         at = self._control.at if self._control is not None else None
@@ -49,6 +50,7 @@ class _Driven:
         control, rcu = self._control, self._world.kernel.rcu
         assert control is not None
         begun, made = rcu.begun, 0
+        enables = self._world.enabling_points(owner) if steps > 1 else ()
         while True:
             passed = control.at
             try:
@@ -59,7 +61,7 @@ class _Driven:
             made += 1
             if made >= steps or control.done or rcu.begun != begun or self._is_blocked():
                 return made
-            if passed is not None and passed.kind in _ENABLES:
+            if passed is not None and passed.kind in enables:
                 return made
 
     def _go_on(self, owner: object) -> None:
@@ -119,7 +121,7 @@ class _Driven:
         return Where(str(at.kind), at.what, at.on[0] if stores and isinstance(at.on, tuple) else 0)
 
 
-class ControlActor(_Driven):
+class ControlActor(Driven):
     """An operation of process context. ``result`` is what it returned, or the KernelError that it raised."""
 
     def __init__(self, world: "World", index: int, letter: str, name: str, operation: Callable[[], Any]) -> None:
@@ -180,7 +182,7 @@ GRACE_VARIANTS = {
 }
 
 
-class GraceActor(_Driven):
+class GraceActor(Driven):
     """Ends grace periods whose readers have all passed, one at a time, and runs their callbacks."""
 
     letter = GRACE_LETTER

@@ -1,6 +1,7 @@
 """Guest memory as schedules see it: what process context alone knows of, and what nobody may touch any more."""
 
 from bisect import bisect_right, insort
+from collections.abc import Callable
 
 from emu.process import PointKind, ProcessContext
 from emu.schedule.footprint import Footprint
@@ -23,6 +24,8 @@ class ScheduledMemory:
         """The actor that is running: what it allocates is its own."""
         self.footprint: Footprint | None = None
         """What is freed goes in here, as written."""
+        self.on_freed: Callable[[str], None] | None = None
+        """Called with the name of what is freed."""
         self._fresh_of: dict[object, list[tuple[int, int]]] = {}
 
     def begin(self) -> None:
@@ -60,6 +63,8 @@ class ScheduledMemory:
 
     def freed(self, address: int, size: int, name: str) -> None:
         """See MemoryWatch."""
+        if self.on_freed is not None:
+            self.on_freed(name)
         if self.footprint is not None:
             self.footprint.memory(address, size, writes=True)
         if address not in self._freed:

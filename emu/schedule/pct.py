@@ -17,16 +17,17 @@ _ALL = 1 << 20
 class Pct:
     """Schedules of ``depth`` d: d - 1 times a step, picked at random, takes its actor's priority away.
 
-    The number of steps is the most that a schedule has had so far.
+    The number of steps is the most that a schedule has had so far. ``first``: the number of its first schedule; each
+    number has random numbers of its own.
     """
 
     wants_footprints = False
 
-    def __init__(self, seed: int, depth: int = 3, *, steps: int = 60) -> None:
+    def __init__(self, seed: int, depth: int = 3, *, steps: int = 60, first: int = 0) -> None:
         if depth < 1:
             raise ValueError(f"depth {depth}")
         self._seed, self._depth, self._longest = seed, depth, steps
-        self._number = 0
+        self._number = first
         self._random = Random()
         self._priorities: dict[int, float] = {}
         """Of actors, by index; the highest goes on. Those that were taken away are negative."""

@@ -11,14 +11,16 @@ from emu.schedule.run import Choice, Outcome, Taken
 class RandomWalk:
     """At every step one of the enabled actions, each as likely as its weight says (``weight``; all alike without).
 
-    How long an action goes on is drawn in advance, which is the same and asks less often.
+    How long an action goes on is drawn in advance, which is the same and asks less often. ``first``: see Pct.
     """
 
     wants_footprints = False
 
-    def __init__(self, seed: int, *, weight: Callable[[Action, Action | None], float] | None = None) -> None:
+    def __init__(
+        self, seed: int, *, weight: Callable[[Action, Action | None], float] | None = None, first: int = 0
+    ) -> None:
         self._seed, self._weight = seed, weight
-        self._number = 0
+        self._number = first
         self._random = Random()
 
     def begin(self) -> bool:

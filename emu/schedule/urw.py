@@ -12,12 +12,12 @@ from emu.schedule.run import Choice, Outcome, Taken
 
 
 class UniformWalk:
-    """Weights are the steps that an actor probably has left."""
+    """Weights are the steps that an actor probably has left. ``first``: see Pct."""
 
     wants_footprints = False
 
-    def __init__(self, seed: int) -> None:
-        self._seed, self._number = seed, 0
+    def __init__(self, seed: int, *, first: int = 0) -> None:
+        self._seed, self._number = seed, first
         self._random = Random()
         self._longest: dict[int, int] = {}
         self._made: dict[int, int] = {}

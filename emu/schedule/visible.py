@@ -21,6 +21,7 @@ from capstone import x86_const as x86
 from emu.layout import ADDRESS_MASK
 from emu.machine import Machine
 from emu.registers import SAVED
+from emu.visits import VisitLog
 
 _FRAME_POINTER = bytes.fromhex("4889e5")
 """mov rbp, rsp: rbp is a frame pointer in code that has it."""
@@ -95,14 +96,20 @@ class VisibleInstructions:
         """By address."""
         self.private: set[tuple[int, str]] = set()
         """Address and text of instructions that are known to touch nothing but their own stack."""
+        self.logs: list[VisitLog] = []
+        """Where each vCPU's visits go from the next ``install`` on; see ``log_visits``."""
         self._changed: set[tuple[int, int]] = set()
         self._base: dict[int, Instruction] = {}
         self._base_order: list[int] = []
 
+    def log_visits(self) -> None:
+        """Let vCPUs log the visible instructions and memory accesses that they execute, from the next ``install``."""
+        self.logs = [VisitLog() for _ in self._machine.vcpus]
+
     def install(self) -> None:
         """Let every vCPU's limits count visible instructions from now on, and watch for new code."""
-        for vcpu in self._machine.vcpus:
-            vcpu.engine.count_marked(self._engine_ranges)
+        for number, vcpu in enumerate(self._machine.vcpus):
+            vcpu.engine.count_marked(self._engine_ranges, self.logs[number] if self.logs else None)
         self._machine.after_code = self.code_changed
 
     def remove(self) -> None:

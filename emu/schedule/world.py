@@ -5,6 +5,7 @@ from typing import Protocol
 
 from emu.checkpoint import Checkpoint
 from emu.kernel.kernel import Kernel
+from emu.process import PointKind
 from emu.schedule.actor import Actor
 from emu.schedule.guest import GuestActor
 from emu.schedule.memory import ScheduledMemory
@@ -17,6 +18,14 @@ from emu.vcpu import Vcpu
 SHARED_PERCPU = (PERCPU.offset("preempt_count"),)
 """Per-CPU words at constant addresses that say whether a CPU may be preempted: RCU read sections begin there."""
 _STACK = 16 << 10
+_TO_ALL = frozenset({PointKind.GRACE_PERIOD})
+_TO_CPUS, _TO_OPERATIONS = frozenset({PointKind.TEXT_WRITE, PointKind.IPI}), frozenset({PointKind.UNLOCK})
+_ENABLING = {
+    (runs, waits): _TO_ALL | (_TO_CPUS if runs else frozenset()) | (_TO_OPERATIONS if waits else frozenset())
+    for runs in (False, True)
+    for waits in (False, True)
+}
+"""By whether tasks are on CPUs, and whether there are other operations or grace periods."""
 _LOOKED_AT = frozenset({task_struct.offset("trc_reader_nesting")})
 
 
@@ -135,6 +144,18 @@ class World:
         """Whether a vCPU runs no task."""
         vcpu = self.kernel.machine.vcpus[cpu]
         return vcpu.task is vcpu.idle
+
+    def enabling_points(self, actor: object) -> frozenset[PointKind]:
+        """Points of an operation behind which others, as they stand now, may have other actions than before."""
+        runs = waits = False
+        for other in self.actors:
+            if other is actor or other.finished:
+                continue
+            if isinstance(other, GuestActor):
+                runs |= other.vcpu is not None
+            else:
+                waits = True
+        return _ENABLING[runs, waits]
 
     def takes_interrupts(self, cpu: int) -> bool:
         """Whether a vCPU answers an interrupt: not on the way from a trap to its entry."""

@@ -149,3 +149,16 @@ def test_no_bytes():
 def test_importing_needs_no_engine():
     code = "import sys, asm; print(sorted({'keystone', 'capstone'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_same_text_is_made_anew_where_a_symbol_it_uses_has_moved():
+    text = "mov eax, used\ncall target\nret"
+    symbols = {"used": 1, "target": 0x2000, "other": 5}
+    first = assemble(text, 0x1000, symbols)
+    assert assemble(text, 0x1000, symbols | {"other": 6}) == first
+    assert assemble(text, 0x1000, symbols | {"used": 2}).code[1] == 2
+    assert assemble(text, 0x1000, symbols | {"target": 0x3000}).code != first.code
+    assert assemble(text, 0x1001, symbols).address == 0x1001
+    assert assemble(text, 0x1000, symbols) == first
+    with pytest.raises(AsmError, match="unknown symbol"):
+        assemble(text, 0x1000, {"used": 1})

@@ -1,13 +1,17 @@
 """The text that names one schedule of one scenario: what ``tramp replay`` takes."""
 
 from dataclasses import dataclass
+from urllib.parse import quote, unquote
 
 from emu.schedule.action import BadSchedule
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleAddress:
-    """``scenario/design/flavour/config/dropped/schedule``; ``dropped``: letters of actors that are left out, or -."""
+    """``scenario/design/flavour/config/dropped/schedule``; ``dropped``: letters of actors that are left out, or -.
+
+    ``design``: see NamedDesign; what is not to be in a part of the text is written as in an URL.
+    """
 
     scenario: str
     design: str
@@ -17,7 +21,8 @@ class ScheduleAddress:
     schedule: str = ""
 
     def __str__(self) -> str:
-        parts = (self.scenario, self.design, self.flavour, self.config, self.dropped or "-", self.schedule)
+        design = quote(self.design, safe=":+")
+        parts = (self.scenario, design, self.flavour, self.config, self.dropped or "-", self.schedule)
         return "/".join(parts)
 
     @classmethod
@@ -27,4 +32,4 @@ class ScheduleAddress:
         if len(parts) != 6 or not all(parts):
             raise BadSchedule(f"{text!r} is not scenario/design/flavour/config/dropped/schedule")
         scenario, design, flavour, config, dropped, schedule = parts
-        return cls(scenario, design, flavour, config, "" if dropped == "-" else dropped, schedule)
+        return cls(scenario, unquote(design), flavour, config, "" if dropped == "-" else dropped, schedule)

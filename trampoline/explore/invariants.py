@@ -149,9 +149,8 @@ class AtRest:
 def at_rest(stage: Stage, operations: Mapping[str, Operation]) -> AtRest:
     """What is left now."""
     kernel = stage.lab.kernel
-    memory: Counter[str] = Counter()
-    for objects in (kernel.slab.objects, kernel.vmalloc.objects, kernel.percpu.objects, kernel.execmem.images):
-        memory.update(_name(name) for name in objects.values())
+    held = (kernel.slab.objects, kernel.vmalloc.objects, kernel.percpu.objects, kernel.execmem.images)
+    memory = _counted(tuple(name for objects in held for name in objects.values()))
     sites = []
     records = sorted(kernel.ftrace.records)
     for site, code in zip(records, kernel.machine.read_each(records, 5), strict=True):
@@ -163,11 +162,17 @@ def at_rest(stage: Stage, operations: Mapping[str, Operation]) -> AtRest:
         for _, operation in sorted(operations.items())
         for deed in operation
     )
-    return AtRest(answers, frozenset(memory.items()), tuple(sorted(sites)))
+    return AtRest(answers, memory, tuple(sorted(sites)))
 
 
 def _reached(stage: Stage, target: int) -> str:
     return stage.lab.kernel.kallsyms.function_name(target) or f"{target:#x}"
+
+
+@lru_cache(maxsize=1 << 10)
+def _counted(names: tuple[str, ...]) -> frozenset[tuple[str, int]]:
+    """How often there is each name. Most schedules end with the same memory."""
+    return frozenset(Counter(map(_name, names)).items())
 
 
 @lru_cache(maxsize=1 << 16)

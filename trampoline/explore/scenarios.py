@@ -4,6 +4,7 @@ from collections.abc import Callable
 from errno import EAGAIN, EBUSY, ENOENT, EWOULDBLOCK
 
 from emu.kernel.functions import AssemblyFunctions
+from trampoline.designs import DESIGNS
 from trampoline.explore.plan import Deed, Operation, Plan, PlannedCall, PlannedTask
 from trampoline.explore.stage import MODULE, MODULE_FUNCTIONS, Stage
 from trampoline.link import MultiLink
@@ -192,12 +193,18 @@ SCENARIOS: dict[str, Scenario] = {
 }
 """Every scenario by its name."""
 
-_HASHED = ("seed-v2", "seed-v2-repaired")
+_HASHED = ("seed-v2", "seed-v2-repaired", "tramplab+hash")
+"""Designs of ours whose metadata's table is resized."""
 
 
 def applies(scenario: str, design: str) -> bool:
-    """Whether a design has what a scenario is about."""
-    return scenario != "resize-during-lookup" or design in _HASHED
+    """Whether a design has what a scenario is about, by its name; one's own may."""
+    return scenario != "resize-during-lookup" or design in _HASHED or ":" in design
+
+
+def designs_for(scenario: str) -> tuple[str, ...]:
+    """The designs of ours that a scenario is about."""
+    return _HASHED if scenario == "resize-during-lookup" else tuple(DESIGNS)
 
 
 def vcpus_of(scenario: str) -> int:

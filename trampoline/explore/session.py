@@ -12,6 +12,7 @@ from emu.recording import Recording, record
 from emu.schedule.action import GRACE_LETTER, LETTERS, Action, decode
 from emu.schedule.actor import Actor
 from emu.schedule.control import ControlActor, GraceActor
+from emu.schedule.coverage import Coverage, CoverageWatch
 from emu.schedule.guest import GuestActor, GuestCall
 from emu.schedule.replay import Replay
 from emu.schedule.run import Choice, Outcome, Scheduler, Taken, run_schedule
@@ -20,6 +21,7 @@ from emu.schedule.world import Invariant
 from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
 from emu.task import Task
 from emu.vcpu import Vcpu
+from trampoline.designs import Factory
 from trampoline.errors import TrampolineError
 from trampoline.explore.address import ScheduleAddress
 from trampoline.explore.invariants import (
@@ -30,6 +32,8 @@ from trampoline.explore.invariants import (
     at_rest,
     refused,
 )
+from trampoline.explore.life import LifeWatch
+from trampoline.explore.named_design import NamedDesign
 from trampoline.explore.plan import Operation
 from trampoline.explore.scenarios import SCENARIOS, Scenario, vcpus_of
 from trampoline.explore.stage import ARGUMENT, Stage
@@ -39,23 +43,35 @@ _MIGRATION_DISABLED = task_struct.offset("migration_disabled")
 
 
 class Session:
-    """One scenario on one design. KernelError where the design can't do what the scenario needs."""
+    """One scenario on one design. KernelError where the design can't do what the scenario needs.
+
+    ``design``: a name as NamedDesign has it, or a factory. ``covers``: whether ``take_coverage`` gives any.
+    """
 
     def __init__(
         self,
         scenario: str,
-        design: str,
+        design: str | Factory,
         flavour: str = "6.12",
         config: str = "voluntary",
         *,
         dropped: Collection[str] = (),
         counting: str = "off",
+        covers: bool = False,
     ) -> None:
-        self.address = ScheduleAddress(scenario, design, flavour, config, "".join(sorted(dropped)))
+        named = NamedDesign.of(design)
+        self._design = design
+        self.address = ScheduleAddress(scenario, named.text, flavour, config, "".join(sorted(dropped)))
         if scenario not in SCENARIOS:
             raise TrampolineError(f"no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
         make = SCENARIOS[scenario]
-        self.stage = Stage(design, flavour, config, vcpus=vcpus_of(scenario), counting=counting)
+        self.stage = Stage(
+            named.make, flavour, config, metadata=named.metadata, vcpus=vcpus_of(scenario), counting=counting
+        )
+        self._covers = covers
+        self._watch: CoverageWatch | None = None
+        self.covering = covers
+        """Whether the schedules to come are looked at for coverage."""
         try:
             self._preemptible = CONFIGS[config].preemption
             self._open(make)
@@ -89,6 +105,9 @@ class Session:
         self._operations = [(letter, name) for letter, name in named if letter not in dropped]
         self._orders: dict[frozenset[str], list[AtRest]] = {}
         self.world = stage.world([*plan.state])
+        if self._covers:
+            watch = self._watch = CoverageWatch(self.world)
+            self._life = LifeWatch(self.world, lambda: watch.coverage)
         self._learn()
         self.world.open()
 
@@ -119,6 +138,8 @@ class Session:
                         outcome.violation = Violation("refused", what)
         finally:
             self.stage.lab.kernel.process.memory = None
+            if self._watch is not None:
+                self._watch.end()
         return outcome
 
     def replay(self, text: str) -> Outcome:
@@ -145,6 +166,10 @@ class Session:
         self.run(replay, around=recording)
         return recordings[0]
 
+    def take_coverage(self) -> Coverage:
+        """What schedules have covered since the last time."""
+        return Coverage() if self._watch is None else self._watch.take()
+
     def trace(self, outcome: Outcome) -> list[tuple[str, int, str, str, int]]:
         """A schedule that was run, in a form that can be compared with another run's."""
         return [
@@ -169,9 +194,23 @@ class Session:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def address_of(self, outcome: Outcome) -> ScheduleAddress:
+        """The name of a schedule."""
+        return replace(self.address, schedule=outcome.text)
+
     def command(self, outcome: Outcome) -> str:
         """What replays a schedule."""
-        return f"tramp replay {replace(self.address, schedule=outcome.text)}"
+        return f"tramp replay {self.address_of(outcome)}"
+
+    def without(self, letter: str) -> "Session | None":
+        """A session of the same without one more actor; None where that leaves no task or nothing to do."""
+        dropped = {*self.address.dropped, letter}
+        if not any(letter not in dropped for letter in self.letters[: self.task_count]):
+            return None
+        if not any(letter not in dropped for letter in self.letters[self.task_count :]):
+            return None
+        address = self.address
+        return Session(address.scenario, self._design, address.flavour, address.config, dropped=dropped)
 
     @property
     def tasks(self) -> list[tuple[str, Task, list[GuestCall], tuple[int, ...]]]:
@@ -211,6 +250,10 @@ class Session:
             EnterAndExitBalance(self.stage),
             EndsAsSomeOrder(self.stage, operations, lambda: self._orders_without(operations)),
         ]
+        if self._watch is not None and self.covering:
+            # First, so that it sees the step that breaks another.
+            self._life.schedule(operations)
+            invariants[:0] = (self._watch, self._life)
         world.begin(actors, invariants)
         return operations
 

@@ -9,6 +9,7 @@ from emu.kernel.kernel import EXEC_SIZE, TEXT_SIZE
 from emu.kernel.livepatch import LivePatch
 from emu.schedule.world import World
 from emu.task import Task
+from trampoline.designs import Factory
 from trampoline.errors import KernelError
 from trampoline.lab import Tracing
 from trampoline.link import MultiLink
@@ -59,11 +60,11 @@ class Notes:
 
 
 class Stage:
-    """A kernel of one design. ``vcpus``: two, unless a scenario wants more."""
+    """A kernel of one design, by name or as its factory. ``vcpus``: two, unless a scenario wants more."""
 
     def __init__(
         self,
-        design: str,
+        design: str | Factory,
         flavour: str = "6.12",
         config: str = "voluntary",
         *,

@@ -3,6 +3,7 @@
 Needs Hypothesis (``pip install tramplab[testing]``).
 """
 
+from trampoline.example_database import example_database
 from trampoline.testing.functions import Prototype, Traced, add_functions
 from trampoline.testing.holdings import Holdings
 from trampoline.testing.machine import lab_machine
@@ -19,5 +20,6 @@ __all__ = [
     "Traced",
     "Traits",
     "add_functions",
+    "example_database",
     "lab_machine",
 ]

@@ -1,9 +1,11 @@
 """One 5-byte patch against one CPU that calls through it: all interleavings."""
 
 from collections import Counter
+from itertools import pairwise
 
 from asm.encodings import call_rel32
 from emu.schedule.bounded import Bounded
+from emu.schedule.delays import DelayBounded
 from emu.schedule.dfs import Exhaustive
 
 ALL, REDUCED = 85, 22
@@ -105,3 +107,43 @@ def test_bounded_preemptions(lab):
     assert counts == sorted(counts)
     assert counts[0] == 2
     assert counts[3] <= ALL
+
+
+def test_delays_bound_what_is_explored(lab):
+    lab = lab()
+    lab.task("calls", times=2)
+    lab.open()
+    found = []
+    for delays in range(4):
+        scheduler = DelayBounded(delays)
+        found.append({outcome.text for outcome, _ in lab.all(scheduler, [lab.patch])})
+        assert len(found[-1]) == scheduler.schedules
+    # Without a delay everybody goes on until the end, one after the other.
+    assert found[0] == {next(text for text in found[0])}
+    for fewer, more in pairwise(found):
+        assert fewer < more
+    # Whoever is not next costs more than one delay: there are fewer schedules than with as many preemptions.
+    preempted = {outcome.text for outcome, _ in lab.all(Bounded(2), [lab.patch])}
+    assert len(found[2]) < len(preempted)
+
+
+def test_a_deadlock_takes_one_delay(lab):
+    lab = lab()
+    lab.task("calls")
+    lab.open()
+    one, other = lab.kernel.ftrace.ftrace_lock, lab.kernel.ftrace.direct_mutex
+
+    def forwards():
+        with one, other:
+            pass
+
+    def backwards():
+        with other, one:
+            pass
+
+    def broken(delays):
+        outcomes = [outcome for outcome, _ in lab.all(DelayBounded(delays), [forwards, backwards])]
+        return {outcome.violation.kind for outcome in outcomes if outcome.violation}
+
+    assert broken(0) == set()
+    assert broken(1) == {"deadlock"}

@@ -12,7 +12,7 @@ from emu.schedule.pct import Pct
 from emu.schedule.replay import Replay
 from emu.schedule.report import BROKEN, report, used_columns
 from emu.schedule.shrink import shrink
-from emu.schedule.spec import SCHEDULERS, scheduler_for
+from emu.schedule.spec import SCHEDULERS, is_divisible, scheduler_for
 
 
 @given(st.lists(st.from_regex(r"[a-z][A-Z]?", fullmatch=True)))
@@ -44,7 +44,7 @@ def test_the_same_seed_makes_the_same_schedules(lab, spec):
 
     first = texts(1)
     assert texts(1) == first
-    if spec not in ("dfs", "bounded"):
+    if is_divisible(spec):
         assert texts(2) != first
 
 

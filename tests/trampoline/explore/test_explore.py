@@ -97,7 +97,7 @@ def test_the_same_seed_finds_the_same():
     first, again = (campaign("detach-during-call", "seed-v2", seed=3, schedules=200) for _ in range(2))
     assert first.found.command == again.found.command
     assert first.found.number == again.found.number
-    assert (first.schedules, first.steps, first.pairs) == (again.schedules, again.steps, again.pairs)
+    assert first.count == again.count
 
 
 def test_lazy_kernels_preempt_and_migrate():
