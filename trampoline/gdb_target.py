@@ -34,9 +34,8 @@ def serve(
         debugger.select(debugger.threads[0])
         file = SymbolFile(ready.lab.kernel, symbols)
         try:
-            machine = ready.lab.kernel.machine
-            with Server(debugger, machine, host, port, on_stop=lambda: changed(file)) as server:
-                server.commands += KernelCommands(debugger, server.motion, machine.images, file).commands()
+            with Server(debugger, host, port, on_stop=lambda: changed(file)) as server:
+                server.commands += KernelCommands(debugger, server.motion, file).commands()
                 server.commands += frame_commands(debugger)
                 for line in introduction(ready, server, file.path):
                     tell(line)
