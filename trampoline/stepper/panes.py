@@ -184,14 +184,15 @@ def cpus(seen: Seen) -> PaneText:
     rows = []
     for thread in seen.threads:
         here = seen.thread is not None and thread.number == seen.thread.number
-        where = f"cpu {thread.cpu}, " if thread.is_task else ""
+        name = Span(thread.name, Role.NAME)
+        about = (f"cpu {thread.cpu}, {thread.state}: ", name) if thread.is_task else (name, f": {thread.state}")
         mark = "=>" if here else "  "
-        rows.append(Row(line(f"{mark} {thread.number} ", Span(thread.name, Role.NAME), f"  {where}{thread.state}")))
+        rows.append(Row(line(f"{mark} {thread.number} ", *about)))
     for cpu in seen.cpus:
-        about = ["idle"] if cpu.thread is None else []
-        about += ["not serialised"] if cpu.pending else []
-        if about:
-            rows.append(Row(line(f"   cpu {cpu.index}: {', '.join(about)}")))
+        states = ["idle"] if cpu.thread is None else []
+        states += ["not serialised"] if cpu.pending else []
+        if states:
+            rows.append(Row(line(f"   cpu {cpu.index}: {', '.join(states)}")))
         for part in cpu.pending:
             sees = ", sees it" if part.sees_new else ""
             text = f"{seen.names[part.address]}: {part.old.hex()} -> {part.new.hex()}{sees}"

@@ -302,6 +302,6 @@ def test_threads(screen, open_session):
         assert session.debugger.thread.number == 1
         await press("t", "t", "s", "s", "5")
         assert session.debugger.thread.number == 3
-        assert any("=> 3 attach fentry0  at " in row for row in shown(app))
+        assert any("=> 3 attach fentry0: at " in row for row in shown(app))
 
     screen(drive, session=session)

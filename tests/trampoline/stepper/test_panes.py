@@ -73,8 +73,8 @@ def test_threads_and_what_a_cpu_has_not_seen(open_session):
     perform(session, "to patch")
     seen = session.look()
     rows = texts(panes.cpus(seen))
-    assert rows[0] == "   1 bpf_fentry_test1(1)  cpu 0, running"
-    assert any(row.startswith("=> 3 attach fentry0  at ipi: sync_core") for row in rows)
+    assert rows[0] == "   1 cpu 0, running: bpf_fentry_test1(1)"
+    assert any(row.startswith("=> 3 attach fentry0: at ipi: sync_core") for row in rows)
     assert rows[3:] == [
         *("   cpu 0: not serialised", "      bpf_fentry_test1+0x4: 0f -> cc"),
         *("   cpu 1: not serialised", "      bpf_fentry_test1+0x4: 0f -> cc"),

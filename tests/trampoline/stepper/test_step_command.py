@@ -1,6 +1,7 @@
 """``tramp step`` as a command: options, bad input, files, a real terminal."""
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -47,6 +48,15 @@ def test_commands_from_options_and_a_file(capsys, tmp_path):
     _, out, _ = step(capsys, *TARGET, "--ex", "s", "-x", script)
     assert [line for line in out.splitlines() if line.startswith("(tramp)")] == [
         *("(tramp) s", "(tramp) to program", "(tramp) rs")
+    ]
+
+
+def test_commands_from_standard_input(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("s 2\nbreak nix\nquit\nnever reached\n"))
+    status, out, err = step(capsys, *TARGET, "--ex", "p; rs", "-x", "-")
+    assert (status, err) == (0, "")
+    assert [line for line in out.splitlines() if line.startswith("(tramp)")] == [
+        *("(tramp) p", "(tramp) rs", "(tramp) s 2", "(tramp) break nix", "(tramp) quit")
     ]
 
 
