@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from errno import EINVAL
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from emu.errors import GuestFault
 from emu.kernel.config import CONFIGS, Config
@@ -34,14 +34,10 @@ from trampoline.flavour import Flavour, flavour
 from trampoline.func_protos import FuncProtos
 from trampoline.generator import Boot
 from trampoline.helpers.runtime import Runtime, TraceLine
-from trampoline.install import Installer
 from trampoline.link import Link, MultiLink, Skipped, modules_of, no_progress
-from trampoline.load import Loader
-from trampoline.loaded_object import LoadedObject
 from trampoline.maps import BpfMap, map_layout
 from trampoline.model import Arg, FuncModel
 from trampoline.multi import check_cookie, check_multi, check_wanted, no_collections
-from trampoline.objects import BpfObject
 from trampoline.part_match import AttachFunc, btf_check_func_part_match
 from trampoline.phases import with_phases
 from trampoline.population import KernelFunction, Population, is_glob, memory_of, populate
@@ -49,6 +45,12 @@ from trampoline.prog import BpfProg, BpfPrograms, ProgFunction, Uses
 from trampoline.signatures import BtfFunctions, denied_names
 from trampoline.structs import asm_symbols
 from trampoline.target import Target, TrampLink
+
+if TYPE_CHECKING:
+    from trampoline.install import Installer
+    from trampoline.load import Loader
+    from trampoline.loaded_object import LoadedObject
+    from trampoline.objects import BpfObject
 
 MAX_MULTI = 1 << 20
 """Functions of one multi link at most (as many as a kprobe_multi link takes)."""
@@ -195,20 +197,24 @@ class Tracing:
         return Runtime(self.programs, self.kernel, map_layout(self.flavour.name))
 
     @cached_property
-    def installer(self) -> Installer:
+    def installer(self) -> "Installer":
         """What compiles programs into guest memory."""
+        from trampoline.install import Installer  # with what follows: most kernels have no real program
+
         return Installer(self.runtime, self.flavour.name, self.boot)
 
     @cached_property
-    def loader(self) -> Loader:
+    def loader(self) -> "Loader":
         """What puts real programs into the kernel. Without a BTF the types are those that functions declare."""
+        from trampoline.load import Loader
+
         return Loader(self, without_functions() if self.btf is None else self.btf)
 
     def load(self, program: Program, maps: Mapping[str, BpfMap] | None = None) -> BpfProg:
         """Load a real program: ``Loader.load``."""
         return self.loader.load(program, maps)
 
-    def open(self, obj: BpfObject, **options: Any) -> LoadedObject:
+    def open(self, obj: "BpfObject", **options: Any) -> "LoadedObject":
         """Load the programs and maps of a compiled object: ``Loader.open``."""
         return self.loader.open(obj, **options)
 

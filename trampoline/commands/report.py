@@ -45,7 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
     from emu.whole_file import write_whole
     from trampoline.errors import TrampolineError
     from trampoline.report.formats import baseline_of, format_of, texts
-    from trampoline.report.observe import observe_all
 
     forms = [(path, format_of(path, arguments.format)) for path in arguments.output]
     files: dict[Path, str] = {}
@@ -56,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.target is None:
         raise TrampolineError("what is to be reported? a TARGET, or --bench")
     else:
+        from trampoline.report.observe import observe_all
+
         stacks = any(form.is_page for _, form in forms)
         variants = observe_all(_variants(target_options(arguments), arguments.compare), stacks=stacks)
         known: Mapping[str, Entry] = {}

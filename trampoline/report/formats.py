@@ -3,13 +3,15 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from emu.recording import Recording, callgrind, chrome, collapsed, speedscope
 from trampoline.errors import TrampolineError
 from trampoline.icount.baseline import Baseline, Entry
 from trampoline.icount.errors import BaselineError
-from trampoline.report.calls_page import calls_page
-from trampoline.report.observe import Observed
+
+if TYPE_CHECKING:
+    from trampoline.report.observe import Observed
 
 Texts = Mapping[Path, str]
 
@@ -63,11 +65,13 @@ def format_of(path: Path, name: str | None) -> Format:
     raise TrampolineError(f"{path}: which format? --format says it: {', '.join(FORMATS)}")
 
 
-def texts(path: Path, form: Format, variants: Sequence[Observed], baseline: Mapping[str, Entry]) -> Texts:
+def texts(path: Path, form: Format, variants: "Sequence[Observed]", baseline: Mapping[str, Entry]) -> Texts:
     """What is to be written for one file. TrampolineError for several designs, or a baseline, in a format that has room
     for one design.
     """
     if form.write is None:
+        from trampoline.report.calls_page import calls_page  # with the debugger, which nothing else here needs
+
         return {path: calls_page(variants, baseline)}
     if len(variants) > 1 or baseline:
         raise TrampolineError(f"{path}: {form.name} has room for one design; html shows several, and baselines")
