@@ -7,17 +7,21 @@ from trampoline.testing.functions import Prototype, Traced, add_functions
 from trampoline.testing.holdings import Holdings
 from trampoline.testing.machine import lab_machine
 from trampoline.testing.reference import Reference
+from trampoline.testing.sequences import Failure, Sequences, run_sequences
 from trampoline.testing.traits import TRAITS, AfterSleep, Order, Traits
 
 __all__ = [
     "TRAITS",
     "AfterSleep",
+    "Failure",
     "Holdings",
     "Order",
     "Prototype",
     "Reference",
+    "Sequences",
     "Traced",
     "Traits",
     "add_functions",
     "lab_machine",
+    "run_sequences",
 ]

@@ -109,13 +109,14 @@ def word_places(model: FuncModel) -> list[tuple[int, bool]]:
     ]
 
 
-def add_functions(lab: Tracing, prototypes: Sequence[Prototype], told: str) -> list[Traced]:
+def add_functions(lab: Tracing, prototypes: Sequence[Prototype], told: str, *, first: int = 0) -> list[Traced]:
     """Put functions, and a replacement for each (``NAME_patched``), into a kernel.
 
-    Their code calls the symbol ``told`` first, with rax as their number, or as ~number in a replacement.
+    Their code calls the symbol ``told`` first, with rax as their number, from ``first`` on, or as ~number in a
+    replacement.
     """
     made = []
-    for number, prototype in enumerate(prototypes):
+    for number, prototype in enumerate(prototypes, start=first):
         body, patched = _bodies(prototype, number, told)
         (placed,) = lab.kernel.add_functions(Function(prototype.name, body, prototype.declaration))
         lab.kernel.add_functions(Function(f"{prototype.name}_patched", patched, traceable=False))

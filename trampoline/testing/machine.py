@@ -32,6 +32,7 @@ from trampoline.link import Link, MultiLink
 from trampoline.prog import BpfProg
 from trampoline.testing.functions import Prototype
 from trampoline.testing.holdings import Holdings
+from trampoline.testing.kernels import Kernels
 from trampoline.testing.reference import Asleep, Happening, Program, Reference
 from trampoline.testing.strategies import cookies, kinds, prototypes, words
 from trampoline.testing.traits import TRAITS, Traits
@@ -41,6 +42,22 @@ INNER, OUTER, SLEEPER, MODULE_FUNCTION = "tramplab_inner", "tramplab_outer", "tr
 MODULE = "tramplab_module"
 CPUS = 2
 MOST_LINKS = 8
+
+
+FIXED = (
+    Prototype(INNER, f"u64 {INNER}(u64 a)"),
+    Prototype(OUTER, f"u64 {OUTER}(u64 a)", calls=INNER),
+    Prototype(SLEEPER, f"u64 {SLEEPER}(u64 a, int b)", sleeps=True),
+)
+"""Functions that every kernel has."""
+
+
+@dataclass(eq=False, slots=True)
+class Tally:
+    """What was run: sequences, the steps in them."""
+
+    examples: int = 0
+    steps: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -59,41 +76,50 @@ def lab_machine(
     traits: Traits | None = None,
     *,
     flavours: Sequence[Flavour] = tuple(FLAVOURS.values()),
-) -> type[RuleBasedStateMachine]:
+    tally: Tally | None = None,
+) -> type["LabMachine"]:
     """The state machine of a design, by name or by what makes it: run it with Hypothesis's
     ``run_state_machine_as_test``, or let pytest find its ``TestCase``.
 
     ``traits`` says what is documented of the design; those of tramplab's own are known. Each run draws one of the
-    flavours, and functions with prototypes of its own.
+    flavours, and functions with prototypes of its own. Kernels stay booted between runs (``SUBJECT.kernels``);
+    ``tally`` counts what is run.
     """
     if traits is None:
         if not isinstance(design, str) or design not in TRAITS:
             raise TrampolineError(f"no traits are known of {design!r}: say what is documented of it")
         traits = TRAITS[design]
-    chosen = _Subject(design, traits, tuple(flavours))
+    kernels = Kernels(design, FIXED, vcpus=CPUS, counts=traits.count_is_actual)
+    chosen = Subject(design, traits, tuple(flavours), kernels, tally or Tally())
 
-    class LabMachine(_LabMachine):
+    class Chosen(LabMachine):
         SUBJECT = chosen
 
-    LabMachine.__name__ = LabMachine.__qualname__ = f"LabMachine[{design if isinstance(design, str) else 'own'}]"
-    return LabMachine
+    Chosen.__name__ = Chosen.__qualname__ = f"LabMachine[{design if isinstance(design, str) else 'own'}]"
+    return Chosen
 
 
 @dataclass(frozen=True, slots=True)
-class _Subject:
+class Subject:
+    """What sequences are about."""
+
     design: str | Factory
     traits: Traits
     flavours: tuple[Flavour, ...]
+    kernels: Kernels
+    tally: Tally
 
 
 _Step = TypeVar("_Step", bound=Callable[..., Any])
 
 
 def _intact(step: _Step) -> _Step:
-    """A step after which everything is as it should be, or that raises: then nothing more is asked at the end."""
+    """A step or a look after which everything is as it should be, or that raises: then nothing more is asked at the
+    end.
+    """
 
     @wraps(step)
-    def run(machine: "_LabMachine", **drawn: Any) -> Any:
+    def run(machine: "LabMachine", **drawn: Any) -> Any:
         machine.intact = False
         result = step(machine, **drawn)
         machine.intact = True
@@ -102,8 +128,22 @@ def _intact(step: _Step) -> _Step:
     return cast(_Step, run)
 
 
-class _LabMachine(RuleBasedStateMachine):
-    SUBJECT: _Subject
+def _step(step: _Step) -> _Step:
+    """A rule: it is counted, and intact."""
+    intact = _intact(step)
+
+    @wraps(step)
+    def run(machine: "LabMachine", **drawn: Any) -> Any:
+        machine.SUBJECT.tally.steps += 1
+        return intact(machine, **drawn)
+
+    return cast(_Step, run)
+
+
+class LabMachine(RuleBasedStateMachine):
+    """The state machine of some design; ``lab_machine`` makes them."""
+
+    SUBJECT: Subject
     watched: WatchedLab
 
     links = Bundle("links")
@@ -111,6 +151,7 @@ class _LabMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.SUBJECT.tally.examples += 1
         self.traits = self.SUBJECT.traits
         self.booted = self.intact = False
         self.sleeping = 0
@@ -122,32 +163,20 @@ class _LabMachine(RuleBasedStateMachine):
     # Boot -----------------------------------------------------------------------------------------------------------
 
     @initialize(data=st.data())
-    @_intact
+    @_step
     def boot(self, data: st.DataObject) -> None:
         """A kernel with a few functions of any prototype, one that calls another, and one that sleeps."""
         known = {flavour.name: flavour for flavour in self.SUBJECT.flavours if self.traits.runs_on(flavour)}
         self.flavour = known[data.draw(st.sampled_from(sorted(known)), "flavour")]
         slots = self.traits.slots(self.flavour) + 1
-        drawn = [
-            data.draw(prototypes(f"tramplab_f{n}", max_slots=min(slots, 12)), f"function {n}") for n in range(3)
-        ]
-        fixed = [
-            Prototype(INNER, f"u64 {INNER}(u64 a)"),
-            Prototype(OUTER, f"u64 {OUTER}(u64 a)", calls=INNER),
-            Prototype(SLEEPER, f"u64 {SLEEPER}(u64 a, int b)", sleeps=True),
-        ]
-        self.watched = WatchedLab(
-            [*fixed, *drawn],
-            flavour=self.flavour,
-            design=self.SUBJECT.design,
-            vcpus=CPUS,
-            counts=self.traits.count_is_actual,
-        )
+        drawn = [data.draw(prototypes(f"tramplab_f{n}", max_slots=min(slots, 12)), f"function {n}") for n in range(3)]
+        self.watched = self.SUBJECT.kernels.take(self.flavour)
+        self.booted = True
+        self.watched.add(drawn)
         self.lab = self.watched.lab
         self.names = list(self.watched.functions)
         self.reference = Reference(self.traits, self.flavour, list(self.watched.functions.values()))
         self.at_boot = Holdings.of(self.lab)
-        self.booted = True
 
     # Links ----------------------------------------------------------------------------------------------------------
 
@@ -170,7 +199,7 @@ class _LabMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.linked) < MOST_LINKS)
     @rule(target=links, data=st.data(), multi=st.booleans(), sleepable=st.booleans())
-    @_intact
+    @_step
     def attach(self, data: st.DataObject, multi: bool, sleepable: bool) -> Any:
         """A new program comes; memory or patching may fail on the way."""
         program = self._draw_program(data)
@@ -182,7 +211,7 @@ class _LabMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.linked) < MOST_LINKS)
     @rule(target=links, data=st.data(), one=links)
-    @_intact
+    @_step
     def attach_again(self, data: st.DataObject, one: _Linked) -> Any:
         """A program that is on functions already comes to others, or to the same."""
         names = self._draw_functions(data, multi=one.multi)
@@ -205,7 +234,7 @@ class _LabMachine(RuleBasedStateMachine):
         return linked
 
     @rule(data=st.data(), one=consumes(links))
-    @_intact
+    @_step
     def detach(self, data: st.DataObject, one: _Linked) -> None:
         """A link goes; where that fails, it goes at the second attempt."""
         failure = self._draw_failure(data)
@@ -245,7 +274,7 @@ class _LabMachine(RuleBasedStateMachine):
     # Calls ----------------------------------------------------------------------------------------------------------
 
     @rule(data=st.data(), cpu=st.integers(0, CPUS - 1))
-    @_intact
+    @_step
     def call(self, data: st.DataObject, cpu: int) -> None:
         """A call from anywhere; programs may call traced functions in turn."""
         name = data.draw(st.sampled_from(self.names), "function")
@@ -266,7 +295,7 @@ class _LabMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.sleeping < 3)
     @rule(target=asleep, data=st.data(), cpu=st.integers(0, CPUS - 1))
-    @_intact
+    @_step
     def call_that_sleeps(self, data: st.DataObject, cpu: int) -> Any:
         """A call sleeps in the original function."""
         args = data.draw(words(self.watched.functions[SLEEPER].model), "words")
@@ -280,7 +309,7 @@ class _LabMachine(RuleBasedStateMachine):
         return task, state
 
     @rule(sleeper=consumes(asleep), cpu=st.integers(0, CPUS - 1))
-    @_intact
+    @_step
     def wake(self, sleeper: tuple[Task, Asleep], cpu: int) -> None:
         """It goes on, perhaps on another CPU."""
         task, state = sleeper
@@ -292,7 +321,7 @@ class _LabMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.traits.shares_sites)
     @rule(data=st.data())
-    @_intact
+    @_step
     def tracer(self, data: st.DataObject) -> None:
         """A function tracer comes, or goes."""
         name = data.draw(st.sampled_from(self.names), "function")
@@ -303,7 +332,7 @@ class _LabMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.traits.shares_sites)
     @rule(data=st.data())
-    @_intact
+    @_step
     def livepatch(self, data: st.DataObject) -> None:
         """A function is replaced, or is itself again."""
         name = data.draw(st.sampled_from(self.names), "function")
@@ -313,21 +342,21 @@ class _LabMachine(RuleBasedStateMachine):
         self.reference.patch(name, on=on)
 
     @rule(on=st.booleans())
-    @_intact
+    @_step
     def grace_periods(self, on: bool) -> None:
         """Grace periods end as soon as they can, or stay."""
         self.lab.kernel.rcu.automatic = on
         self.lab.kernel.rcu.settle()
 
     @rule()
-    @_intact
+    @_step
     def some_grace_periods(self) -> None:
         """Those end that can."""
         self.lab.kernel.rcu.poll()
 
     @precondition(lambda self: MODULE not in self.lab.kernel.modules)
     @rule(multi=st.booleans())
-    @_intact
+    @_step
     def traced_module(self, multi: bool) -> None:
         """A module comes, has a function traced, can't go before the link, and goes."""
         body = Function(MODULE_FUNCTION, "lea rax, [rdi + 5]\nret", f"u64 {MODULE_FUNCTION}(u64 a)")
@@ -351,7 +380,7 @@ class _LabMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.linked) < MOST_LINKS)
     @rule(data=st.data(), multi=st.booleans(), every=st.integers(1, 5))
-    @_intact
+    @_step
     def observed_attach(self, data: st.DataObject, multi: bool, every: int) -> None:
         """A link comes and goes while another CPU calls its functions: each call shows it or doesn't, and is right."""
         program = self._draw_program(data)
@@ -438,8 +467,12 @@ class _LabMachine(RuleBasedStateMachine):
         try:
             if self.intact:
                 self._everybody_goes()
+        except BaseException:
+            self.intact = False
+            raise
         finally:
-            self.watched.close()
+            if not self.intact:
+                self.SUBJECT.kernels.drop(self.watched)
 
     def _everybody_goes(self) -> None:
         self.lab.kernel.rcu.automatic = True

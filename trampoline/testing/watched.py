@@ -9,6 +9,7 @@ from emu.vcpu import StopReason, Vcpu
 from trampoline.attach import AttachType
 from trampoline.designs import Factory
 from trampoline.flavour import Flavour
+from trampoline.generator import Boot
 from trampoline.lab import Tracing
 from trampoline.link import Link, MultiLink
 from trampoline.prog import BpfProg, ProgContext
@@ -24,17 +25,32 @@ class WatchedLab:
     """A kernel with some traced functions. ``happened`` collects what runs, in order."""
 
     def __init__(
-        self, prototypes: Sequence[Prototype], *, flavour: Flavour, design: str | Factory, vcpus: int = 2, counts: bool
+        self,
+        prototypes: Sequence[Prototype],
+        *,
+        flavour: Flavour,
+        design: str | Factory,
+        vcpus: int = 2,
+        counts: bool,
+        boot: Boot | None = None,
+        metadata: str | None = None,
     ) -> None:
-        self.lab = Tracing(flavour, design=design, vcpus=vcpus)
+        self.lab = Tracing(flavour, design=design, vcpus=vcpus, boot=boot, metadata=metadata, counting="off")
         self._counts = counts
         kernel = self.lab.kernel
         kernel.kallsyms.add(TOLD, kernel.machine.host_call(TOLD, self._original), 1)
-        self.functions = {traced.name: traced for traced in add_functions(self.lab, prototypes, TOLD)}
-        self._names = list(self.functions)
+        self.functions: dict[str, Traced] = {}
+        self._names: list[str] = []
+        self.add(prototypes)
         self.happened: list[Happening] = []
         self._tracers: dict[str, FtraceOps] = {}
         self._patches: dict[str, LivePatch] = {}
+
+    def add(self, prototypes: Sequence[Prototype]) -> None:
+        """Put more functions into the kernel."""
+        for traced in add_functions(self.lab, prototypes, TOLD, first=len(self._names)):
+            self.functions[traced.name] = traced
+            self._names.append(traced.name)
 
     # Programs and links ---------------------------------------------------------------------------------------------
 
