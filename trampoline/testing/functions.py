@@ -19,6 +19,7 @@ _PARTS = {
     "r8": {1: "r8b", 2: "r8w", 4: "r8d"},
     "r9": {1: "r9b", 2: "r9w", 4: "r9d"},
 }
+_MAY_CHANGE = ("edi", "esi", "edx", "ecx", "r8d", "r9d", "r10d", "r11d")
 _WIDTHS = {1: "byte", 2: "word", 4: "dword", 8: "qword"}
 
 
@@ -89,6 +90,11 @@ class Traced:
         return [registers[n] for n in sorted(registers)], [stack[n] for n in sorted(stack)]
 
     @property
+    def has_stack_words(self) -> bool:
+        """Whether an argument is on the stack."""
+        return not all(there for _, there in word_places(self.model))
+
+    @property
     def skips_registers(self) -> bool:
         """Whether an argument is on the stack while a register is free for it, or for a later one."""
         in_registers = [there for _, there in word_places(self.model)]
@@ -152,4 +158,5 @@ def _weighed(model: FuncModel, base: int, pushed: int = 0) -> list[str]:
         lines += [load, f"imul r10, r10, {n + 1}", "add rax, r10"]
     if model.ret_size == 4:
         lines.append("mov eax, eax ; an int")
-    return lines
+    # As any C function may.
+    return lines + [f"mov {register}, {0x5A5A0000 + n:#x}" for n, register in enumerate(_MAY_CHANGE)]

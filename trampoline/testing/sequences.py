@@ -9,7 +9,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from trampoline.designs import Factory
 from trampoline.flavour import FLAVOURS, Flavour
-from trampoline.testing.machine import Tally, lab_machine
+from trampoline.testing.machine import lab_machine
+from trampoline.testing.steps import LOOKS, Tally
 from trampoline.testing.traits import Traits
 
 STEPS = 30
@@ -73,7 +74,13 @@ def run_sequences(
         with with_reporter(lambda text: reported.append(str(text))):
             run_state_machine_as_test(seed(seed_number)(machine), settings=chosen)
     except Exception as error:
-        failure = Failure(error, "\n".join(reported or getattr(error, "__notes__", [])))
+        failure = Failure(error, _program("\n".join(reported or getattr(error, "__notes__", []))))
     finally:
         machine.SUBJECT.kernels.close()
     return Sequences(tally.examples, tally.steps, failure)
+
+
+def _program(text: str) -> str:
+    """What Hypothesis prints, without what is looked at after each step."""
+    looks = tuple(f"state.{name}(" for name in LOOKS)
+    return "\n".join(line for line in text.splitlines() if not line.startswith(looks))

@@ -46,6 +46,10 @@ class Traits:
     """Error code for a program that the function has already."""
     function_twice: int = EINVAL
     """And for a function that a link names twice."""
+    site_taken: int = EINVAL
+    """And for a function whose site has somebody else's direct caller."""
+    times_by_image: bool = False
+    """Images are made anew when run-time statistics are turned on or off."""
     needs_padding: bool = False
     """Only kernels with padding in front of functions will do."""
     image_per_function: bool = False
@@ -76,13 +80,14 @@ _SEED = Traits(
     shares_sites=False,
     program_twice=EEXIST,
     function_twice=EEXIST,
+    site_taken=EBUSY,
     plain=Traits(),
 )
 TRAITS = {
-    "per-function": Traits(image_per_function=True),
+    "per-function": Traits(image_per_function=True, site_taken=EBUSY),
     "batched": Traits(image_per_function=True),
     "generic": Traits(struct_on_stack=False, count_is_actual=False),
-    "tramplab": Traits(),
+    "tramplab": Traits(times_by_image=True),
     "seed-v2": _SEED,
     "seed-v2-repaired": _SEED,
     "seed-v1": replace(_SEED, needs_padding=True),
