@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 from trampoline.lab import Tracing
 
-_MEMORY = frozenset({"images", "slab", "percpu", "programs", "grace_periods"})
+_MEMORY = frozenset({"images", "slab", "vmalloc", "percpu", "programs", "symbols", "grace_periods"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,27 +15,45 @@ class Holdings:
     text: dict[str, bytes]
     images: dict[int, str]
     slab: list[str]
+    vmalloc: list[str]
     percpu: list[str]
+    symbols: int
+    """How many there are."""
     direct_functions: dict[int, int]
     ftrace_ops: tuple[str, ...]
-    trampolines: int
+    users: dict[int, tuple[str, ...]]
+    """Names of the users of each patch site that has some."""
+    trampolines: dict[str, tuple[int, int]]
+    """References and programs of each trampoline, by its target."""
     programs: dict[str, int]
     """References of each loaded program."""
     grace_periods: int
 
     @classmethod
-    def of(cls, lab: Tracing) -> "Holdings":
-        """What it holds now; ends the grace periods that can end, if that is left to the kernel."""
+    def of(cls, lab: Tracing, keeps: str = "") -> "Holdings":
+        """What it holds now, but for one object of the kernel whose name begins with ``keeps``; ends the grace periods
+        that can end, if that is left to the kernel.
+        """
         kernel = lab.kernel
         kernel.rcu.settle()
+        slab = sorted(map(str, kernel.slab.objects.values()))
+        if keeps and (kept := next((name for name in slab if name.startswith(keeps)), None)):
+            slab.remove(kept)
         return cls(
             {name: kernel.machine.read(f.address, f.size) for name, f in kernel.functions.items()},
             {address: str(image) for address, image in kernel.execmem.images.items()},
-            sorted(map(str, kernel.slab.objects.values())),
+            slab,
+            sorted(map(str, kernel.vmalloc.objects.values())),
             sorted(map(str, kernel.percpu.objects.values())),
+            len(kernel.kallsyms),
             dict(kernel.ftrace.direct_functions),
             tuple(ops.name for ops in kernel.ftrace.ops),
-            len(lab.trampolines),
+            {
+                site: tuple(ops.name for ops in record.users)
+                for site, record in kernel.ftrace.records.items()
+                if record.users
+            },
+            {tr.target.name: (tr.refcnt, len(tr.links)) for tr in lab.trampolines},
             {prog.name: prog.refs for prog in lab.programs.loaded.values()},
             kernel.rcu.pending,
         )

@@ -97,7 +97,7 @@ class Kernels:
         if mitigations.return_thunk:
             key = (flavour.name, mitigations.return_thunk)
             if key not in self._thunks:
-                # Where it stands does not depend on the design: a first boot tells.
+                # Where it stands does not depend on what the boot decides: another one tells.
                 with Tracing(flavour, counting="off") as probe:
                     self._thunks[key] = probe.kernel.kallsyms.address(mitigations.return_thunk)
             thunk = self._thunks[key]

@@ -132,13 +132,13 @@ class LinkSteps(Steps):
         return [self._own_cookies - n << 16 | program.number for n in range(len(CROWD))]
 
     @precondition(lambda self: not self.filled)
-    @rule(data=st.data(), often=st.integers(0, 3))
+    @rule(data=st.data(), rarely=st.sampled_from((*[False] * 4, True)))
     @step
-    def fill(self, data: st.DataObject, often: int) -> None:
+    def fill(self, data: st.DataObject, rarely: bool) -> None:
         """A function takes programs of all kinds up to its limit, and not one more."""
         name = self.draw_function(data)
         function = self.reference.functions[name]
-        if often or not self.may_change((name,)):
+        if not rarely or not self.may_change((name,)):
             return
         self.filled = True
         kinds = self.traits.kinds(self.flavour)

@@ -166,6 +166,7 @@ class ObservedSteps(Steps):
             same = all((reference.misses[n], reference.runs[n]) == pair for n, pair in counted.items())
             if allowed[-1] == (happened, value) and same:
                 fits = reference
+                break
         assert fits is not None, f"{name}: {happened} and {value:#x}, not one of {allowed}, with the counts that follow"
         for reference in (self.reference, *possible):
             reference.misses, reference.runs = fits.misses.copy(), fits.runs.copy()

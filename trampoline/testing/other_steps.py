@@ -149,7 +149,7 @@ class OtherSteps(Steps):
     @rule(
         data=st.data(),
         counts=st.booleans(),
-        kinds=st.lists(st.sampled_from(("fentry", "fexit")), min_size=1, max_size=3),
+        kinds=st.lists(st.sampled_from(("fentry", "fexit")), min_size=1, max_size=2),
     )
     @step
     def traced_program(self, data: st.DataObject, counts: bool, kinds: list[str]) -> None:

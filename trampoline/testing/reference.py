@@ -340,7 +340,7 @@ class Reference:
                 kept if program.session else None,
             )
         )
-        self.runs[program.number] += self.timed
+        timed = self.timed
         running = program.number, course.cpu
         if program.calls:
             self._active.add(running)
@@ -354,6 +354,7 @@ class Reference:
             yield IN_PROGRAM
             function.inside -= 1
             self._active.discard(running)
+        self.runs[program.number] += timed
         return True
 
     def _listed(self, function: _Function, where: Kind) -> list[Attached]:

@@ -33,6 +33,8 @@ CROWD = tuple(f"tramplab_crowd_{number}" for number in range(1, 18))
 NO_RETURN = "do_exit"
 CPUS = 2
 MOST_LINKS = 8
+_BOOTS = {"6.12": ("none", "none", "call depth"), "7.2": ("none", "none", "return thunk")}
+"""What flavours are booted with: each boot takes its time."""
 FIXED = (
     Prototype(INNER, f"u64 {INNER}(u64 a)"),
     Prototype(OUTER, f"u64 {OUTER}(u64 a)", calls=INNER),
@@ -150,7 +152,7 @@ class Steps(RuleBasedStateMachine):
         """
         known = {flavour.name: flavour for flavour in self.SUBJECT.flavours if self.traits.runs_on(flavour)}
         self.flavour = known[data.draw(st.sampled_from(sorted(known)), "flavour")]
-        self.mitigations = data.draw(st.sampled_from(sorted(MITIGATIONS)), "mitigations")
+        self.mitigations = data.draw(st.sampled_from(_BOOTS.get(self.flavour.name, ("none",))), "mitigations")
         able = [one for one in self.SUBJECT.metadata if one != "padding" or self.flavour.entry.padding]
         metadata = data.draw(st.sampled_from(able), "metadata") if len(able) > 1 else None
         slots = min(self.traits.slots(self.flavour) + 1, 12)
@@ -165,7 +167,11 @@ class Steps(RuleBasedStateMachine):
         # Most of what goes wrong needs several users of one function.
         focus = data.draw(st.sampled_from(self.names), "focus")
         self.likely = [*self.names, *[focus] * (len(self.names) // 2)]
-        self.at_boot = Holdings.of(self.lab)
+        self.at_boot = self.holdings()
+
+    def holdings(self) -> Holdings:
+        """What the kernel holds now, but for what the design keeps."""
+        return Holdings.of(self.lab, self.traits.keeps)
 
     # Draws ----------------------------------------------------------------------------------------------------------
 
@@ -240,7 +246,7 @@ class Steps(RuleBasedStateMachine):
         """Whether the change was made, and what it gave; where it was refused, everything is as it was, and instead of
         what it gave it says whether the failure struck.
         """
-        before = Holdings.of(self.lab)
+        before = self.holdings()
         struck: list[str] = []
         refused, result = None, None
         try:
@@ -256,7 +262,7 @@ class Steps(RuleBasedStateMachine):
             return True, result
         allowed = refusals | ({ENOMEM} if struck else frozenset())
         assert refused.errno in allowed, f"{refused}; of {sorted(allowed)} it would be right"
-        difference = before.difference(Holdings.of(self.lab))
+        difference = before.difference(self.holdings())
         assert not difference, f"left over after {refused}: {difference}"
         self.compare_calls(names)
         return False, bool(struck)
@@ -398,7 +404,7 @@ class Steps(RuleBasedStateMachine):
                 self.watched.undirect(name, function.direct)
         if self.reference.timed:
             self.lab.stats(enabled=False)
-        difference = self.at_boot.difference(Holdings.of(self.lab))
+        difference = self.at_boot.difference(self.holdings())
         assert not difference, f"at rest something is left over: {difference}"
 
     def wake_up(self, task: Task, asleep: Asleep, cpu: int) -> Asleep | None:
