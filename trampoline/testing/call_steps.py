@@ -5,7 +5,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, multiple, precondition, rule
 
-from trampoline.testing.steps import CPUS, SLEEPER, Sleeper, Steps, step
+from trampoline.link import Link, MultiLink
+from trampoline.testing.steps import CPUS, SLEEPER, Linked, Loaded, Sleeper, Steps, step
 from trampoline.testing.strategies import words
 
 ASLEEP = Bundle("asleep")
@@ -37,6 +38,48 @@ class CallSteps(Steps):
             return multiple()
         self.sleepers.append((task, asleep))
         return self.sleepers[-1]
+
+    @rule(data=st.data(), cpu=st.integers(0, CPUS - 1), multi=st.booleans(), sleepable=st.booleans())
+    @step
+    def sleep_through_changes(self, data: st.DataObject, cpu: int, multi: bool, sleepable: bool) -> None:
+        """While a call sleeps, the program that it came by goes, and others come, into memory that was free."""
+        first, names = self.draw_program(data, sleepable=sleepable), (SLEEPER,)
+        if not self.may_change(names) or self.reference.refusals(first, names, multi=multi):
+            return
+        loaded = self.load(first, multi=multi, sleepable=sleepable)
+        link = self._come(data, loaded)
+        self.let_go(loaded)
+        happened, task = self.watched.start(SLEEPER, (1, 2), cpu)
+        asleep = self.returned(SLEEPER, task, happened, *self.reference.start(SLEEPER, (1, 2), cpu))
+        self._goes(loaded, link)
+        more: list[tuple[Loaded, Link | MultiLink]] = []
+        for number in range(data.draw(st.integers(0, 3), "others")):
+            other = self.load(self.draw_program(data), multi=multi, sleepable=False)
+            if self.may_change(names) and not self.reference.refusals(other.program, names, multi=multi):
+                more.append((other, self._come(data, other)))
+            self.let_go(other)
+            if number == 1 and more:
+                self._goes(*more.pop(0))
+        while asleep is not None:
+            asleep = self.wake_up(task, asleep, CPUS - 1 - cpu)
+        self.compare_calls(names)
+        for other, link in more:
+            self._goes(other, link)
+        self.compare_calls(names)
+
+    def _come(self, data: st.DataObject, loaded: Loaded) -> Link | MultiLink:
+        program, multi = loaded.program, loaded.multi
+        wanted = self.draw_cookies(data, program, (SLEEPER,))
+        link = self.watched.attach(program, loaded.prog, (SLEEPER,), wanted, multi=multi)
+        self.reference.attach(program, (SLEEPER,), wanted, multi=multi)
+        self.linked.append(Linked(loaded, (SLEEPER,), link))
+        return link
+
+    def _goes(self, loaded: Loaded, link: Link | MultiLink) -> None:
+        link.detach()
+        self.reference.detach(loaded.program, (SLEEPER,))
+        self.linked = [linked for linked in self.linked if linked.link is not link]
+        self.forget_programs()
 
     @rule(target=ASLEEP, sleeper=consumes(ASLEEP), cpu=st.integers(0, CPUS - 1))
     @step

@@ -27,13 +27,15 @@ _WIDTHS = {1: "byte", 2: "word", 4: "dword", 8: "qword"}
 class Prototype:
     """A function to be made: its C declaration, and what its body does besides weighing its arguments.
 
-    ``calls``: a function of one argument that it calls with its first; ``sleeps``: another task may run in it.
+    ``calls``: a function of one argument that it calls with its first; ``sleeps``: another task may run in it;
+    ``replaceable``: there is a replacement for it.
     """
 
     name: str
     declaration: str
     calls: str = ""
     sleeps: bool = False
+    replaceable: bool = True
 
     @property
     def model(self) -> FuncModel:
@@ -116,7 +118,7 @@ def word_places(model: FuncModel) -> list[tuple[int, bool]]:
 
 
 def add_functions(lab: Tracing, prototypes: Sequence[Prototype], told: str, *, first: int = 0) -> list[Traced]:
-    """Put functions, and a replacement for each (``NAME_patched``), into a kernel.
+    """Put functions, and a replacement for each that may have one (``NAME_patched``), into a kernel.
 
     Their code calls the symbol ``told`` first, with rax as their number, from ``first`` on, or as ~number in a
     replacement.
@@ -125,7 +127,8 @@ def add_functions(lab: Tracing, prototypes: Sequence[Prototype], told: str, *, f
     for number, prototype in enumerate(prototypes, start=first):
         body, patched = _bodies(prototype, number, told)
         (placed,) = lab.kernel.add_functions(Function(prototype.name, body, prototype.declaration))
-        lab.kernel.add_functions(Function(f"{prototype.name}_patched", patched, traceable=False))
+        if prototype.replaceable:
+            lab.kernel.add_functions(Function(f"{prototype.name}_patched", patched, traceable=False))
         made.append(Traced(prototype.name, placed.address, prototype.model, prototype.calls, prototype.sleeps))
     return made
 

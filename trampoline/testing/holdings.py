@@ -1,7 +1,7 @@
 """What a laboratory holds at rest: compared before and after, it says what was left over, or changed."""
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from trampoline.lab import Tracing
 
@@ -56,6 +56,15 @@ class Holdings:
             {tr.target.name: (tr.refcnt, len(tr.links)) for tr in lab.trampolines},
             {prog.name: prog.refs for prog in lab.programs.loaded.values()},
             kernel.rcu.pending,
+        )
+
+    def without_places(self) -> "Holdings":
+        """The same where it does not matter which image a site reaches, and where it lies."""
+        return replace(
+            self,
+            text={},
+            images=dict(enumerate(sorted(self.images.values()))),
+            direct_functions=dict.fromkeys(self.direct_functions, 0),
         )
 
     def difference(self, other: "Holdings") -> str:

@@ -19,21 +19,36 @@ MOST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Mitigations:
-    """What a boot decides about emitted code: where returns jump to (nowhere: a plain ret), and whether calls are
+class Variant:
+    """One way to boot a release: how it was built, where returns jump to (nowhere: a plain ret), whether calls are
     accounted (retbleed=stuff).
     """
 
+    flavour: str
+    config: str = "voluntary"
     return_thunk: str = ""
     call_depth: bool = False
+    any_metadata: bool = True
+    """Whether it is booted with each metadata back end, not with the design's own choice alone."""
 
 
-MITIGATIONS = {
-    "none": Mitigations(),
-    "return thunk": Mitigations("its_return_thunk"),
-    "call depth": Mitigations("call_depth_return_thunk", call_depth=True),
-}
-"""Boots that sequences run on, by name."""
+VARIANTS = (
+    Variant("6.1", any_metadata=False),
+    Variant("6.12"),
+    Variant("6.12", return_thunk="call_depth_return_thunk", call_depth=True, any_metadata=False),
+    Variant("7.2"),
+    Variant("7.2", "lazy", return_thunk="its_return_thunk", any_metadata=False),
+)
+"""Kernels that sequences run on; of other flavours that somebody brings the plain boot."""
+
+
+def variants(flavours: Sequence[Flavour]) -> list[Variant]:
+    """Those of some flavours."""
+    return [
+        variant
+        for flavour in flavours
+        for variant in [one for one in VARIANTS if one.flavour == flavour.name] or [Variant(flavour.name)]
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +63,15 @@ class Kernels:
 
     def __init__(self, design: str | Factory, prototypes: Sequence[Prototype], *, vcpus: int, counts: bool) -> None:
         self._design, self._prototypes, self._vcpus, self._counts = design, tuple(prototypes), vcpus, counts
-        self._booted: OrderedDict[tuple[str, str, str | None], _Booted] = OrderedDict()
-        self._thunks: dict[tuple[str, str], int] = {}
+        self._booted: OrderedDict[tuple[Flavour, Variant, str | None], _Booted] = OrderedDict()
+        self._thunks: dict[tuple[str, str, str], int] = {}
 
-    def take(self, flavour: Flavour, mitigations: str = "none", metadata: str | None = None) -> WatchedLab:
+    def take(self, flavour: Flavour, variant: Variant, metadata: str | None = None) -> WatchedLab:
         """A kernel as it was after its boot. One of a kind at a time."""
-        key = (flavour.name, mitigations, metadata)
+        key = (flavour, variant, metadata)
         booted = self._booted.get(key)
         if booted is None:
-            booted = self._booted[key] = self._boot(flavour, MITIGATIONS[mitigations], metadata)
+            booted = self._booted[key] = self._boot(*key)
             while len(self._booted) > MOST:
                 self._booted.popitem(last=False)[1].watched.close()
         else:
@@ -77,14 +92,15 @@ class Kernels:
         while self._booted:
             self._booted.popitem()[1].watched.close()
 
-    def _boot(self, flavour: Flavour, mitigations: Mitigations, metadata: str | None) -> _Booted:
+    def _boot(self, flavour: Flavour, variant: Variant, metadata: str | None) -> _Booted:
         watched = WatchedLab(
             self._prototypes,
             flavour=flavour,
             design=self._design,
             vcpus=self._vcpus,
             counts=self._counts,
-            boot=self._decided(flavour, mitigations),
+            config=variant.config,
+            boot=self._decided(flavour, variant),
             metadata=metadata,
         )
         machine = watched.lab.kernel.machine
@@ -92,13 +108,13 @@ class Kernels:
         checkpoint = Checkpoint([watched, machine.host_calls, machine.on_int3, machine.on_fault], outside)
         return _Booted(watched, machine.snapshot(), checkpoint)
 
-    def _decided(self, flavour: Flavour, mitigations: Mitigations) -> Boot:
+    def _decided(self, flavour: Flavour, variant: Variant) -> Boot:
         thunk = None
-        if mitigations.return_thunk:
-            key = (flavour.name, mitigations.return_thunk)
+        if variant.return_thunk:
+            key = (flavour.name, variant.config, variant.return_thunk)
             if key not in self._thunks:
                 # Where it stands does not depend on what the boot decides: another one tells.
-                with Tracing(flavour, counting="off") as probe:
-                    self._thunks[key] = probe.kernel.kallsyms.address(mitigations.return_thunk)
+                with Tracing(flavour, variant.config, counting="off") as probe:
+                    self._thunks[key] = probe.kernel.kallsyms.address(variant.return_thunk)
             thunk = self._thunks[key]
-        return Boot(thunk, PERCPU.offset("call_depth") if mitigations.call_depth else None)
+        return Boot(thunk, PERCPU.offset("call_depth") if variant.call_depth else None)

@@ -132,7 +132,7 @@ class LinkSteps(Steps):
         return [self._own_cookies - n << 16 | program.number for n in range(len(CROWD))]
 
     @precondition(lambda self: not self.filled)
-    @rule(data=st.data(), rarely=st.sampled_from((*[False] * 4, True)))
+    @rule(data=st.data(), rarely=st.sampled_from((*[False] * 7, True)))
     @step
     def fill(self, data: st.DataObject, rarely: bool) -> None:
         """A function takes programs of all kinds up to its limit, and not one more."""

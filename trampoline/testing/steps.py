@@ -21,7 +21,7 @@ from trampoline.link import Link, MultiLink
 from trampoline.prog import BpfProg
 from trampoline.testing.functions import Prototype
 from trampoline.testing.holdings import Holdings
-from trampoline.testing.kernels import MITIGATIONS, Kernels
+from trampoline.testing.kernels import Kernels, variants
 from trampoline.testing.reference import EVERYTHING, Asleep, Happening, Program, Reference
 from trampoline.testing.strategies import cookies, kinds, prototypes
 from trampoline.testing.traits import Traits
@@ -33,14 +33,12 @@ CROWD = tuple(f"tramplab_crowd_{number}" for number in range(1, 18))
 NO_RETURN = "do_exit"
 CPUS = 2
 MOST_LINKS = 8
-_BOOTS = {"6.12": ("none", "none", "call depth"), "7.2": ("none", "none", "return thunk")}
-"""What flavours are booted with: each boot takes its time."""
 FIXED = (
     Prototype(INNER, f"u64 {INNER}(u64 a)"),
     Prototype(OUTER, f"u64 {OUTER}(u64 a)", calls=INNER),
     Prototype(SLEEPER, f"u64 {SLEEPER}(u64 a, int b)", sleeps=True),
-    Prototype(NO_RETURN, f"u64 {NO_RETURN}(long code)"),
-    *(Prototype(name, f"u64 {name}(u64 a)") for name in CROWD),
+    Prototype(NO_RETURN, f"u64 {NO_RETURN}(long code)", replaceable=False),
+    *(Prototype(name, f"u64 {name}(u64 a)", replaceable=False) for name in CROWD),
 )
 """Functions that every kernel has."""
 
@@ -66,7 +64,7 @@ class Subject:
     @property
     def metadata(self) -> tuple[str | None, ...]:
         """The metadata back ends that the design has, None for its own choice."""
-        return (None, *METADATA.get(self.design, ())) if isinstance(self.design, str) else (None,)
+        return (None, *METADATA.get(self.design, ())[1:]) if isinstance(self.design, str) else (None,)
 
 
 @dataclass(eq=False, slots=True)
@@ -151,13 +149,13 @@ class Steps(RuleBasedStateMachine):
         sleeps.
         """
         known = {flavour.name: flavour for flavour in self.SUBJECT.flavours if self.traits.runs_on(flavour)}
-        self.flavour = known[data.draw(st.sampled_from(sorted(known)), "flavour")]
-        self.mitigations = data.draw(st.sampled_from(_BOOTS.get(self.flavour.name, ("none",))), "mitigations")
-        able = [one for one in self.SUBJECT.metadata if one != "padding" or self.flavour.entry.padding]
+        self.variant = data.draw(st.sampled_from(variants(list(known.values()))), "kernel")
+        self.flavour = known[self.variant.flavour]
+        able = self.SUBJECT.metadata if self.variant.any_metadata else (None,)
         metadata = data.draw(st.sampled_from(able), "metadata") if len(able) > 1 else None
         slots = min(self.traits.slots(self.flavour) + 1, 12)
         drawn = [data.draw(prototypes(f"tramplab_f{n}", max_slots=slots), f"function {n}") for n in range(3)]
-        self.watched = self.SUBJECT.kernels.take(self.flavour, self.mitigations, metadata)
+        self.watched = self.SUBJECT.kernels.take(self.flavour, self.variant, metadata)
         self.booted = True
         self.watched.add(drawn)
         self.lab = self.watched.lab
@@ -242,9 +240,10 @@ class Steps(RuleBasedStateMachine):
         failure: Failure | None = None,
         *,
         names: Sequence[str] = (),
+        remakes: bool = False,
     ) -> tuple[bool, Any]:
         """Whether the change was made, and what it gave; where it was refused, everything is as it was, and instead of
-        what it gave it says whether the failure struck.
+        what it gave it says whether the failure struck. ``remakes``: images may be others, of the same programs.
         """
         before = self.holdings()
         struck: list[str] = []
@@ -262,7 +261,10 @@ class Steps(RuleBasedStateMachine):
             return True, result
         allowed = refusals | ({ENOMEM} if struck else frozenset())
         assert refused.errno in allowed, f"{refused}; of {sorted(allowed)} it would be right"
-        difference = before.difference(self.holdings())
+        after = self.holdings()
+        if remakes:
+            before, after = before.without_places(), after.without_places()
+        difference = before.difference(after)
         assert not difference, f"left over after {refused}: {difference}"
         self.compare_calls(names)
         return False, bool(struck)
@@ -357,7 +359,7 @@ class Steps(RuleBasedStateMachine):
         if not self.booted:
             return
         machine = self.lab.kernel.machine
-        thunk = bool(MITIGATIONS[self.mitigations].return_thunk)
+        thunk = self.variant.return_thunk
         for address, name in self.lab.kernel.execmem.images.items():
             image = machine.images.at(address)
             if image is None or self._seen_images.get(address) is image:

@@ -50,10 +50,11 @@ class WatchedLab:
         design: str | Factory,
         vcpus: int = 2,
         counts: bool,
+        config: str = "voluntary",
         boot: Boot | None = None,
         metadata: str | None = None,
     ) -> None:
-        self.lab = Tracing(flavour, design=design, vcpus=vcpus, boot=boot, metadata=metadata, counting="off")
+        self.lab = Tracing(flavour, config, design=design, vcpus=vcpus, boot=boot, metadata=metadata, counting="off")
         self._counts = counts
         kernel = self.lab.kernel
         kernel.advance_clock(1000)
