@@ -1,11 +1,14 @@
 """Calls: from anywhere, and in tasks that sleep in the original or in a program."""
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, multiple, precondition, rule
 
+from emu.task import TaskState
 from trampoline.link import Link, MultiLink
+from trampoline.testing.reference import EVERYTHING, Original
 from trampoline.testing.steps import CPUS, SLEEPER, Linked, Loaded, Sleeper, Steps, step
 from trampoline.testing.strategies import words
 
@@ -66,6 +69,58 @@ class CallSteps(Steps):
         for other, link in more:
             self._goes(other, link)
         self.compare_calls(names)
+
+    @rule(data=st.data(), cpu=st.integers(0, CPUS - 1), multi=st.booleans(), newest=st.booleans(), both=st.booleans())
+    @step
+    def sleep_beside_another(self, data: st.DataObject, cpu: int, multi: bool, newest: bool, both: bool) -> None:
+        """While a call sleeps in a program, another program of the function goes, or both go: what had run stays right,
+        and of what was still to come each runs at most once.
+        """
+        free = [
+            name
+            for name in self.names
+            if not (self.reference.functions[name].attached or self.watched.functions[name].has_stack_words)
+        ]
+        if not free:
+            return
+        name = data.draw(st.sampled_from(free), "function")
+        sleeper = replace(self.draw_program(data), sleeps=True, reads=EVERYTHING, result=0, calls="")
+        other = replace(self.draw_program(data), reads=EVERYTHING, result=0, calls="")
+        pair = (sleeper, other) if newest else (other, sleeper)
+        if any(self.reference.refusals(program, (name,), multi=multi) for program in pair):
+            return
+        links = {}
+        for program in pair:
+            loaded = self.load(program, multi=multi, sleepable=True)
+            links[program.number] = self.watched.attach(program, loaded.prog, (name,), (program.number,), multi=multi)
+            self.reference.attach(program, (name,), (program.number,), multi=multi)
+        args = tuple(range(1, self.watched.functions[name].model.nr_regs + 1))
+        expected, value = self.reference.call(name, args, cpu)
+        sleeps_in, self.watched.sleeps_in = self.watched.sleeps_in, lambda program, _: program.number == sleeper.number
+        happened, task = self.watched.start(name, args, cpu)
+        assert happened == expected[: len(happened)], f"in a call of {name} that sleeps: {happened}, not {expected}"
+        gone = [other, sleeper] if both else [other]
+        for program in gone:
+            links[program.number].detach()
+            self.reference.detach(program, (name,))
+        for loaded in self.loaded[-2:]:
+            if loaded.program in gone:
+                self.lab.unload(loaded.prog)
+        self.lab.kernel.rcu.settle()
+        while task.state is TaskState.SLEEPING:
+            happened += self.watched.wake(task, cpu)
+        self.watched.sleeps_in = sleeps_in
+        left = iter(expected)
+        assert all(one in left for one in happened), f"in a call of {name}: {happened}, where {expected} was to come"
+        originals = [one for one in happened if isinstance(one, Original) and one.function == name]
+        assert len(originals) == 1, f"in a call of {name} the original ran {len(originals)} times"
+        self.same(name, happened, self.watched.end(task), happened, value)
+        if not both:
+            links[sleeper.number].detach()
+            self.reference.detach(sleeper, (name,))
+            self.lab.unload(next(one for one in self.loaded[-2:] if one.program is sleeper).prog)
+        del self.loaded[-2:]
+        self.compare_calls((name,))
 
     def _come(self, data: st.DataObject, loaded: Loaded) -> Link | MultiLink:
         program, multi = loaded.program, loaded.multi

@@ -40,7 +40,7 @@ class Holdings:
         if keeps and (kept := next((name for name in slab if name.startswith(keeps)), None)):
             slab.remove(kept)
         return cls(
-            {name: kernel.machine.read(f.address, f.size) for name, f in kernel.functions.items()},
+            text_of(lab),
             {address: str(image) for address, image in kernel.execmem.images.items()},
             slab,
             sorted(map(str, kernel.vmalloc.objects.values())),
@@ -87,3 +87,19 @@ class Holdings:
                 mine, its = sorted((one - two).elements()), sorted((two - one).elements())
             lines.append(f"{field.name}: {mine} before, {its} after")
         return "\n".join(lines)
+
+
+def text_of(lab: Tracing) -> dict[str, bytes]:
+    """The present code of every function."""
+    kernel = lab.kernel
+    placed = dict(kernel.functions.items())
+    ours = [function for function in placed.values() if not function.module]
+    start, end = min(one.address for one in ours), max(one.address + one.size for one in ours)
+    # At once: this is looked at after every step.
+    text = kernel.machine.read(start, end - start)
+    return {
+        name: kernel.machine.read(one.address, one.size)
+        if one.module
+        else text[one.address - start : one.address - start + one.size]
+        for name, one in placed.items()
+    }

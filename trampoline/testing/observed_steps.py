@@ -25,7 +25,7 @@ class ObservedSteps(Steps):
     """Changes observed midway."""
 
     @precondition(lambda self: len(self.linked) < MOST_LINKS)
-    @rule(data=st.data(), multi=st.booleans(), every=st.integers(1, 5))
+    @rule(data=st.data(), multi=st.booleans(), every=st.integers(2, 7))
     @step
     def observed_attach(self, data: st.DataObject, multi: bool, every: int) -> None:
         """A link comes and goes while another CPU calls its functions: each call shows it or doesn't, and is right."""
@@ -46,7 +46,7 @@ class ObservedSteps(Steps):
         self.let_go(loaded)
 
     @precondition(lambda self: self.traits.shares_sites)
-    @rule(data=st.data(), every=st.integers(1, 3), who=st.sampled_from(("tracer", "livepatch", "direct")))
+    @rule(data=st.data(), every=st.integers(1, 4), who=st.sampled_from(("tracer", "livepatch", "direct")))
     @step
     def observed_user(self, data: st.DataObject, every: int, who: str) -> None:
         """Another user of a function comes, changes and goes while another CPU calls it."""
@@ -79,7 +79,7 @@ class ObservedSteps(Steps):
 
             self._observe(change, (name,), every, changed)
 
-    @rule(data=st.data(), every=st.integers(1, 3))
+    @rule(data=st.data(), every=st.integers(2, 5))
     @step
     def observed_patches(self, data: st.DataObject, every: int) -> None:
         """Sites that nobody uses are patched by hand, in any order, some queued and one by itself, and back again."""
@@ -158,7 +158,8 @@ class ObservedSteps(Steps):
         args = (steps,) * model.nr_regs
         happened, value = self.watched.call(name, args, cpu=OBSERVER)
         cut = (1 << 8 * model.ret_size) - 1
-        counted = self.watched.counted()
+        known = {loaded.program.number for loaded in self.loaded}
+        counted = {number: pair for number, pair in self.watched.counted().items() if number in known}
         allowed, fits = [], None
         for reference in possible:
             events, result = reference.call(name, args, OBSERVER)

@@ -233,6 +233,11 @@ class Reference:
         function = self.functions[name]
         return bool(function.attached or function.tracers or function.patched or function.direct is not None)
 
+    def accounts_calls(self, name: str) -> bool:
+        """Whether what runs the programs of a function accounts calls, on boots that want that."""
+        function = self.functions[name]
+        return bool(function.attached) and self._traits_at(function).accounts_calls
+
     def sleeps_in(self, program: Program, name: str) -> bool:
         """Whether a program goes to sleep when a task calls this function."""
         return program.sleeps and len(self.functions[name].attached) == 1

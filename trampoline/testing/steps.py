@@ -20,7 +20,7 @@ from trampoline.flavour import Flavour
 from trampoline.link import Link, MultiLink
 from trampoline.prog import BpfProg
 from trampoline.testing.functions import Prototype
-from trampoline.testing.holdings import Holdings
+from trampoline.testing.holdings import Holdings, text_of
 from trampoline.testing.kernels import Kernels, variants
 from trampoline.testing.reference import EVERYTHING, Asleep, Happening, Program, Reference
 from trampoline.testing.strategies import cookies, kinds, prototypes
@@ -121,6 +121,10 @@ def step(step: Step) -> Step:
         return looked(machine, **drawn)
 
     return cast(Step, run)
+
+
+_CREDIT = 1 << 63
+"""Of the call-depth counter: no calls since the return stack was filled."""
 
 
 class Steps(RuleBasedStateMachine):
@@ -289,8 +293,13 @@ class Steps(RuleBasedStateMachine):
 
     def compare_call(self, name: str, args: Sequence[int], cpu: int) -> None:
         """Call a function, in the kernel and in the model."""
+        accounts = self.variant.call_depth and self.reference.accounts_calls(name)
+        if accounts:
+            self.watched.call_depth(cpu, _CREDIT)
         happened, value = self.watched.call(name, args, cpu)
         self.same(name, happened, value, *self.reference.call(name, args, cpu))
+        if accounts:
+            assert self.watched.call_depth(cpu) != _CREDIT, f"no call of the programs on {name} was accounted"
 
     def same(self, name: str, got: list[Happening], value: int, expected: list[Happening], wanted: int) -> None:
         """Compare what happened and what came back."""
@@ -306,12 +315,11 @@ class Steps(RuleBasedStateMachine):
         """Text is as booted where nobody is, and a site that somebody is at calls or jumps."""
         if not self.booted:
             return
-        machine = self.lab.kernel.machine
+        now = text_of(self.lab)
         for name in self.reference.functions:
-            placed = self.lab.kernel.function(name)
-            text = machine.read(placed.address, placed.size)
-            booted = self.at_boot.text[name]
+            text, booted = now[name], self.at_boot.text[name]
             if self.reference.is_used(name):
+                placed = self.lab.kernel.function(name)
                 assert placed.site is not None
                 offset = placed.site - placed.address
                 assert text[offset] in b"\xe8\xe9", f"the site of {name} is not patched"

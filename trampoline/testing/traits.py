@@ -50,6 +50,8 @@ class Traits:
     """And for a function whose site has somebody else's direct caller."""
     times_by_image: bool = False
     """Images are made anew when run-time statistics are turned on or off."""
+    accounts_calls: bool = True
+    """Calls are accounted on boots that want that."""
     keeps: str = ""
     """What the name of the one object begins with that stays when all programs have gone: a table that has grown."""
     needs_padding: bool = False
@@ -84,6 +86,7 @@ _SEED = Traits(
     program_twice=EEXIST,
     function_twice=EEXIST,
     site_taken=EBUSY,
+    accounts_calls=False,
     keeps=_TABLE,
     plain=Traits(),
 )

@@ -32,6 +32,7 @@ _CLOBBERED = ("rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11")
 """Registers that a program, as any function, may change, with rax."""
 _RUBBISH = [0xDEAD_0000_BEEF_0001 + 0x1_0000_0101 * n for n in range(len(_CLOBBERED))]
 _PATTERN = [0xC0DE_5AFE_0000_1001 + 0x11_0001_0010_0101 * n for n in range(len(_KEPT))]
+_CALL_DEPTH = PERCPU.offset("call_depth")
 _PREEMPT_COUNT = PERCPU.offset("preempt_count")
 _READERS = {
     field: (task_struct.offset(field), size)
@@ -246,6 +247,13 @@ class WatchedLab:
             _check_kept(name, kept.read())
         self._check_readers(name, self.lab.kernel.machine.vcpus[cpu].task.address)
         return happened, self._value(traced, call.value)
+
+    def call_depth(self, cpu: int, value: int | None = None) -> int:
+        """A CPU's counter of calls since its return stack was filled; sets it first where a value is given."""
+        machine, address = self.lab.kernel.machine, self.lab.kernel.percpu_areas[cpu] + _CALL_DEPTH
+        if value is not None:
+            machine.write_u64(address, value)
+        return machine.read_u64(address)
 
     def start(self, name: str, words: Sequence[int], cpu: int) -> tuple[list[Happening], Task]:
         """A call as a task of its own, which sleeps or is done when this returns."""
