@@ -398,7 +398,9 @@ class Steps(RuleBasedStateMachine):
         """Wake who sleeps, take everything off, compare with the boot."""
         self.lab.kernel.rcu.automatic = True
         for task, asleep in self.sleepers:
-            self.wake_up(task, asleep, 0)
+            again: Asleep | None = asleep
+            while again is not None:
+                again = self.wake_up(task, again, 0)
         self.sleepers.clear()
         for linked in self.linked:
             linked.link.detach()
