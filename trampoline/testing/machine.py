@@ -20,25 +20,29 @@ class LabMachine(LinkSteps, CallSteps, OtherSteps, ObservedSteps):
     """The state machine of some design; ``lab_machine`` makes them."""
 
 
+def booted_kernels(design: str | Factory, traits: Traits | None = None) -> Kernels:
+    """Kernels of a design for several runs; its ``close`` gives them back. TrampolineError as ``lab_machine``."""
+    return Kernels(design, FIXED, vcpus=CPUS, counts=_documented(design, traits).count_is_actual)
+
+
 def lab_machine(
     design: str | Factory,
     traits: Traits | None = None,
     *,
     flavours: Sequence[Flavour] = tuple(FLAVOURS.values()),
     tally: Tally | None = None,
+    kernels: Kernels | None = None,
 ) -> type[LabMachine]:
     """The state machine of a design, by name or by what makes it: run it with Hypothesis's
     ``run_state_machine_as_test``, or let pytest find its ``TestCase``.
 
     ``traits`` says what is documented of the design; those of tramplab's own are known. Each run draws one of the
-    flavours, a boot, and functions with prototypes of its own. Kernels stay booted between runs
-    (``SUBJECT.kernels``); ``tally`` counts what is run. TrampolineError for a design of which nothing is documented.
+    flavours, a boot, and functions with prototypes of its own. ``tally`` counts what is run. Kernels stay booted
+    between runs: in ``kernels`` of this design (``booted_kernels``), or in some of the class's own
+    (``SUBJECT.kernels``). TrampolineError for a design of which nothing is documented.
     """
-    if traits is None:
-        if not isinstance(design, str) or design not in TRAITS:
-            raise TrampolineError(f"no traits are known of {design!r}: say what is documented of it")
-        traits = TRAITS[design]
-    kernels = Kernels(design, FIXED, vcpus=CPUS, counts=traits.count_is_actual)
+    traits = _documented(design, traits)
+    kernels = kernels or booted_kernels(design, traits)
     chosen = Subject(design, traits, tuple(flavours), kernels, tally or Tally())
 
     class Chosen(LabMachine):
@@ -46,3 +50,11 @@ def lab_machine(
 
     Chosen.__name__ = Chosen.__qualname__ = f"LabMachine[{design if isinstance(design, str) else 'own'}]"
     return Chosen
+
+
+def _documented(design: str | Factory, traits: Traits | None) -> Traits:
+    if traits is not None:
+        return traits
+    if not isinstance(design, str) or design not in TRAITS:
+        raise TrampolineError(f"no traits are known of {design!r}: say what is documented of it")
+    return TRAITS[design]

@@ -9,6 +9,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from trampoline.designs import Factory
 from trampoline.flavour import FLAVOURS, Flavour
+from trampoline.testing.kernels import Kernels
 from trampoline.testing.machine import lab_machine
 from trampoline.testing.steps import LOOKS, Tally
 from trampoline.testing.traits import Traits
@@ -49,14 +50,16 @@ def run_sequences(
     examples: int = 20,
     steps: int = STEPS,
     shrink: bool = False,
+    kernels: Kernels | None = None,
 ) -> Sequences:
     """Run so many sequences on a design, or fewer, up to the first that fails. The same arguments run the same ones.
 
-    ``shrink``: look for a shorter sequence that fails as well. ``design`` and ``traits`` as for ``lab_machine``.
-    Whatever a step raises is a failure; Ctrl-C and what hides behind BaseException is not.
+    ``shrink``: look for a shorter sequence that fails as well. ``kernels``: booted ones to be used, and left booted,
+    for several runs on one design; where none are given, they are given back at the end. ``design`` and ``traits`` as
+    for ``lab_machine``. Whatever a step raises is a failure; Ctrl-C and what hides behind BaseException is not.
     """
     tally = Tally()
-    machine = lab_machine(design, traits, flavours=flavours, tally=tally)
+    machine = lab_machine(design, traits, flavours=flavours, tally=tally, kernels=kernels)
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
     chosen = settings(
         max_examples=examples,
@@ -76,7 +79,8 @@ def run_sequences(
     except Exception as error:
         failure = Failure(error, _program("\n".join(reported or getattr(error, "__notes__", []))))
     finally:
-        machine.SUBJECT.kernels.close()
+        if kernels is None:
+            machine.SUBJECT.kernels.close()
     return Sequences(tally.examples, tally.steps, failure)
 
 

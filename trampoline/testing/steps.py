@@ -191,6 +191,10 @@ class Steps(RuleBasedStateMachine):
         """Where memory or patching is to fail, if anywhere."""
         if not data.draw(st.sampled_from((False, False, False, True)), "fails"):
             return None
+        return self.draw_point(data)
+
+    def draw_point(self, data: st.DataObject) -> Failure:
+        """A point that is to fail."""
         return data.draw(st.sampled_from(sorted(CAN_FAIL)), "at"), data.draw(st.integers(1, 16), "the one")
 
     def draw_program(self, data: st.DataObject, *, sleepable: bool = False) -> Program:
