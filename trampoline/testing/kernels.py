@@ -92,6 +92,12 @@ class Kernels:
         while self._booted:
             self._booted.popitem()[1].watched.close()
 
+    def __enter__(self) -> "Kernels":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def _boot(self, flavour: Flavour, variant: Variant, metadata: str | None) -> _Booted:
         watched = WatchedLab(
             self._prototypes,
