@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from trampoline.attach import AttachType
@@ -84,10 +84,16 @@ def test_what_the_documentation_shows_runs():
         exec(compile(code.replace("max_examples=5", "max_examples=2"), "sequences.md", "exec"), {})
 
 
-@pytest.mark.parametrize("slots", [0, 6, 7, 12])
-def test_any_number_of_slots_is_drawn(slots):
-    found = find(prototypes("f"), lambda one: one.model.nr_regs == slots, settings=settings(database=None))
-    assert found.model.nr_regs == slots
+def test_any_number_of_slots_is_drawn():
+    drawn = set()
+
+    @settings(FEW, max_examples=300)
+    @given(prototypes("f"))
+    def draw(prototype):
+        drawn.add(prototype.model.nr_regs)
+
+    draw()
+    assert {0, 1, 6, 7, 8, 12} <= drawn
 
 
 # What is looked at sees it ------------------------------------------------------------------------------------------
@@ -163,5 +169,5 @@ def freed_at_once(programs, prog):
 )
 def test_historic_bugs_are_found(monkeypatch, owner, name, bug):
     monkeypatch.setattr(owner, name, bug)
-    found = run_sequences("batched", flavours=[FLAVOURS["6.12"]], seed_number=2, examples=80)
+    found = run_sequences("batched", flavours=[FLAVOURS["6.1"]], seed_number=2, examples=30)
     assert found.failure is not None
