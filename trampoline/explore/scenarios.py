@@ -1,9 +1,14 @@
 """The scenarios, by name: calls on all CPUs, and operations meanwhile, in every design that has the operation."""
 
 from collections.abc import Callable
-from errno import EAGAIN, EBUSY, ENOENT, EWOULDBLOCK
+from errno import EAGAIN, EBUSY, ENOENT, ENOMEM, EWOULDBLOCK
+from functools import partial
 
+from emu.kernel.errors import KernelError
+from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag
 from emu.kernel.functions import AssemblyFunctions
+from emu.process import CAN_FAIL, Lock, PointKind
+from emu.task import TaskState
 from trampoline.explore.plan import Deed, Operation, Plan, PlannedCall, PlannedTask
 from trampoline.explore.stage import MODULE, MODULE_FUNCTIONS, Stage
 from trampoline.link import MultiLink
@@ -11,6 +16,9 @@ from trampoline.prog import BpfProg
 
 _RESIZED = 14
 """Functions with metadata after which one more makes the hash grow (15 of 16 buckets)."""
+
+_MOST_POINTS = 60
+"""Points of a kind in one operation at most."""
 
 
 def _callers(*functions: str, cpus: int = 2, both: bool = False) -> list[PlannedTask]:
@@ -177,6 +185,124 @@ def module_unload(stage: Stage) -> Plan:
     return Plan(_callers("explored"), operations, may_refuse=frozenset({EWOULDBLOCK, ENOENT}))
 
 
+class _Asleep(Lock):
+    """Is waited for like a lock that is held until a task sleeps, or is done."""
+
+    def __init__(self, stage: Stage, task: str) -> None:
+        super().__init__(stage.lab.kernel.process, f"until {task} sleeps")
+        self._machine, self._task = stage.lab.kernel.machine, task
+
+    @property
+    def held(self) -> bool:
+        """Whether to wait."""
+        states = (task.state for task in self._machine.tasks if task.name == self._task)
+        return any(state not in (TaskState.SLEEPING, TaskState.DONE) for state in states)
+
+
+def detach_while_program_sleeps(stage: Stage) -> Plan:
+    """A program is detached, and unloaded, while a task sleeps in it.
+
+    Not before: kernels lose a program under a task that is on the way to it and sleeps in it then, since grace periods
+    for sleepable programs wait for those alone who have entered one.
+    """
+    sleeps = stage.program("fentry", sleeps=True)
+    link = stage.attach(sleeps, "explored")
+    process = stage.lab.kernel.process
+    asleep = _Asleep(stage, "task on cpu 0")
+
+    def operations() -> dict[str, Operation]:
+        wait = Deed("wait", lambda: process.point(PointKind.LOCK, asleep.name, asleep))
+        return {"detach": [wait, *_detach(stage, link, sleeps)]}
+
+    return Plan(
+        _callers("explored", both=True)[:1], operations, attached={"explored": frozenset({0})}, state=[link]
+    )
+
+
+def tracer_comes_and_goes(stage: Stage) -> Plan:
+    """A function tracer comes to a function that has a program, and leaves it, while both CPUs call it."""
+    prog = stage.program("fentry")
+    link = stage.attach(prog, "explored")
+    kernel = stage.lab.kernel
+    site = kernel.function("explored").site
+    assert site is not None
+
+    def operations() -> dict[str, Operation]:
+        ops = FtraceOps("tracer", lambda ip, parent, ops, regs: None, FtraceOpsFlag(0), filter={site})
+        return {
+            "trace": [
+                Deed("register", lambda: kernel.ftrace.register_ftrace_function(ops)),
+                Deed("unregister", lambda: kernel.ftrace.unregister_ftrace_function(ops)),
+            ]
+        }
+
+    return Plan(
+        _callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+    )
+
+
+def livepatch_comes_and_goes(stage: Stage) -> Plan:
+    """A function that has a program is livepatched, gets another program, and is itself again, while both CPUs call."""
+    stays, comes = stage.program("fentry"), stage.program("fexit")
+    link, patch = stage.attach(stays, "explored"), stage.livepatch("explored")
+
+    def disable() -> None:
+        if patch.enabled:
+            patch.disable()
+
+    def operations() -> dict[str, Operation]:
+        attachment = _Attachment(stage, comes, "explored")
+        return {
+            "livepatch": [
+                Deed("livepatch", patch.enable, functions=("explored",), livepatched=True),
+                attachment.deed(attached=True),
+                Deed("no livepatch", disable, functions=("explored",), livepatched=False),
+                attachment.deed(attached=False),
+            ]
+        }
+
+    return Plan(
+        _callers("explored", "explored", "explored"),
+        operations,
+        attached={"explored": frozenset({0})},
+        may_refuse=frozenset({EBUSY, EAGAIN}),
+        state=[link],
+        restores=True,
+    )
+
+
+def failures_on_the_way(stage: Stage) -> Plan:
+    """A second program comes, and goes, at the first attempt for which memory and patching do not fail at any point;
+    meanwhile both CPUs call.
+    """
+    stays, comes = stage.program("fentry"), stage.program("fexit")
+    functions = ("explored", "explored_1")
+    link = stage.attach(stays, "explored")
+    process = stage.lab.kernel.process
+
+    def persistently(do: Callable[[], object]) -> None:
+        for kind in sorted(CAN_FAIL):
+            for number in range(1, _MOST_POINTS):
+                try:
+                    with process.fail_at(kind, number, lambda what: KernelError(ENOMEM, what)):
+                        do()
+                except KernelError as error:
+                    if error.errno != ENOMEM:
+                        raise
+                else:
+                    return
+
+    def operations() -> dict[str, Operation]:
+        attachment = _Attachment(stage, comes, *functions)
+        come, go = attachment.deed(attached=True), attachment.deed(attached=False)
+        come.do, go.do = partial(persistently, attachment.attach), partial(persistently, attachment.detach)
+        return {"modify": [come, go]}
+
+    return Plan(
+        _callers(*functions), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+    )
+
+
 Scenario = Callable[[Stage], Plan]
 
 SCENARIOS: dict[str, Scenario] = {
@@ -189,6 +315,10 @@ SCENARIOS: dict[str, Scenario] = {
     "batch-patching": batch_patching,
     "livepatch-meets-fexit": livepatch_meets_fexit,
     "module-unload": module_unload,
+    "detach-while-program-sleeps": detach_while_program_sleeps,
+    "tracer-comes-and-goes": tracer_comes_and_goes,
+    "livepatch-comes-and-goes": livepatch_comes_and_goes,
+    "failures-on-the-way": failures_on_the_way,
 }
 """Every scenario by its name."""
 

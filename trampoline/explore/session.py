@@ -25,6 +25,7 @@ from trampoline.explore.invariants import (
     CallsSeeWhatTheyMay,
     EndsAsSomeOrder,
     EnterAndExitBalance,
+    NothingIsLeft,
     at_rest,
     refused,
 )
@@ -171,6 +172,8 @@ class Session:
             EnterAndExitBalance(self.stage),
             EndsAsSomeOrder(self.stage, operations, lambda: self._orders_without(operations)),
         ]
+        if self.plan.restores and len(self._operations) == len(made):
+            invariants.append(NothingIsLeft(self.stage))
         world.begin(actors, invariants)
         return operations
 
