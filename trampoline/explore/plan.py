@@ -25,8 +25,8 @@ class PlannedTask:
 @dataclass(eq=False, slots=True)
 class Deed:
     """One thing that an operation does, as far as calls can tell: ``program`` (its number) is on ``functions``
-    afterwards, or is not; ``livepatched``: its functions are replaced afterwards, or are themselves again. ``begun`` and
-    ``ended``: in which step.
+    afterwards, or is not; ``livepatched``: its functions are replaced afterwards, or are themselves again. ``begun``
+    and ``ended``: in which step.
     """
 
     name: str
@@ -48,8 +48,8 @@ class Plan:
     """A scenario that is ready. ``operations`` makes them anew for each schedule, by name.
 
     ``attached``: numbers of the programs that are on each function from the start. ``may_refuse``: error codes that are
-    no failure here. ``state``: objects of the scenario's own that operations change. ``restores``: who comes also goes, so
-    that in the end everything is as it was at the start.
+    no failure here. ``state``: objects of the scenario's own that operations change. ``restores``: who comes also
+    goes, so that in the end everything is as it was at the start.
     """
 
     tasks: list[PlannedTask]

@@ -161,7 +161,7 @@ def livepatch_meets_fexit(stage: Stage) -> Plan:
     return Plan(
         _callers("explored"),
         lambda: {
-            "livepatch": [Deed("livepatch", patch.enable, functions=("explored",))],
+            "livepatch": [Deed("livepatch", patch.enable, functions=("explored",), livepatched=True)],
             "attach": [_Attachment(stage, prog, "explored").deed(attached=True)],
         },
         may_refuse=frozenset({EBUSY, EAGAIN}),

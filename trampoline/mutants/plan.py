@@ -16,8 +16,11 @@ AS_POSTED = "seed-v2"
 """The design with defects of its own: no hunt looks at it."""
 HUNTED = tuple(name for name in DESIGNS if name != AS_POSTED)
 
+_WITH_METADATA = ("seed-v2-repaired", "seed-v1")
 _NEEDS_PADDING = "seed-v1"
-_CONDITIONS = (("6.12", "voluntary"), ("7.2", "voluntary"), ("6.1", "voluntary"), ("6.12", "none"))
+_PREEMPTIBLE = ("tramplab",)
+"""Designs whose programs outlive a task that is preempted on the way to them (docs/schedules.md)."""
+_CONDITIONS = (("6.12", "voluntary"), ("7.2", "voluntary"), ("7.2", "lazy"), ("6.1", "voluntary"), ("6.12", "none"))
 _SCHEDULERS = ("pct:3", "urw", "pct:3", "pct:4", "random")
 _MOST_SEQUENCES, _MOST_STEPS, _MOST_SCHEDULES = 12, 50, 120
 _FEWEST = 8
@@ -55,13 +58,7 @@ def plan(seed: int, designs: Sequence[str] = HUNTED) -> Iterator[Unit]:
 
 def _round(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]:
     sequences = [
-        Unit(
-            SEQUENCES,
-            design,
-            min(3 + number, _MOST_SEQUENCES),
-            seed,
-            steps=min(20 + 5 * number, _MOST_STEPS),
-        )
+        Unit(SEQUENCES, design, min(4 + number, _MOST_SEQUENCES), seed, min(20 + 5 * number, _MOST_STEPS))
         for design in _rotated(designs, number)
     ]
     schedules = list(_schedules(number, seed, designs))
@@ -76,16 +73,27 @@ def _round(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]:
 
 
 def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]:
-    flavour, config = _CONDITIONS[number // 2 % len(_CONDITIONS)]
+    """Each scenario on one design with trampolines and on one with metadata, another one in each round."""
+    flavour, config = _CONDITIONS[number // len(_WITH_METADATA) % len(_CONDITIONS)]
     tries = min(_FEWEST * (2 + number), _MOST_SCHEDULES)
+    scheduler = _SCHEDULERS[number % len(_SCHEDULERS)]
+    groups = [
+        [one for one in designs if one not in _WITH_METADATA],
+        [one for one in designs if one in _WITH_METADATA],
+    ]
     for position, scenario in enumerate(SCENARIOS):
-        able = [one for one in designs if applies(scenario, one) and (one != _NEEDS_PADDING or flavour != "6.1")]
-        if able:
-            design = able[(position + number) % len(able)]
-            scheduler = _SCHEDULERS[number % len(_SCHEDULERS)]
-            yield Unit(
-                SCHEDULES, design, tries, seed, scenario=scenario, flavour=flavour, config=config, scheduler=scheduler
-            )
+        for group in groups:
+            able = [one for one in group if _works(scenario, one, flavour, config)]
+            if able:
+                design = able[(position + number) % len(able)]
+                yield Unit(SCHEDULES, design, tries, seed, 0, scenario, flavour, config, scheduler)
+
+
+def _works(scenario: str, design: str, flavour: str, config: str) -> bool:
+    """Whether the design has what the scenario is about, and keeps what it promises under these conditions."""
+    if design == _NEEDS_PADDING and flavour == "6.1":
+        return False
+    return applies(scenario, design) and (config != "lazy" or design in _PREEMPTIBLE)
 
 
 def _rotated(designs: Sequence[str], by: int) -> list[str]:
