@@ -19,6 +19,7 @@ _PARTS = {
     "r8": {1: "r8b", 2: "r8w", 4: "r8d"},
     "r9": {1: "r9b", 2: "r9w", 4: "r9d"},
 }
+_MAY_CHANGE = ("edi", "esi", "edx", "ecx", "r8d", "r9d", "r10d", "r11d")
 _WIDTHS = {1: "byte", 2: "word", 4: "dword", 8: "qword"}
 
 
@@ -26,13 +27,15 @@ _WIDTHS = {1: "byte", 2: "word", 4: "dword", 8: "qword"}
 class Prototype:
     """A function to be made: its C declaration, and what its body does besides weighing its arguments.
 
-    ``calls``: a function of one argument that it calls with its first; ``sleeps``: another task may run in it.
+    ``calls``: a function of one argument that it calls with its first; ``sleeps``: another task may run in it;
+    ``replaceable``: there is a replacement for it.
     """
 
     name: str
     declaration: str
     calls: str = ""
     sleeps: bool = False
+    replaceable: bool = True
 
     @property
     def model(self) -> FuncModel:
@@ -89,6 +92,11 @@ class Traced:
         return [registers[n] for n in sorted(registers)], [stack[n] for n in sorted(stack)]
 
     @property
+    def has_stack_words(self) -> bool:
+        """Whether an argument is on the stack."""
+        return not all(there for _, there in word_places(self.model))
+
+    @property
     def skips_registers(self) -> bool:
         """Whether an argument is on the stack while a register is free for it, or for a later one."""
         in_registers = [there for _, there in word_places(self.model)]
@@ -109,16 +117,18 @@ def word_places(model: FuncModel) -> list[tuple[int, bool]]:
     ]
 
 
-def add_functions(lab: Tracing, prototypes: Sequence[Prototype], told: str) -> list[Traced]:
-    """Put functions, and a replacement for each (``NAME_patched``), into a kernel.
+def add_functions(lab: Tracing, prototypes: Sequence[Prototype], told: str, *, first: int = 0) -> list[Traced]:
+    """Put functions, and a replacement for each that may have one (``NAME_patched``), into a kernel.
 
-    Their code calls the symbol ``told`` first, with rax as their number, or as ~number in a replacement.
+    Their code calls the symbol ``told`` first, with rax as their number, from ``first`` on, or as ~number in a
+    replacement.
     """
     made = []
-    for number, prototype in enumerate(prototypes):
+    for number, prototype in enumerate(prototypes, start=first):
         body, patched = _bodies(prototype, number, told)
         (placed,) = lab.kernel.add_functions(Function(prototype.name, body, prototype.declaration))
-        lab.kernel.add_functions(Function(f"{prototype.name}_patched", patched, traceable=False))
+        if prototype.replaceable:
+            lab.kernel.add_functions(Function(f"{prototype.name}_patched", patched, traceable=False))
         made.append(Traced(prototype.name, placed.address, prototype.model, prototype.calls, prototype.sleeps))
     return made
 
@@ -151,4 +161,5 @@ def _weighed(model: FuncModel, base: int, pushed: int = 0) -> list[str]:
         lines += [load, f"imul r10, r10, {n + 1}", "add rax, r10"]
     if model.ret_size == 4:
         lines.append("mov eax, eax ; an int")
-    return lines
+    # As any C function may.
+    return lines + [f"mov {register}, {0x5A5A0000 + n:#x}" for n, register in enumerate(_MAY_CHANGE)]

@@ -1,11 +1,11 @@
 """What a laboratory holds at rest: compared before and after, it says what was left over, or changed."""
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from trampoline.lab import Tracing
 
-_MEMORY = frozenset({"images", "slab", "percpu", "programs", "grace_periods"})
+_MEMORY = frozenset({"images", "slab", "vmalloc", "percpu", "programs", "symbols", "grace_periods"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,29 +15,56 @@ class Holdings:
     text: dict[str, bytes]
     images: dict[int, str]
     slab: list[str]
+    vmalloc: list[str]
     percpu: list[str]
+    symbols: int
+    """How many there are."""
     direct_functions: dict[int, int]
     ftrace_ops: tuple[str, ...]
-    trampolines: int
+    users: dict[int, tuple[str, ...]]
+    """Names of the users of each patch site that has some."""
+    trampolines: dict[str, tuple[int, int]]
+    """References and programs of each trampoline, by its target."""
     programs: dict[str, int]
     """References of each loaded program."""
     grace_periods: int
 
     @classmethod
-    def of(cls, lab: Tracing) -> "Holdings":
-        """What it holds now; ends the grace periods that can end, if that is left to the kernel."""
+    def of(cls, lab: Tracing, keeps: str = "") -> "Holdings":
+        """What it holds now, but for one object of the kernel whose name begins with ``keeps``; ends the grace periods
+        that can end, if that is left to the kernel.
+        """
         kernel = lab.kernel
         kernel.rcu.settle()
+        slab = sorted(map(str, kernel.slab.objects.values()))
+        if keeps and (kept := next((name for name in slab if name.startswith(keeps)), None)):
+            slab.remove(kept)
         return cls(
-            {name: kernel.machine.read(f.address, f.size) for name, f in kernel.functions.items()},
+            text_of(lab),
             {address: str(image) for address, image in kernel.execmem.images.items()},
-            sorted(map(str, kernel.slab.objects.values())),
+            slab,
+            sorted(map(str, kernel.vmalloc.objects.values())),
             sorted(map(str, kernel.percpu.objects.values())),
+            len(kernel.kallsyms),
             dict(kernel.ftrace.direct_functions),
             tuple(ops.name for ops in kernel.ftrace.ops),
-            len(lab.trampolines),
+            {
+                site: tuple(ops.name for ops in record.users)
+                for site, record in kernel.ftrace.records.items()
+                if record.users
+            },
+            {tr.target.name: (tr.refcnt, len(tr.links)) for tr in lab.trampolines},
             {prog.name: prog.refs for prog in lab.programs.loaded.values()},
             kernel.rcu.pending,
+        )
+
+    def without_places(self) -> "Holdings":
+        """The same where it does not matter which image a site reaches, and where it lies."""
+        return replace(
+            self,
+            text={},
+            images=dict(enumerate(sorted(self.images.values()))),
+            direct_functions=dict.fromkeys(self.direct_functions, 0),
         )
 
     def difference(self, other: "Holdings") -> str:
@@ -60,3 +87,19 @@ class Holdings:
                 mine, its = sorted((one - two).elements()), sorted((two - one).elements())
             lines.append(f"{field.name}: {mine} before, {its} after")
         return "\n".join(lines)
+
+
+def text_of(lab: Tracing) -> dict[str, bytes]:
+    """The present code of every function."""
+    kernel = lab.kernel
+    placed = dict(kernel.functions.items())
+    ours = [function for function in placed.values() if not function.module]
+    start, end = min(one.address for one in ours), max(one.address + one.size for one in ours)
+    # At once: this is looked at after every step.
+    text = kernel.machine.read(start, end - start)
+    return {
+        name: kernel.machine.read(one.address, one.size)
+        if one.module
+        else text[one.address - start : one.address - start + one.size]
+        for name, one in placed.items()
+    }

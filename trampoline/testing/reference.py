@@ -4,8 +4,10 @@ A ``Reference`` knows which programs are on which functions, and says for a call
 with what, and what comes back.
 """
 
+from collections import Counter
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from errno import E2BIG, EEXIST, EOPNOTSUPP
 
@@ -27,16 +29,18 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A program that ran, and what it saw. ``ret`` is None where there is none to see."""
+    """A program that ran, and what it saw; None for what is not there, or what it does not read."""
 
     program: int
     phase: Phase
     args: tuple[int | bytes, ...]
-    ip: int
-    cookie: int
+    ip: int | None
+    cookie: int | None
     ret: int | None
     count: int | None = None
     """``bpf_get_func_arg_cnt``; None in designs where it says something else."""
+    session: int | None = None
+    """What a session keeps from entry to exit (``bpf_session_cookie``), as it finds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +53,43 @@ class Original:
 
 @dataclass(frozen=True, slots=True)
 class Tracer:
-    """The function tracer's callback ran."""
+    """A function tracer's callback ran."""
 
     function: str
+    number: int = 0
 
 
-Happening = Ran | Original | Tracer
-_Steps = Generator[None, None, int]
-"""A call; it yields where an original sleeps, and gives what comes back."""
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """A direct caller that is no trampoline ran."""
+
+    function: str
+    caller: int
+
+
+Happening = Ran | Original | Tracer | Direct
+IN_PROGRAM, IN_ORIGINAL = "program", "original"
+_Steps = Generator[str, None, int]
+"""A call; it yields where somebody sleeps, and says where, and gives what comes back."""
+EVERYTHING = frozenset({"ip", "cookie", "count"})
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A program as the model knows it. ``result``: what it returns, which matters for fmod_ret.
 
-    ``calls``: a function that it calls each time it runs, with arguments that are all 1.
+    ``calls``: a function that it calls each time it runs, with arguments that are all 1. ``sleeps``: it sleeps in a
+    task, where it is alone on its function. ``reads``: what it asks for beside arguments. ``session``: it keeps its
+    number from entry to exit.
     """
 
     number: int
     kind: AttachType
     result: int = 0
     calls: str = ""
+    sleeps: bool = False
+    reads: frozenset[str] = EVERYTHING
+    session: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +102,27 @@ class Attached:
 
 
 @dataclass(slots=True)
+class _Course:
+    """Who calls: the CPU that it is on, and whether it is a task, which may sleep."""
+
+    cpu: int
+    task: bool = False
+    happened: list[Happening] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Asleep:
-    """A call whose original sleeps."""
+    """A call in which somebody sleeps: an original, which may go on elsewhere, or a program, which can't."""
 
     function: str
-    words: tuple[int, ...]
-    exits: bool
-    """Whether what called the original runs programs behind it."""
-    generation: int
-    incarnation: int
-    after_sleep: AfterSleep
+    in_program: bool
+    _course: _Course
+    _steps: _Steps
+
+    @property
+    def cpu(self) -> int:
+        """The CPU on which it went to sleep."""
+        return self._course.cpu
 
 
 @dataclass(slots=True)
@@ -102,8 +133,12 @@ class _Function:
     """Counts the changes of what its site reaches."""
     incarnation: int = 0
     """Counts how often its last program went."""
-    traced_by_tracer: bool = False
+    tracers: list[int] = field(default_factory=list)
+    """Numbers of the tracers, the newest last."""
     patched: bool = False
+    direct: int | None = None
+    inside: int = 0
+    """Calls that sleep in a program of it."""
 
 
 class Reference:
@@ -112,9 +147,24 @@ class Reference:
     def __init__(self, traits: Traits, flavour: Flavour, functions: Sequence[Traced]) -> None:
         self._traits, self._flavour = traits, flavour
         self.functions = {function.name: _Function(function) for function in functions}
-        self.misses: dict[int, int] = {}
+        self.timed = False
+        """Whether runs of programs are counted (``kernel.bpf_stats_enabled``)."""
+        self.misses: Counter[int] = Counter()
         """Runs of each program that the recursion guard refused."""
-        self._active: set[int] = set()
+        self.runs: Counter[int] = Counter()
+        """Runs of each program that were counted."""
+        self._active: set[tuple[int, int]] = set()
+        """Programs that run, and on which CPU."""
+
+    def fork(self) -> "Reference":
+        """One that goes its own way. Calls that sleep stay with this one."""
+        other = copy(self)
+        other.functions = {
+            name: replace(function, attached=list(function.attached), tracers=list(function.tracers))
+            for name, function in self.functions.items()
+        }
+        other.misses, other.runs, other._active = self.misses.copy(), self.runs.copy(), set(self._active)
+        return other
 
     # Coming and going -----------------------------------------------------------------------------------------------
 
@@ -137,6 +187,8 @@ class Reference:
                 codes.add(traits.program_twice)
             if self.weight(name) + _weight(program) > self._flavour.max_links:
                 codes.add(E2BIG)
+            if function.direct is not None and not function.attached:
+                codes.add(traits.site_taken)
         return frozenset(codes)
 
     def weight(self, name: str) -> int:
@@ -157,9 +209,38 @@ class Reference:
             function.generation += 1
             function.incarnation += not function.attached
 
-    def trace(self, name: str, *, on: bool) -> None:
+    def trace(self, name: str, number: int, *, on: bool) -> None:
         """A function tracer has come to a function, or left it."""
-        self.functions[name].traced_by_tracer = on
+        tracers = self.functions[name].tracers
+        if on:
+            tracers.append(number)
+        else:
+            tracers.remove(number)
+
+    def direct(self, name: str, caller: int | None) -> None:
+        """Somebody else's direct caller has come to a function, is another one now, or has left it."""
+        self.functions[name].direct = caller
+
+    def time(self, *, on: bool) -> None:
+        """Runs are counted from now on, or no more; where images do that, all are made anew."""
+        if on != self.timed and self._traits.times_by_image:
+            for function in self.functions.values():
+                function.generation += bool(function.attached)
+        self.timed = on
+
+    def is_used(self, name: str) -> bool:
+        """Whether anybody is at the site of a function."""
+        function = self.functions[name]
+        return bool(function.attached or function.tracers or function.patched or function.direct is not None)
+
+    def accounts_calls(self, name: str) -> bool:
+        """Whether what runs the programs of a function accounts calls, on boots that want that."""
+        function = self.functions[name]
+        return bool(function.attached) and self._traits_at(function).accounts_calls
+
+    def sleeps_in(self, program: Program, name: str) -> bool:
+        """Whether a program goes to sleep when a task calls this function."""
+        return program.sleeps and len(self.functions[name].attached) == 1
 
     def patch(self, name: str, *, on: bool) -> None:
         """A livepatch has come to a function, or left it: trampolines that call the original are made anew."""
@@ -168,73 +249,72 @@ class Reference:
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
-    def call(self, name: str, words: Sequence[int]) -> tuple[list[Happening], int]:
+    def call(self, name: str, words: Sequence[int], cpu: int = 0) -> tuple[list[Happening], int]:
         """What happens in a call of a function with these argument words, in order, and what it returns."""
-        happened: list[Happening] = []
-        return happened, _whole(self._call(name, tuple(words), happened))
+        course = _Course(cpu)
+        return course.happened, _whole(self._call(name, tuple(words), course))
 
-    def start(self, name: str, words: Sequence[int]) -> tuple[list[Happening], Asleep | int]:
-        """The same up to where its original sleeps; what it returned where no original was called."""
-        function, happened = self.functions[name], list[Happening]()
-        steps = self._call(name, tuple(words), happened)
+    def start(self, name: str, words: Sequence[int], cpu: int = 0) -> tuple[list[Happening], Asleep | int]:
+        """The same in a task, up to where somebody sleeps; what it returned where nobody did."""
+        course = _Course(cpu, task=True)
+        return self._go_on(name, course, self._call(name, tuple(words), course))
+
+    def wake(self, asleep: Asleep, cpu: int) -> tuple[list[Happening], Asleep | int]:
+        """The rest of such a call, or up to where somebody sleeps again."""
+        asleep._course.cpu = cpu
+        asleep._course.happened = []
+        return self._go_on(asleep.function, asleep._course, asleep._steps)
+
+    @staticmethod
+    def _go_on(name: str, course: _Course, steps: _Steps) -> tuple[list[Happening], Asleep | int]:
         try:
-            next(steps)
+            where = next(steps)
         except StopIteration as stop:
-            return happened, int(stop.value)
-        return happened, Asleep(
-            name,
-            tuple(words),
-            self._calls_original(function),
-            function.generation,
-            function.incarnation,
-            self._traits_at(function).after_sleep,
-        )
+            return course.happened, int(stop.value)
+        return course.happened, Asleep(name, where == IN_PROGRAM, course, steps)
 
-    def wake(self, asleep: Asleep) -> tuple[list[Happening], int]:
-        """The rest of such a call."""
-        function, happened = self.functions[asleep.function], list[Happening]()
-        value = function.traced.result(asleep.words)
-        if asleep.after_sleep is AfterSleep.NONE:
-            same = function.generation == asleep.generation
-        else:
-            same = function.incarnation == asleep.incarnation
-        if asleep.exits and same:
-            self._run_exits(function, asleep.words, value, happened)
-        return happened, value
-
-    def _call(self, name: str, words: tuple[int, ...], happened: list[Happening]) -> _Steps:
+    def _call(self, name: str, words: tuple[int, ...], course: _Course) -> _Steps:
         function = self.functions[name]
-        if function.traced_by_tracer:
-            happened.append(Tracer(name))
-        calls_original = self._calls_original(function)
+        course.happened += [Tracer(name, number) for number in reversed(function.tracers)]
+        if function.direct is not None:
+            course.happened.append(Direct(name, function.direct))
+        calls_original, after_sleep = self._calls_original(function), self._traits_at(function).after_sleep
+        patched, came = function.patched, (function.generation, function.incarnation)
+        sessions: set[int] = set()
         for attached in self._listed(function, Kind.FENTRY):
             ret = 0 if _kind(attached) is Kind.FSESSION else None
-            self._run(function, attached, Phase.ENTRY, words, ret, happened)
+            if (yield from self._run(function, attached, Phase.ENTRY, words, ret, course, sessions)):
+                sessions.add(attached.program.number)
         for attached in self._listed(function, Kind.MODIFY_RETURN):
-            ran = self._run(function, attached, Phase.ENTRY, words, 0, happened)
+            ran = yield from self._run(function, attached, Phase.ENTRY, words, 0, course, sessions)
             if ran and attached.program.result:
                 value = attached.program.result & MASK
-                self._run_exits(function, words, value, happened)
+                yield from self._run_exits(function, words, value, course, sessions)
                 return value
-        value = yield from self._original(function, words, happened)
-        if calls_original:
-            self._run_exits(function, words, value, happened)
+        value = yield from self._original(function, words, patched, course)
+        now = (function.generation, function.incarnation)
+        same = now == came if after_sleep is AfterSleep.NONE else now[1] == came[1]
+        if calls_original and same:
+            yield from self._run_exits(function, words, value, course, sessions)
         return value
 
-    def _original(self, function: _Function, words: tuple[int, ...], happened: list[Happening]) -> _Steps:
-        happened.append(Original(function.traced.name, function.patched))
-        if function.patched:
+    def _original(self, function: _Function, words: tuple[int, ...], patched: bool, course: _Course) -> _Steps:
+        course.happened.append(Original(function.traced.name, patched))
+        if patched:
             return function.traced.patched_result(words)
         if function.traced.calls:
-            inner = yield from self._call(function.traced.calls, words[:1], happened)
+            inner = yield from self._call(function.traced.calls, words[:1], course)
             return (inner + 1) & MASK
-        if function.traced.sleeps:
-            yield
+        if function.traced.sleeps and course.task:
+            yield IN_ORIGINAL
         return function.traced.result(words)
 
-    def _run_exits(self, function: _Function, words: tuple[int, ...], value: int, happened: list[Happening]) -> None:
+    def _run_exits(
+        self, function: _Function, words: tuple[int, ...], value: int, course: _Course, sessions: set[int]
+    ) -> Generator[str, None, None]:
         for attached in self._listed(function, Kind.FEXIT):
-            self._run(function, attached, Phase.EXIT, words, function.traced.cut(value), happened)
+            ret = function.traced.cut(value)
+            yield from self._run(function, attached, Phase.EXIT, words, ret, course, sessions)
 
     def _run(
         self,
@@ -243,22 +323,43 @@ class Reference:
         phase: Phase,
         words: tuple[int, ...],
         ret: int | None,
-        happened: list[Happening],
-    ) -> bool:
+        course: _Course,
+        sessions: set[int],
+    ) -> Generator[str, None, bool]:
         program = attached.program
-        if program.number in self._active:
-            self.misses[program.number] = self.misses.get(program.number, 0) + 1
+        if (program.number, course.cpu) in self._active:
+            self.misses[program.number] += 1
             return False
-        traced = function.traced
-        count = traced.model.nr_regs if self._traits_at(function).count_is_actual else None
-        happened.append(
-            Ran(program.number, phase, traced.arguments(words), traced.address, attached.cookie, ret, count)
+        traced, reads = function.traced, program.reads
+        counts = "count" in reads and self._traits_at(function).count_is_actual
+        kept = program.number if phase is Phase.EXIT and program.number in sessions else 0
+        course.happened.append(
+            Ran(
+                program.number,
+                phase,
+                traced.arguments(words),
+                traced.address if "ip" in reads else None,
+                attached.cookie if "cookie" in reads else None,
+                ret if "count" in reads else None,
+                traced.model.nr_regs if counts else None,
+                kept if program.session else None,
+            )
         )
+        timed = self.timed
+        running = program.number, course.cpu
         if program.calls:
-            self._active.add(program.number)
+            self._active.add(running)
             callee = self.functions[program.calls].traced
-            _whole(self._call(program.calls, (1,) * callee.model.nr_regs, happened))
-            self._active.discard(program.number)
+            nested = _Course(course.cpu, happened=course.happened)
+            _whole(self._call(program.calls, (1,) * callee.model.nr_regs, nested))
+            self._active.discard(running)
+        if course.task and self.sleeps_in(program, traced.name):
+            self._active.add(running)
+            function.inside += 1
+            yield IN_PROGRAM
+            function.inside -= 1
+            self._active.discard(running)
+        self.runs[program.number] += timed
         return True
 
     def _listed(self, function: _Function, where: Kind) -> list[Attached]:

@@ -16,19 +16,21 @@ _STRUCTS = {
     "struct tramplab_12": "struct tramplab_12 { int a[3]; };",
     "struct tramplab_16": "struct tramplab_16 { long a; long b; };",
 }
+_LARGE = ("struct tramplab_12", "struct tramplab_16")
+_SMALL = tuple(name for name in _STRUCTS if name not in _LARGE)
 _RETURNS = ("int", "u64", "long")
 
 
 @st.composite
 def prototypes(draw: st.DrawFn, name: str, *, max_slots: int = 12, structs: bool = True) -> Prototype:
     """A function of that name with up to so many argument slots."""
+    # Each number of slots as likely as any other.
+    left = draw(st.integers(0, max_slots))
     types: list[str] = []
-    slots = 0
-    for kind in draw(st.lists(st.sampled_from((*_SCALARS, *(_STRUCTS if structs else ()))), max_size=max_slots)):
-        slots += 2 if kind in ("struct tramplab_12", "struct tramplab_16") else 1
-        if slots > max_slots:
-            break
-        types.append(kind)
+    while left:
+        fitting = _SCALARS + (tuple(_STRUCTS if left > 1 else _SMALL) if structs else ())
+        types.append(draw(st.sampled_from(fitting)))
+        left -= 2 if types[-1] in _LARGE else 1
     used = "".join(text for kind, text in _STRUCTS.items() if kind in types)
     args = ", ".join(f"{kind} a{number}" for number, kind in enumerate(types)) or "void"
     return Prototype(name, f"{used}{draw(st.sampled_from(_RETURNS))} {name}({args})")

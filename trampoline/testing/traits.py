@@ -46,6 +46,14 @@ class Traits:
     """Error code for a program that the function has already."""
     function_twice: int = EINVAL
     """And for a function that a link names twice."""
+    site_taken: int = EINVAL
+    """And for a function whose site has somebody else's direct caller."""
+    times_by_image: bool = False
+    """Images are made anew when run-time statistics are turned on or off."""
+    accounts_calls: bool = True
+    """Calls are accounted on boots that want that."""
+    keeps: str = ""
+    """What the name of the one object begins with that stays when all programs have gone: a table that has grown."""
     needs_padding: bool = False
     """Only kernels with padding in front of functions will do."""
     image_per_function: bool = False
@@ -67,6 +75,7 @@ class Traits:
         return tuple(kinds)
 
 
+_TABLE = "kfunc_md_array of"
 _SEED = Traits(
     order=Order.OLDEST_FIRST,
     after_sleep=AfterSleep.CURRENT,
@@ -76,13 +85,16 @@ _SEED = Traits(
     shares_sites=False,
     program_twice=EEXIST,
     function_twice=EEXIST,
+    site_taken=EBUSY,
+    accounts_calls=False,
+    keeps=_TABLE,
     plain=Traits(),
 )
 TRAITS = {
-    "per-function": Traits(image_per_function=True),
+    "per-function": Traits(image_per_function=True, site_taken=EBUSY),
     "batched": Traits(image_per_function=True),
     "generic": Traits(struct_on_stack=False, count_is_actual=False),
-    "tramplab": Traits(),
+    "tramplab": Traits(times_by_image=True, keeps=_TABLE),
     "seed-v2": _SEED,
     "seed-v2-repaired": _SEED,
     "seed-v1": replace(_SEED, needs_padding=True),

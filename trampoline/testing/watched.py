@@ -1,103 +1,227 @@
 """A laboratory whose functions and programs tell what happens in them, in the words of the reference model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag
+from emu.kernel.functions import Function
 from emu.kernel.livepatch import LivePatch
+from emu.registers import SAVED, RegisterBatch
+from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
 from emu.task import Task, TaskState
 from emu.vcpu import StopReason, Vcpu
 from trampoline.attach import AttachType
 from trampoline.designs import Factory
 from trampoline.flavour import Flavour
+from trampoline.generator import Boot
 from trampoline.lab import Tracing
 from trampoline.link import Link, MultiLink
-from trampoline.prog import BpfProg, ProgContext
+from trampoline.prog import BpfProg, ProgContext, Uses
 from trampoline.testing.functions import Prototype, Traced, add_functions
-from trampoline.testing.reference import Happening, Original, Phase, Program, Ran, Tracer
+from trampoline.testing.reference import Direct, Happening, Original, Phase, Program, Ran, Tracer
 
-TOLD = "tramplab_testing_original"
+TOLD, DIRECT_TOLD = "tramplab_testing_original", "tramplab_testing_direct"
+DIRECT_CALLERS = ("tramplab_direct_0", "tramplab_direct_1")
+"""Code that a site may reach as somebody else's direct caller."""
+_NAME = "watched"
 _IS_RETURN = 1 << 63
 """Of the word that counts arguments, since sessions are there (7.0)."""
+_KEPT = ("rbx", "rbp", "r12", "r13", "r14", "r15")
+"""Registers that a call leaves alone."""
+_CLOBBERED = ("rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11")
+"""Registers that a program, as any function, may change, with rax."""
+_RUBBISH = [0xDEAD_0000_BEEF_0001 + 0x1_0000_0101 * n for n in range(len(_CLOBBERED))]
+_PATTERN = [0xC0DE_5AFE_0000_1001 + 0x11_0001_0010_0101 * n for n in range(len(_KEPT))]
+_CALL_DEPTH = PERCPU.offset("call_depth")
+_PREEMPT_COUNT = PERCPU.offset("preempt_count")
+_READERS = {
+    field: (task_struct.offset(field), size)
+    for field, size in (("bpf_ctx", 8), ("migration_disabled", 2), ("trc_reader_nesting", 4))
+}
 
 
 class WatchedLab:
     """A kernel with some traced functions. ``happened`` collects what runs, in order."""
 
     def __init__(
-        self, prototypes: Sequence[Prototype], *, flavour: Flavour, design: str | Factory, vcpus: int = 2, counts: bool
+        self,
+        prototypes: Sequence[Prototype],
+        *,
+        flavour: Flavour,
+        design: str | Factory,
+        vcpus: int = 2,
+        counts: bool,
+        config: str = "voluntary",
+        boot: Boot | None = None,
+        metadata: str | None = None,
     ) -> None:
-        self.lab = Tracing(flavour, design=design, vcpus=vcpus)
+        self.lab = Tracing(flavour, config, design=design, vcpus=vcpus, boot=boot, metadata=metadata, counting="off")
         self._counts = counts
         kernel = self.lab.kernel
+        kernel.advance_clock(1000)
         kernel.kallsyms.add(TOLD, kernel.machine.host_call(TOLD, self._original), 1)
-        self.functions = {traced.name: traced for traced in add_functions(self.lab, prototypes, TOLD)}
-        self._names = list(self.functions)
+        kernel.kallsyms.add(DIRECT_TOLD, kernel.machine.host_call(DIRECT_TOLD, self._direct), 1)
+        kernel.add_functions(
+            *(
+                Function(name, f"mov eax, {number}\ncall {DIRECT_TOLD}\nret", traceable=False)
+                for number, name in enumerate(DIRECT_CALLERS)
+            )
+        )
+        self.functions: dict[str, Traced] = {}
+        self._names: list[str] = []
+        self.add(prototypes)
         self.happened: list[Happening] = []
-        self._tracers: dict[str, FtraceOps] = {}
+        self.sleeps_in: Callable[[Program, str], bool] = lambda program, function: False
+        """Whether a program goes to sleep in a task's call of a function."""
+        self._function_of: dict[tuple[int, int], str] = {}
+        """By a program that does not read where it is, and its cookie there."""
+        self._tracers: dict[tuple[str, int], FtraceOps] = {}
         self._patches: dict[str, LivePatch] = {}
+        self._directs: dict[str, FtraceOps] = {}
+        self._kept = [RegisterBatch(vcpu.regs.engine, _KEPT) for vcpu in kernel.machine.vcpus]
+        self._clobbered = [RegisterBatch(vcpu.regs.engine, _CLOBBERED) for vcpu in kernel.machine.vcpus]
+        self._nested = 0
+
+    def add(self, prototypes: Sequence[Prototype]) -> None:
+        """Put more functions into the kernel."""
+        for traced in add_functions(self.lab, prototypes, TOLD, first=len(self._names)):
+            self.functions[traced.name] = traced
+            self._names.append(traced.name)
 
     # Programs and links ---------------------------------------------------------------------------------------------
 
     def load(self, program: Program, *, multi: bool, sleepable: bool) -> BpfProg:
-        """A program that tells what it sees."""
+        """A program that tells what it sees, and leaves rubbish in the registers that it may change."""
 
         def run(context: ProgContext) -> int:
-            self.happened.append(self._seen(program, context))
+            vcpu = context.vcpu
+            traced, seen = self._seen(program, context)
+            self.happened.append(seen)
+            if program.session and seen.phase is Phase.ENTRY:
+                context.kernel.machine.write_u64(_session_cookie(context), program.number)
             if program.calls:
                 callee = self.functions[program.calls]
                 registers, stack = callee.travel((1,) * callee.model.nr_regs)
-                self.lab.call(callee.address, *registers, stack_args=stack, cpu=context.vcpu.index)
+                self._nested += 1
+                try:
+                    self.lab.call(callee.address, *registers, stack_args=stack, cpu=vcpu.index)
+                finally:
+                    self._nested -= 1
+                program_again = self._seen(program, context, keeps=seen.phase is Phase.ENTRY)[1]
+                assert program_again == seen, f"after a nested call {program_again}, not {seen}"
+            self._clobbered[vcpu.index].write(_RUBBISH)
+            in_task = vcpu.task is not vcpu.idle and not self._nested
+            if in_task and self.sleeps_in(program, traced.name):
+                vcpu.sleep()
             return program.result
 
         kind = f"{program.kind}_multi" if multi else str(program.kind)
-        return self.lab.prog(kind, run, name=f"watched{program.number}", sleepable=sleepable)
+        reads = program.reads
+        uses = Uses(
+            func_ip="ip" in reads,
+            arg_cnt="count" in reads,
+            run_ctx="cookie" in reads,
+            session_cookie=program.session,
+        )
+        return self.lab.prog(kind, run, name=f"{_NAME}{program.number}", sleepable=sleepable, uses=uses)
 
-    def _seen(self, program: Program, context: ProgContext) -> Ran:
-        machine = self.lab.kernel.machine
-        traced = next(one for one in self.functions.values() if one.address == context.ip)
-        behind = program.kind is AttachType.FEXIT or bool(machine.read_u64(context.address - 8) & _IS_RETURN)
+    def _seen(self, program: Program, context: ProgContext, *, keeps: bool = False) -> tuple[Traced, Ran]:
+        """What a program sees, and on which function. ``keeps``: a session's own word is not looked at yet."""
+        machine, reads = self.lab.kernel.machine, program.reads
+        cookie = context.cookie if "cookie" in reads else None
+        if "ip" in reads:
+            found = [one for one in self.functions.values() if one.address == context.ip]
+            assert found, f"bpf_get_func_ip gives program {program.number} {context.ip:#x}, which is no function"
+            traced = found[0]
+        else:
+            assert cookie is not None
+            name = self._function_of.get((program.number, cookie))
+            assert name is not None, f"program {program.number} finds the cookie {cookie:#x}, which is nobody's"
+            traced = self.functions[name]
+        counted = "count" in reads
+        word = machine.read_u64(context.address - 8) if counted else 0
+        behind = program.kind is AttachType.FEXIT or bool(word & _IS_RETURN)
         ret: int | None = None
-        if program.kind is not AttachType.FENTRY:
+        if program.kind is not AttachType.FENTRY and counted:
             # In a session's entry, and in fmod_ret, the word is what was returned so far: all of it.
-            word = machine.read_u64(context.address + 8 * context.count)
-            ret = traced.cut(word) if behind else word
+            ret = machine.read_u64(context.address + 8 * context.count)
+            ret = traced.cut(ret) if behind else ret
+        session = None
+        if program.session:
+            session = 0 if keeps else machine.read_u64(_session_cookie(context))
         size = sum(arg.slots for arg in traced.model.args)
         slots = [machine.read_u64(context.address + 8 * n) for n in range(size)]
-        return Ran(
+        return traced, Ran(
             program.number,
             Phase.EXIT if behind else Phase.ENTRY,
             traced.arguments(slots),
-            context.ip,
-            context.cookie,
+            context.ip if "ip" in reads else None,
+            cookie,
             ret,
-            context.count if self._counts else None,
+            context.count if self._counts and counted else None,
+            session,
         )
 
-    def attach(self, prog: BpfProg, names: Sequence[str], cookies: Sequence[int], *, multi: bool) -> Link | MultiLink:
+    def attach(
+        self, program: Program, prog: BpfProg, names: Sequence[str], cookies: Sequence[int], *, multi: bool
+    ) -> Link | MultiLink:
         """Attach as a multi link, or as a plain one to a single function."""
+        if "ip" not in program.reads:
+            for name, cookie in zip(names, cookies, strict=True):
+                self._function_of[program.number, cookie] = name
         if multi:
             return self.lab.attach_multi(prog, list(names), cookies=list(cookies))
         (name,), (cookie,) = names, cookies
         return self.lab.attach(prog, name, cookie=cookie)
 
+    def counted(self) -> dict[int, tuple[int, int]]:
+        """Misses and counted runs of each program that exists, by its number."""
+        programs = self.lab.programs
+        return {
+            int(prog.name.removeprefix(_NAME)): (programs.misses(prog), programs.runs(prog))
+            for prog in programs.loaded.values()
+            if prog.name.startswith(_NAME)
+        }
+
     # Others ---------------------------------------------------------------------------------------------------------
 
-    def trace(self, name: str) -> None:
+    def trace(self, name: str, number: int, flags: FtraceOpsFlag = FtraceOpsFlag(0)) -> None:  # noqa: B008
         """Register a function tracer on a function."""
         site = self.lab.kernel.function(name).site
         assert site is not None
 
-        def told(*_: object) -> None:
-            self.happened.append(Tracer(name))
+        def told(ip: int, *_: object) -> None:
+            assert ip == site, f"a tracer of {name} is told of {ip:#x}"
+            self.happened.append(Tracer(name, number))
 
-        ops = FtraceOps(f"tracer of {name}", told, FtraceOpsFlag(0), filter={site})
+        ops = FtraceOps(f"tracer {number} of {name}", told, flags, filter={site})
         self.lab.kernel.ftrace.register_ftrace_function(ops)
-        self._tracers[name] = ops
+        self._tracers[name, number] = ops
 
-    def untrace(self, name: str) -> None:
+    def untrace(self, name: str, number: int) -> None:
         """Take it off."""
-        self.lab.kernel.ftrace.unregister_ftrace_function(self._tracers[name])
-        del self._tracers[name]
+        self.lab.kernel.ftrace.unregister_ftrace_function(self._tracers[name, number])
+        del self._tracers[name, number]
+
+    def direct(self, name: str, caller: int) -> None:
+        """Let a function reach a direct caller that is no trampoline."""
+        site = self.lab.kernel.function(name).site
+        assert site is not None
+        ops = FtraceOps(f"direct caller of {name}", filter={site})
+        self.lab.kernel.ftrace.register_ftrace_direct(ops, self._caller(caller))
+        self._directs[name] = ops
+
+    def redirect(self, name: str, caller: int) -> None:
+        """Let it reach another one."""
+        self.lab.kernel.ftrace.modify_ftrace_direct(self._directs[name], self._caller(caller))
+
+    def undirect(self, name: str, caller: int) -> None:
+        """Take it off, which must be the one that is there."""
+        self.lab.kernel.ftrace.unregister_ftrace_direct(self._directs[name], self._caller(caller))
+        del self._directs[name]
+
+    def _caller(self, number: int) -> int:
+        return self.lab.kernel.kallsyms.address(DIRECT_CALLERS[number])
 
     def patch(self, name: str) -> None:
         """Livepatch a function."""
@@ -116,12 +240,20 @@ class WatchedLab:
         """What happens in a call, and what it returns."""
         traced = self.functions[name]
         registers, stack = traced.travel(words)
-        before, self.happened = self.happened, []
-        try:
+        kept = self._kept[cpu]
+        with self._listening() as happened:
+            kept.write(_PATTERN)
             call = self.lab.call(traced.address, *registers, stack_args=stack, cpu=cpu)
-            return self.happened, self._value(traced, call.value)
-        finally:
-            self.happened = before
+            _check_kept(name, kept.read())
+        self._check_readers(name, self.lab.kernel.machine.vcpus[cpu].task.address)
+        return happened, self._value(traced, call.value)
+
+    def call_depth(self, cpu: int, value: int | None = None) -> int:
+        """A CPU's counter of calls since its return stack was filled; sets it first where a value is given."""
+        machine, address = self.lab.kernel.machine, self.lab.kernel.percpu_areas[cpu] + _CALL_DEPTH
+        if value is not None:
+            machine.write_u64(address, value)
+        return machine.read_u64(address)
 
     def start(self, name: str, words: Sequence[int], cpu: int) -> tuple[list[Happening], Task]:
         """A call as a task of its own, which sleeps or is done when this returns."""
@@ -129,28 +261,48 @@ class WatchedLab:
         registers, stack = traced.travel(words)
         assert not stack, "a task's function takes its arguments in registers"
         task = self.lab.kernel.task(f"calls {name}", traced.address, *registers)
+        for register, pattern in zip(_KEPT, _PATTERN, strict=True):
+            task.registers[SAVED.index(register)] = pattern
         return self._run(task, cpu), task
 
-    def wake(self, task: Task, cpu: int) -> tuple[list[Happening], int]:
-        """The rest of such a call, and what it returns."""
+    def wake(self, task: Task, cpu: int) -> list[Happening]:
+        """The rest of such a call, or up to where it sleeps again."""
         task.wake()
-        happened = self._run(task, cpu)
-        return happened, self.end(task)
+        return self._run(task, cpu)
 
     def end(self, task: Task) -> int:
         """Forget a call that has returned; gives what it returned."""
         assert task.state is TaskState.DONE, task
+        name = task.name.removeprefix("calls ")
+        _check_kept(name, [task.register(register) for register in _KEPT])
+        self._check_readers(name, task.address)
         self.lab.kernel.remove_task(task)
-        return self._value(self.functions[task.name.removeprefix("calls ")], task.value)
+        return self._value(self.functions[name], task.value)
 
     def _run(self, task: Task, cpu: int) -> list[Happening]:
-        before, self.happened = self.happened, []
-        try:
+        with self._listening() as happened:
             stop = self.lab.kernel.machine.vcpus[cpu].run(task)
             assert stop.reason is not StopReason.PREEMPTED, task
-            return self.happened
+        self.lab.kernel.rcu.settle()
+        return happened
+
+    @contextmanager
+    def _listening(self) -> Iterator[list[Happening]]:
+        before, self.happened = self.happened, []
+        try:
+            yield self.happened
         finally:
             self.happened = before
+
+    def _check_readers(self, name: str, task: int) -> None:
+        """After a call nobody is in a read section, keeps migration off or has a run context."""
+        kernel = self.lab.kernel
+        for field, (offset, size) in _READERS.items():
+            value = int.from_bytes(kernel.machine.read(task + offset, size), "little")
+            assert not value, f"after a call of {name} {field} is {value:#x}"
+        for area in kernel.percpu_areas:
+            count = kernel.machine.read_u32(area + _PREEMPT_COUNT)
+            assert count == PREEMPT_ENABLED, f"after a call of {name} preempt_count is {count:#x}"
 
     @staticmethod
     def _value(traced: Traced, rax: int) -> int:
@@ -162,6 +314,23 @@ class WatchedLab:
         name = self._names[~number & (1 << 64) - 1 if patched else number]
         self.happened.append(Original(name, patched))
 
+    def _direct(self, vcpu: Vcpu) -> None:
+        """Behind the return address into the caller's code is the one into the function."""
+        address = self.lab.kernel.machine.read_u64(vcpu.regs.rsp + 8)
+        function = self.lab.kernel.function_at(address)
+        self.happened.append(Direct(function.name if function else hex(address), vcpu.regs.rax))
+
     def close(self) -> None:
         """Give the machine back."""
         self.lab.close()
+
+
+def _session_cookie(context: ProgContext) -> int:
+    """``bpf_session_cookie``: its distance from the context is the count word's second byte, in slots."""
+    machine = context.kernel.machine
+    return context.address - 8 * (machine.read_u64(context.address - 8) >> 8 & 0xFF)
+
+
+def _check_kept(name: str, values: Sequence[int]) -> None:
+    for register, value, pattern in zip(_KEPT, values, _PATTERN, strict=True):
+        assert value == pattern, f"a call of {name} changed {register} from {pattern:#x} to {value:#x}"

@@ -1,0 +1,198 @@
+"""Everybody else: function tracers, livepatch, other direct callers, statistics, grace periods, modules, programs as
+targets.
+"""
+
+from errno import EBUSY, EINVAL, EWOULDBLOCK
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from emu.kernel.ftrace import FtraceOpsFlag
+from emu.kernel.functions import AssemblyFunctions, Function
+from emu.vcpu import Vcpu
+from trampoline.errors import KernelError
+from trampoline.testing.steps import INNER, Steps, step
+from trampoline.testing.watched import DIRECT_CALLERS
+
+MODULE, MODULE_FUNCTION = "tramplab_module", "tramplab_of_module"
+MOST_TRACERS = 2
+_TRACER_FLAGS = (
+    FtraceOpsFlag(0),
+    FtraceOpsFlag.SAVE_REGS,
+    FtraceOpsFlag.DYNAMIC | FtraceOpsFlag.RECURSION,
+)
+_COUNTER = 0x7A11_0000_C0DE_0021
+"""What stands for the pointer to a tail-call counter."""
+
+
+class OtherSteps(Steps):
+    """Everybody else."""
+
+    @precondition(lambda self: self.traits.shares_sites)
+    @rule(data=st.data(), number=st.integers(0, MOST_TRACERS - 1), flags=st.sampled_from(_TRACER_FLAGS))
+    @step
+    def tracer(self, data: st.DataObject, number: int, flags: FtraceOpsFlag) -> None:
+        """A function tracer comes, or goes."""
+        name = self.draw_function(data)
+        on = number not in self.reference.functions[name].tracers
+        change = partial(self.watched.trace, name, number, flags) if on else partial(self.watched.untrace, name, number)
+        if self.all_or_nothing(change, failure=self.draw_failure(data), names=(name,))[0]:
+            self.reference.trace(name, number, on=on)
+
+    @precondition(lambda self: self.traits.shares_sites)
+    @rule(data=st.data())
+    @step
+    def livepatch(self, data: st.DataObject) -> None:
+        """A function is replaced, or is itself again."""
+        name = self.draw_function(data)
+        function = self.reference.functions[name]
+        if not self.may_change((name,)):
+            return
+        on = not function.patched
+        refusals = frozenset({EBUSY}) if on and function.direct is not None else frozenset[int]()
+        change = partial(self.watched.patch if on else self.watched.unpatch, name)
+        # A livepatch that goes lets direct callers have their sites for themselves as far as memory allows. Where one
+        # fails to come, images may have been made anew, twice.
+        failure = self.draw_failure(data) if on and not self.sleepers else None
+        if self.all_or_nothing(change, refusals, failure, names=(name,), remakes=True)[0]:
+            self.reference.patch(name, on=on)
+        self.compare_calls((name,))
+
+    @precondition(lambda self: self.traits.shares_sites)
+    @rule(data=st.data(), caller=st.integers(0, len(DIRECT_CALLERS) - 1), everywhere=st.booleans())
+    @step
+    def direct_caller(self, data: st.DataObject, caller: int, everywhere: bool) -> None:
+        """Somebody else's direct caller comes to a function, becomes another one, or goes."""
+        name = self.draw_function(data)
+        function = self.reference.functions[name]
+        refusals = set[int]()
+        becomes: int | None = caller
+        if function.direct is None:
+            change = partial(self.watched.direct, name, caller)
+            if function.attached or function.patched:
+                refusals.add(EBUSY)
+        elif function.direct == caller:
+            change, becomes = partial(self.watched.undirect, name, caller), None
+        else:
+            self.all_or_nothing(partial(self.watched.undirect, name, caller), frozenset({EINVAL}))
+            change = partial(self.watched.redirect, name, caller)
+        if everywhere and not refusals:
+            self.fails_everywhere(change, (name,), most=30)
+        elif not self.all_or_nothing(change, frozenset(refusals), self.draw_failure(data), names=(name,))[0]:
+            return
+        self.reference.direct(name, becomes)
+        self.compare_calls((name,))
+
+    @precondition(lambda self: not any(asleep.in_program for _, asleep in self.sleepers))
+    @rule(data=st.data())
+    @step
+    def statistics(self, data: st.DataObject) -> None:
+        """Run-time statistics are turned on, or off."""
+        on = not self.reference.timed
+        if self.all_or_nothing(lambda: self.lab.stats(enabled=on), failure=self.draw_failure(data))[0]:
+            self.reference.time(on=on)
+
+    @rule(on=st.booleans())
+    @step
+    def grace_periods(self, on: bool) -> None:
+        """Grace periods end as soon as they can, or stay."""
+        self.lab.kernel.rcu.automatic = on
+        self.lab.kernel.rcu.settle()
+
+    @rule()
+    @step
+    def some_grace_periods(self) -> None:
+        """Those end that can."""
+        self.lab.kernel.rcu.poll()
+
+    # Modules and programs as targets --------------------------------------------------------------------------------
+
+    @precondition(lambda self: MODULE not in self.lab.kernel.modules)
+    @rule(
+        data=st.data(), multi=st.booleans(), twin=st.booleans(), kind=st.sampled_from(("fentry", "fexit", "fmod_ret"))
+    )
+    @step
+    def traced_module(self, data: st.DataObject, multi: bool, twin: bool, kind: str) -> None:
+        """A module comes, has a function traced, can't go before the link, and goes. Its function may have the name of
+        one of the kernel's.
+        """
+        name = INNER if twin else MODULE_FUNCTION
+        body = Function(name, "lea rax, [rdi + 5]\nret", f"u64 {name}(u64 a)")
+        kernel = self.lab.kernel
+        kernel.load_module(MODULE, AssemblyFunctions((body,), module=MODULE))
+        address = kernel.kallsyms.address(f"{MODULE}:{name}")
+        ran: list[tuple[int, int]] = []
+        prog = self.lab.prog(
+            f"{kind}_multi" if multi else kind,
+            lambda context: ran.append((context.slots[0], context.ip)),
+            name="of_module",
+        )
+        where = f"{MODULE}:{name}"
+        attach = partial(self.lab.attach_multi, prog, [where]) if multi else partial(self.lab.attach, prog, where)
+        made, link = self.all_or_nothing(attach, failure=self.draw_failure(data))
+        if not made:
+            link = attach()
+        self.lab.unload(prog)
+        assert self.lab.call(address, 4).value == 9
+        assert ran == [(4, address)], f"in a call of {where}: {ran}"
+        refused = 0
+        try:
+            kernel.modules.unload(MODULE)
+        except KernelError as error:
+            refused = error.errno
+        assert refused == EWOULDBLOCK, "a module with a traced function was unloaded"
+        link.detach()
+        kernel.modules.unload(MODULE)
+        self.compare_calls((INNER,))
+
+    @rule(
+        data=st.data(),
+        counts=st.booleans(),
+        kinds=st.lists(st.sampled_from(("fentry", "fexit")), min_size=1, max_size=2),
+    )
+    @step
+    def traced_program(self, data: st.DataObject, counts: bool, kinds: list[str]) -> None:
+        """A BPF program is traced by others. Where tail calls can reach it, it finds their counter."""
+        found: list[tuple[int, int]] = []
+
+        def told(vcpu: Vcpu) -> None:
+            found.append((vcpu.regs.rax, vcpu.regs.rdi))
+
+        machine = self.lab.kernel.machine
+        stub = machine.host_call("tramplab_testing_program", told)
+        head = "endbr64\n" if self.flavour.entry.endbr else ""
+        prog = self.lab.prog("fentry", f"{head}nop5\nmov r11, {stub:#x}\ncall r11\nmov eax, 33\nret", name="target")
+        prog.tail_call_reachable = counts
+        ran: list[tuple[str, int, int]] = []
+        links: list[Any] = []
+        for number, kind in enumerate(kinds):
+
+            def run(context: Any, kind: str = kind, number: int = number) -> int:
+                ran.append((kind, number, context.slots[0]))
+                return 0
+
+            tracer = self.lab.prog(kind, run, name=f"on_target{number}")
+            made, link = self.all_or_nothing(partial(self.lab.attach, tracer, prog), failure=self.draw_failure(data))
+            links.append(link if made else self.lab.attach(tracer, prog))
+            self.lab.unload(tracer)
+            machine.vcpus[0].regs.rax = _COUNTER
+            found.clear()
+            ran.clear()
+            assert self.lab.call(prog.bpf_func, 0x1234).value == 33
+            expected = [
+                (kind, n, 0x1234)
+                for where in ("fentry", "fexit")
+                for n, kind in reversed([*enumerate(kinds[: number + 1])])
+                if kind == where
+            ]
+            assert ran == expected, f"on a traced program {ran} ran, not {expected}"
+            assert found[0][1] == 0x1234, "a traced program lost its context"
+            assert not counts or found[0][0] == _COUNTER, (
+                "the tail-call counter was lost on the way to a traced program"
+            )
+        for link in links:
+            link.detach()
+        self.lab.unload(prog)
+        machine.remove_host_call(stub)
