@@ -4,10 +4,12 @@ from collections.abc import Callable
 from errno import EAGAIN, EBUSY, ENOENT, ENOMEM, EWOULDBLOCK
 from functools import partial
 
+from emu.kernel.entry import SITE_SIZE
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag
 from emu.kernel.functions import AssemblyFunctions
-from emu.process import CAN_FAIL, Lock, PointKind
+from emu.process import Lock, PointKind
+from emu.schedule.violation import Violation
 from emu.task import TaskState
 from trampoline.explore.plan import Deed, Operation, Plan, PlannedCall, PlannedTask
 from trampoline.explore.stage import MODULE, MODULE_FUNCTIONS, Stage
@@ -241,62 +243,91 @@ def tracer_comes_and_goes(stage: Stage) -> Plan:
     )
 
 
-def livepatch_comes_and_goes(stage: Stage) -> Plan:
-    """A function that has a program is livepatched, gets another program, and is itself again, while both CPUs call."""
-    stays, comes = stage.program("fentry"), stage.program("fexit")
-    link, patch = stage.attach(stays, "explored"), stage.livepatch("explored")
+class _Livepatch:
+    """A livepatch that comes, unless it is refused, and goes."""
 
-    def disable() -> None:
-        if patch.enabled:
-            patch.disable()
+    def __init__(self, stage: Stage, function: str) -> None:
+        self._patch, self._functions = stage.livepatch(function), (function,)
+
+    def deed(self, *, on: bool) -> Deed:
+        """Coming, or going."""
+        if on:
+            return Deed("livepatch", self._patch.enable, functions=self._functions, livepatched=True)
+        return Deed("no livepatch", self._disable, functions=self._functions, livepatched=False)
+
+    def _disable(self) -> None:
+        if self._patch.enabled:
+            self._patch.disable()
+
+
+def livepatch_comes_and_goes(stage: Stage) -> Plan:
+    """A function is livepatched, gets programs, is itself again, and loses them, while both CPUs call it."""
+    progs = stage.program("fentry"), stage.program("fexit")
+    patch = _Livepatch(stage, "explored")
 
     def operations() -> dict[str, Operation]:
-        attachment = _Attachment(stage, comes, "explored")
+        attachments = [_Attachment(stage, prog, "explored") for prog in progs]
+        come, go = ([one.deed(attached=on) for one in attachments] for on in (True, False))
+        return {"livepatch": [patch.deed(on=True), *come, patch.deed(on=False), *go]}
+
+    return Plan(
+        _callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
+    )
+
+
+def livepatch_meets_modify(stage: Stage) -> Plan:
+    """A function is livepatched and is itself again, while programs come and go, and both CPUs call it."""
+    progs = stage.program("fentry"), stage.program("fexit")
+    patch = _Livepatch(stage, "explored")
+
+    def operations() -> dict[str, Operation]:
+        attachments = [_Attachment(stage, prog, "explored") for prog in progs]
         return {
-            "livepatch": [
-                Deed("livepatch", patch.enable, functions=("explored",), livepatched=True),
-                attachment.deed(attached=True),
-                Deed("no livepatch", disable, functions=("explored",), livepatched=False),
-                attachment.deed(attached=False),
-            ]
+            "livepatch": [patch.deed(on=True), patch.deed(on=False)],
+            "trace": [one.deed(attached=on) for on in (True, False) for one in attachments],
         }
 
     return Plan(
-        _callers("explored", "explored", "explored"),
-        operations,
-        attached={"explored": frozenset({0})},
-        may_refuse=frozenset({EBUSY, EAGAIN}),
-        state=[link],
-        restores=True,
+        _callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
     )
 
 
 def failures_on_the_way(stage: Stage) -> Plan:
-    """A second program comes, and goes, at the first attempt for which memory and patching do not fail at any point;
+    """A second program comes and goes, again and again until memory, or patching, does not fail at any point any more;
     meanwhile both CPUs call.
     """
     stays, comes = stage.program("fentry"), stage.program("fexit")
     functions = ("explored", "explored_1")
     link = stage.attach(stays, "explored")
-    process = stage.lab.kernel.process
+    kernel = stage.lab.kernel
+    process = kernel.process
 
-    def persistently(do: Callable[[], object]) -> None:
-        for kind in sorted(CAN_FAIL):
-            for number in range(1, _MOST_POINTS):
-                try:
-                    with process.fail_at(kind, number, lambda what: KernelError(ENOMEM, what)):
-                        do()
-                except KernelError as error:
-                    if error.errno != ENOMEM:
-                        raise
-                else:
-                    return
+    def text() -> list[bytes]:
+        return kernel.machine.read_each([kernel.function(name).address for name in functions], SITE_SIZE + 4)
+
+    def persistently(do: Callable[[], object], kind: PointKind) -> None:
+        for number in range(1, _MOST_POINTS):
+            before = text()
+            try:
+                with process.fail_at(kind, number, lambda what: KernelError(ENOMEM, what)):
+                    do()
+            except KernelError as error:
+                if error.errno != ENOMEM:
+                    raise
+                if text() != before:
+                    raise Violation("failed and changed", f"sites are not as they were before {error}") from error
+            else:
+                return
 
     def operations() -> dict[str, Operation]:
-        attachment = _Attachment(stage, comes, *functions)
-        come, go = attachment.deed(attached=True), attachment.deed(attached=False)
-        come.do, go.do = partial(persistently, attachment.attach), partial(persistently, attachment.detach)
-        return {"modify": [come, go]}
+        deeds = []
+        for kinds in ((PointKind.PATCH, PointKind.ALLOC), (PointKind.ALLOC, PointKind.PATCH)):
+            attachment = _Attachment(stage, comes, *functions)
+            for attached, kind in zip((True, False), kinds, strict=True):
+                deed = attachment.deed(attached=attached)
+                deed.do = partial(persistently, deed.do, kind)
+                deeds.append(deed)
+        return {"modify": deeds}
 
     return Plan(
         _callers(*functions), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
@@ -318,6 +349,7 @@ SCENARIOS: dict[str, Scenario] = {
     "detach-while-program-sleeps": detach_while_program_sleeps,
     "tracer-comes-and-goes": tracer_comes_and_goes,
     "livepatch-comes-and-goes": livepatch_comes_and_goes,
+    "livepatch-meets-modify": livepatch_meets_modify,
     "failures-on-the-way": failures_on_the_way,
 }
 """Every scenario by its name."""

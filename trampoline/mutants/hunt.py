@@ -219,7 +219,7 @@ def _work(pipe: Connection, name: str, how: Hunt, number: int, begun: float, con
     _be_silent()
     from contextlib import ExitStack
 
-    from trampoline.mutants.tools import run
+    from trampoline.mutants.tools import Tools
 
     with ExitStack() as stack:
         if not control:
@@ -228,11 +228,12 @@ def _work(pipe: Connection, name: str, how: Hunt, number: int, begun: float, con
             except Exception as error:
                 pipe.send(("misfit", f"{name}: {error}"))
                 return
+        tools = Tools()
         for index, unit in enumerate(_plan(how)):
             if time.monotonic() - begun >= how.budget:
                 break
             if index % how.jobs == number:
-                tally = run(unit)
+                tally = tools.run(unit)
                 pipe.send(("ends", index, tally.tries, tally.steps, tally.found))
                 if tally.found and not control:
                     break

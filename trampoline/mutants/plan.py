@@ -25,6 +25,8 @@ _SCHEDULERS = ("pct:3", "urw", "pct:3", "pct:4", "random")
 _MOST_SEQUENCES, _MOST_STEPS, _MOST_SCHEDULES = 12, 50, 120
 _FEWEST = 8
 """Schedules of a unit at least."""
+_LONG = {"failures-on-the-way": 8}
+"""Scenarios whose schedules take so many times as long as others'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,8 @@ def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]
             able = [one for one in group if _works(scenario, one, flavour, config)]
             if able:
                 design = able[(position + number) % len(able)]
-                yield Unit(SCHEDULES, design, tries, seed, 0, scenario, flavour, config, scheduler)
+                some = max(tries // _LONG.get(scenario, 1), 1)
+                yield Unit(SCHEDULES, design, some, seed, 0, scenario, flavour, config, scheduler)
 
 
 def _works(scenario: str, design: str, flavour: str, config: str) -> bool:

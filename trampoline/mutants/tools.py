@@ -1,16 +1,13 @@
 """The two tools of a hunt, on one unit: what they find, and after how many tries."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
-from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from emu.schedule.spec import scheduler_for
 from trampoline.explore.session import Session
 from trampoline.mutants.plan import SEQUENCES, Unit
-from trampoline.testing import lab_machine
+from trampoline.testing.kernels import Kernels
+from trampoline.testing.machine import booted_kernels
+from trampoline.testing.sequences import run_sequences
 
 
 @dataclass(slots=True)
@@ -19,55 +16,51 @@ class Tally:
 
     tries: int = 0
     steps: int = 0
-    """Of sequences: rules run. Of schedules: none are counted."""
+    """Of sequences; those of schedules are not counted."""
     found: str = ""
 
 
-def run(unit: Unit) -> Tally:
-    """Try until something is wrong. Any assertion, violation or error while something runs is something wrong."""
-    tally = Tally()
-    tool: Callable[[Unit, Tally], None] = _sequences if unit.tool == SEQUENCES else _schedules
-    try:
-        tool(unit, tally)
-    except Exception as error:
-        tally.found = tally.found or _line(error)
-        tally.tries = max(tally.tries, 1)
-    return tally
+class Tools:
+    """Sequences and schedules, with the kernels that stay booted for sequences."""
 
+    def __init__(self) -> None:
+        self._kernels: dict[str, Kernels] = {}
 
-def _sequences(unit: Unit, tally: Tally) -> None:
-    machine: Any = lab_machine(unit.design)
+    def run(self, unit: Unit) -> Tally:
+        """Try until something is wrong. Any assertion, violation or error while something runs is something wrong."""
+        tally = Tally()
+        try:
+            if unit.tool == SEQUENCES:
+                self._sequences(unit, tally)
+            else:
+                _schedules(unit, tally)
+        except Exception as error:
+            tally.found = tally.found or _line(error)
+        if tally.found:
+            tally.tries = max(tally.tries, 1)
+        return tally
 
-    class Counted(machine):  # type: ignore[misc]
-        def __init__(self) -> None:
-            tally.tries += 1
-            super().__init__()
+    def close(self) -> None:
+        """Give the kernels back."""
+        for kernels in self._kernels.values():
+            kernels.close()
+        self._kernels.clear()
 
-        @invariant()
-        def a_step_was_made(self) -> None:
-            """Nothing to hold: it is called after every step."""
-            tally.steps += 1
-
-    Counted.__name__ = Counted.__qualname__ = machine.__name__
-    try:
-        run_state_machine_as_test(
-            seed(unit.seed)(Counted),
-            settings=settings(
-                max_examples=unit.tries,
-                stateful_step_count=unit.steps,
-                deadline=None,
-                database=None,
-                phases=(Phase.generate,),
-                suppress_health_check=list(HealthCheck),
-                verbosity=Verbosity.quiet,
-                report_multiple_bugs=False,
-                print_blob=False,
-            ),
+    def _sequences(self, unit: Unit, tally: Tally) -> None:
+        if unit.design not in self._kernels:
+            self._kernels[unit.design] = booted_kernels(unit.design)
+        ran = run_sequences(
+            unit.design,
+            seed_number=unit.seed,
+            examples=unit.tries,
+            steps=unit.steps,
+            kernels=self._kernels[unit.design],
         )
-    except Exception:
-        # Hypothesis runs what failed once more.
-        tally.tries = max(tally.tries - 1, 1)
-        raise
+        tally.tries, tally.steps = ran.examples, ran.steps
+        if ran.failure is not None:
+            tally.found = ran.failure.text
+            # What failed was run once more.
+            tally.tries -= 1
 
 
 def _schedules(unit: Unit, tally: Tally) -> None:
