@@ -112,8 +112,8 @@ class CallSteps(Steps):
         self.watched.sleeps_in = sleeps_in
         left = iter(expected)
         assert all(one in left for one in happened), f"in a call of {name}: {happened}, where {expected} was to come"
-        originals = [one for one in happened if isinstance(one, Original) and one.function == name]
-        assert len(originals) == 1, f"in a call of {name} the original ran {len(originals)} times"
+        ran, wanted = (sum(isinstance(one, Original) for one in events) for events in (happened, expected))
+        assert ran == wanted, f"in a call of {name}: {happened}, where {expected} was to come"
         self.same(name, happened, self.watched.end(task), happened, value)
         if not both:
             links[sleeper.number].detach()

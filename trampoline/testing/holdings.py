@@ -20,8 +20,8 @@ class Holdings:
     symbols: int
     """How many there are."""
     direct_functions: dict[int, int]
-    ftrace_ops: tuple[str, ...]
-    users: dict[int, tuple[str, ...]]
+    ftrace_ops: list[str]
+    users: dict[int, list[str]]
     """Names of the users of each patch site that has some."""
     trampolines: dict[str, tuple[int, int]]
     """References and programs of each trampoline, by its target."""
@@ -47,9 +47,9 @@ class Holdings:
             sorted(map(str, kernel.percpu.objects.values())),
             len(kernel.kallsyms),
             dict(kernel.ftrace.direct_functions),
-            tuple(ops.name for ops in kernel.ftrace.ops),
+            sorted(ops.name for ops in kernel.ftrace.ops),
             {
-                site: tuple(ops.name for ops in record.users)
+                site: sorted(ops.name for ops in record.users)
                 for site, record in kernel.ftrace.records.items()
                 if record.users
             },

@@ -2,7 +2,8 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from emu.machine import Snapshot
 from emu.schedule.checkpoint import Checkpoint
@@ -28,18 +29,26 @@ class Variant:
     config: str = "voluntary"
     return_thunk: str = ""
     call_depth: bool = False
+    max_links: int = 0
+    """Programs on one function, if not as many as the release takes: full is sooner full, and it is one rule."""
     any_metadata: bool = True
     """Whether it is booted with each metadata back end, not with the design's own choice alone."""
 
 
 VARIANTS = (
-    Variant("6.1", any_metadata=False),
+    Variant("6.1", max_links=8, any_metadata=False),
     Variant("6.12"),
-    Variant("6.12", return_thunk="call_depth_return_thunk", call_depth=True, any_metadata=False),
-    Variant("7.2"),
+    Variant("6.12", return_thunk="call_depth_return_thunk", call_depth=True, max_links=8, any_metadata=False),
+    Variant("7.2", max_links=8),
     Variant("7.2", "lazy", return_thunk="its_return_thunk", any_metadata=False),
 )
 """Kernels that sequences run on; of other flavours that somebody brings the plain boot."""
+
+
+@cache
+def limited(flavour: Flavour, variant: Variant) -> Flavour:
+    """A flavour with the limit of a variant."""
+    return replace(flavour, max_links=variant.max_links) if variant.max_links else flavour
 
 
 def variants(flavours: Sequence[Flavour]) -> list[Variant]:
@@ -92,10 +101,16 @@ class Kernels:
         while self._booted:
             self._booted.popitem()[1].watched.close()
 
+    def __enter__(self) -> "Kernels":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def _boot(self, flavour: Flavour, variant: Variant, metadata: str | None) -> _Booted:
         watched = WatchedLab(
             self._prototypes,
-            flavour=flavour,
+            flavour=limited(flavour, variant),
             design=self._design,
             vcpus=self._vcpus,
             counts=self._counts,

@@ -46,7 +46,7 @@ class ObservedSteps(Steps):
         self.let_go(loaded)
 
     @precondition(lambda self: self.traits.shares_sites)
-    @rule(data=st.data(), every=st.integers(1, 4), who=st.sampled_from(("tracer", "livepatch", "direct")))
+    @rule(data=st.data(), every=st.integers(2, 6), who=st.sampled_from(("tracer", "livepatch", "direct")))
     @step
     def observed_user(self, data: st.DataObject, every: int, who: str) -> None:
         """Another user of a function comes, changes and goes while another CPU calls it."""

@@ -21,7 +21,7 @@ from trampoline.link import Link, MultiLink
 from trampoline.prog import BpfProg
 from trampoline.testing.functions import Prototype
 from trampoline.testing.holdings import Holdings, text_of
-from trampoline.testing.kernels import Kernels, variants
+from trampoline.testing.kernels import Kernels, limited, variants
 from trampoline.testing.reference import EVERYTHING, Asleep, Happening, Program, Reference
 from trampoline.testing.strategies import cookies, kinds, prototypes
 from trampoline.testing.traits import Traits
@@ -154,12 +154,12 @@ class Steps(RuleBasedStateMachine):
         """
         known = {flavour.name: flavour for flavour in self.SUBJECT.flavours if self.traits.runs_on(flavour)}
         self.variant = data.draw(st.sampled_from(variants(list(known.values()))), "kernel")
-        self.flavour = known[self.variant.flavour]
+        self.flavour = limited(known[self.variant.flavour], self.variant)
         able = self.SUBJECT.metadata if self.variant.any_metadata else (None,)
         metadata = data.draw(st.sampled_from(able), "metadata") if len(able) > 1 else None
         slots = min(self.traits.slots(self.flavour) + 1, 12)
         drawn = [data.draw(prototypes(f"tramplab_f{n}", max_slots=slots), f"function {n}") for n in range(3)]
-        self.watched = self.SUBJECT.kernels.take(self.flavour, self.variant, metadata)
+        self.watched = self.SUBJECT.kernels.take(known[self.variant.flavour], self.variant, metadata)
         self.booted = True
         self.watched.add(drawn)
         self.lab = self.watched.lab

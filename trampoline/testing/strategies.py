@@ -24,8 +24,8 @@ _RETURNS = ("int", "u64", "long")
 @st.composite
 def prototypes(draw: st.DrawFn, name: str, *, max_slots: int = 12, structs: bool = True) -> Prototype:
     """A function of that name with up to so many argument slots."""
-    # Each number of slots as likely as any other.
-    left = draw(st.integers(0, max_slots))
+    # Each number of slots about as likely as any other, the edges of what registers and releases take more so.
+    left = draw(st.sampled_from([*range(max_slots + 1), *(edge for edge in (6, 7, max_slots) if edge <= max_slots)]))
     types: list[str] = []
     while left:
         fitting = _SCALARS + (tuple(_STRUCTS if left > 1 else _SMALL) if structs else ())

@@ -4,14 +4,21 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from trampoline.attach import AttachType
+from trampoline.bpf_trampoline import BpfTrampoline
 from trampoline.errors import TrampolineError
-from trampoline.testing import TRAITS, Order, Traits, lab_machine
+from trampoline.flavour import FLAVOURS
+from trampoline.prog import BpfPrograms
+from trampoline.testing import TRAITS, Order, Traits, booted_kernels, functions, lab_machine, run_sequences
+from trampoline.testing.kernels import Variant
+from trampoline.testing.reference import Program, Ran
+from trampoline.testing.strategies import prototypes
 
 FEW = settings(
-    max_examples=6,
+    max_examples=5,
     stateful_step_count=20,
     deadline=None,
     derandomize=True,
@@ -23,18 +30,47 @@ FEW = settings(
 
 @pytest.mark.parametrize("design", [design for design in TRAITS if design != "seed-v2"])
 def test_designs_keep_what_is_documented(design):
-    run_state_machine_as_test(lab_machine(design), settings=FEW)
+    found = run_sequences(design, seed_number=1, examples=5, steps=20)
+    assert found.failure is None, found.failure.program
+    assert found.examples >= 5
+    assert found.steps > 40
 
 
 def test_the_defects_of_the_posted_series_are_found():
-    with pytest.raises(Exception, match=r"left over|not one of|in a call of|kfunc_md|read of"):
-        run_state_machine_as_test(lab_machine("seed-v2"), settings=settings(FEW, max_examples=60))
+    found = run_sequences("seed-v2", examples=60, steps=20)
+    assert found.failure is not None
 
 
 def test_a_design_that_is_not_as_documented_is_found_out():
     wrong = lab_machine("batched", Traits(order=Order.OLDEST_FIRST))
-    with pytest.raises(AssertionError, match="in a call of"):
+    with pytest.raises(AssertionError, match=r"in a call of|not one of"):
         run_state_machine_as_test(wrong, settings=settings(FEW, max_examples=60))
+
+
+def test_a_seed_number_always_runs_the_same_sequences():
+    wrong = Traits(order=Order.OLDEST_FIRST)
+    with booted_kernels("batched", wrong) as kernels:
+        fresh, again, kept, kept_again = (
+            run_sequences("batched", wrong, seed_number=5, examples=60, kernels=given)
+            for given in (None, None, kernels, kernels)
+        )
+    assert fresh.failure is not None
+    assert (fresh.examples, fresh.steps) == (kept.examples, kept.steps) == (kept_again.examples, kept_again.steps)
+    assert fresh.failure.text == again.failure.text == kept.failure.text == kept_again.failure.text
+    assert fresh.failure.program == kept_again.failure.program
+    assert "state.boot(" in fresh.failure.program
+    other = run_sequences("batched", wrong, seed_number=6, examples=60)
+    assert other.failure.program != fresh.failure.program
+
+
+def test_shrinking_gives_a_shorter_program():
+    wrong = Traits(order=Order.OLDEST_FIRST)
+    found, shrunk = (
+        run_sequences("batched", wrong, flavours=[FLAVOURS["6.1"]], seed_number=5, examples=60, shrink=shrink)
+        for shrink in (False, True)
+    )
+    assert shrunk.failure.program.count("state.") < found.failure.program.count("state.")
+    assert shrunk.steps > found.steps
 
 
 def test_an_own_design_needs_traits():
@@ -44,5 +80,94 @@ def test_an_own_design_needs_traits():
 
 def test_what_the_documentation_shows_runs():
     text = (Path(__file__).parent.parent.parent.parent / "docs" / "sequences.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
-    exec(compile(code.replace("max_examples=5", "max_examples=2"), "sequences.md", "exec"), {})
+    for code in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(code.replace("max_examples=5", "max_examples=2"), "sequences.md", "exec"), {})
+
+
+def test_any_number_of_slots_is_drawn():
+    drawn = set()
+
+    @settings(FEW, max_examples=300)
+    @given(prototypes("f"))
+    def draw(prototype):
+        drawn.add(prototype.model.nr_regs)
+
+    draw()
+    assert {0, 1, 6, 7, 8, 12} <= drawn
+
+
+# What is looked at sees it ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watched():
+    with booted_kernels("per-function") as kernels:
+        yield kernels.take(FLAVOURS["6.12"], Variant("6.12"))
+
+
+def attach(watched, program, name, **options):
+    prog = watched.load(program, multi=False, sleepable=program.sleeps)
+    return watched.attach(program, prog, (name,), (7,), multi=False, **options)
+
+
+def test_a_register_that_is_not_the_callers_any_more_is_seen(monkeypatch):
+    monkeypatch.setattr(functions, "_MAY_CHANGE", (*functions._MAY_CHANGE, "r12d"))
+    with booted_kernels("per-function") as kernels:
+        watched = kernels.take(FLAVOURS["6.12"], Variant("6.12"))
+        with pytest.raises(AssertionError, match="tramplab_inner changed r12"):
+            watched.call("tramplab_inner", (1,))
+
+
+def test_a_kernel_that_is_taken_again_is_as_booted(watched):
+    with booted_kernels("per-function") as kernels:
+        variant = Variant("6.12")
+        first = kernels.take(FLAVOURS["6.12"], variant)
+        before = first.lab.kernel.machine.read(first.lab.kernel.layout.text, 1 << 16)
+        attach(first, Program(1, AttachType.FEXIT), "tramplab_inner")
+        assert first.call("tramplab_inner", (1,))[0]
+        assert first.lab.kernel.machine.read(first.lab.kernel.layout.text, 1 << 16) != before
+        again = kernels.take(FLAVOURS["6.12"], variant)
+        assert again is first
+        assert again.lab.kernel.machine.read(again.lab.kernel.layout.text, 1 << 16) == before
+        assert not again.lab.programs.loaded
+        kernels.drop(again)
+        assert kernels.take(FLAVOURS["6.12"], variant) is not first
+
+
+def test_a_program_sees_its_own_context_behind_a_nested_call(watched):
+    attach(watched, Program(1, AttachType.FENTRY, calls="tramplab_inner"), "tramplab_outer")
+    attach(watched, Program(2, AttachType.FEXIT), "tramplab_inner")
+    happened, value = watched.call("tramplab_outer", (5,))
+    assert [one.program for one in happened if isinstance(one, Ran)] == [1, 2, 2]
+    assert value == 6
+    assert watched.counted() == {1: (0, 0), 2: (0, 0)}
+
+
+def limit_without_fmod_ret(trampoline, link, original=BpfTrampoline._add):
+    """B2: a2aa95b71c9b."""
+    links = trampoline.links
+    trampoline.links = [one for one in links if one[1].prog.attach_type is not AttachType.MODIFY_RETURN]
+    try:
+        original(trampoline, link)
+    finally:
+        added = trampoline.links[-1:] if link.linked else []
+        trampoline.links = [*links, *added]
+    return len(trampoline.links) - 1
+
+
+def freed_at_once(programs, prog):
+    """Without a grace period."""
+    prog.refs -= 1
+    if prog.refs == 0:
+        programs._free(prog)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "bug"),
+    [(BpfTrampoline, "_add", limit_without_fmod_ret), (BpfPrograms, "put", freed_at_once)],
+    ids=["limit", "freed"],
+)
+def test_historic_bugs_are_found(monkeypatch, owner, name, bug):
+    monkeypatch.setattr(owner, name, bug)
+    found = run_sequences("batched", flavours=[FLAVOURS["6.1"]], seed_number=2, examples=30)
+    assert found.failure is not None
