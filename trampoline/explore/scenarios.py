@@ -19,6 +19,7 @@ from trampoline.prog import BpfProg
 _RESIZED = 14
 """Functions with metadata after which one more makes the hash grow (15 of 16 buckets)."""
 
+_FIRST_TASK = "task on cpu 0"
 _MOST_POINTS = 60
 """Points of a kind in one operation at most."""
 
@@ -187,18 +188,23 @@ def module_unload(stage: Stage) -> Plan:
     return Plan(_callers("explored"), operations, may_refuse=frozenset({EWOULDBLOCK, ENOENT}))
 
 
-class _Asleep(Lock):
-    """Is waited for like a lock that is held until a task sleeps, or is done."""
+class _Until(Lock):
+    """Is waited for like a lock that is held until the first task is in one of some states."""
 
-    def __init__(self, stage: Stage, task: str) -> None:
-        super().__init__(stage.lab.kernel.process, f"until {task} sleeps")
-        self._machine, self._task = stage.lab.kernel.machine, task
+    def __init__(self, stage: Stage, *states: TaskState) -> None:
+        super().__init__(stage.lab.kernel.process, f"until a task is {' or '.join(states)}")
+        self._stage, self._states = stage, states
 
     @property
     def held(self) -> bool:
         """Whether to wait."""
-        states = (task.state for task in self._machine.tasks if task.name == self._task)
-        return any(state not in (TaskState.SLEEPING, TaskState.DONE) for state in states)
+        tasks = (task for task in self._stage.lab.kernel.machine.tasks if task.name == _FIRST_TASK)
+        return any(task.state not in self._states for task in tasks)
+
+    def deed(self) -> Deed:
+        """Waiting, as part of an operation."""
+        process = self._stage.lab.kernel.process
+        return Deed("wait", lambda: process.point(PointKind.LOCK, self.name, self))
 
 
 def detach_while_program_sleeps(stage: Stage) -> Plan:
@@ -209,12 +215,10 @@ def detach_while_program_sleeps(stage: Stage) -> Plan:
     """
     sleeps = stage.program("fentry", sleeps=True)
     link = stage.attach(sleeps, "explored")
-    process = stage.lab.kernel.process
-    asleep = _Asleep(stage, "task on cpu 0")
+    asleep = _Until(stage, TaskState.SLEEPING, TaskState.DONE)
 
     def operations() -> dict[str, Operation]:
-        wait = Deed("wait", lambda: process.point(PointKind.LOCK, asleep.name, asleep))
-        return {"detach": [wait, *_detach(stage, link, sleeps)]}
+        return {"detach": [asleep.deed(), *_detach(stage, link, sleeps)]}
 
     return Plan(
         _callers("explored", both=True)[:1], operations, attached={"explored": frozenset({0})}, state=[link]
@@ -261,14 +265,14 @@ class _Livepatch:
 
 
 def livepatch_comes_and_goes(stage: Stage) -> Plan:
-    """A function is livepatched, gets programs, is itself again, and loses them, while both CPUs call it."""
+    """A function is livepatched, gets programs, is called, is itself again, and loses them."""
     progs = stage.program("fentry"), stage.program("fexit")
-    patch = _Livepatch(stage, "explored")
+    patch, called = _Livepatch(stage, "explored"), _Until(stage, TaskState.DONE)
 
     def operations() -> dict[str, Operation]:
         attachments = [_Attachment(stage, prog, "explored") for prog in progs]
         come, go = ([one.deed(attached=on) for one in attachments] for on in (True, False))
-        return {"livepatch": [patch.deed(on=True), *come, patch.deed(on=False), *go]}
+        return {"livepatch": [patch.deed(on=True), *come, called.deed(), patch.deed(on=False), *go]}
 
     return Plan(
         _callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
