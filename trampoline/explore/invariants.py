@@ -50,6 +50,9 @@ class CallsSeeWhatTheyMay:
         if notes.original + notes.replacement != 1:
             times = notes.original + notes.replacement
             raise Violation("original not called once", f"{who}: the original or its replacement ran {times} times")
+        if notes.replacement not in self._replaced(call):
+            now = "its replacement" if notes.replacement else "the original"
+            raise Violation("livepatch passed over", f"{who}: {now} ran")
         for number, runs in enumerate(notes.programs):
             may = self._may(number, call)
             if runs not in may:
@@ -58,6 +61,18 @@ class CallsSeeWhatTheyMay:
                 raise Violation("program run wrongly", f"{who}: {name} ran {runs} times, not {wanted}")
             if runs and notes.seen[number] & 0xFFFFFFFF != ARGUMENT:
                 raise Violation("wrong argument", f"{who}: program {number} saw {notes.seen[number]:#x}")
+
+    def _replaced(self, call: GuestCall) -> set[int]:
+        """How often the replacement may have run in a call."""
+        states = {0}
+        for deed in self._deeds:
+            if call.name not in deed.functions or deed.livepatched is None or not 0 <= deed.begun <= call.ended:
+                continue
+            if 0 <= deed.ended < call.begun:
+                states = {int(deed.livepatched)} if deed.error is None else states
+            else:
+                states = states | {int(deed.livepatched)}
+        return states
 
     def _may(self, number: int, call: GuestCall) -> set[int]:
         """How often a program may have run in a call."""
@@ -203,6 +218,33 @@ class EndsAsSomeOrder:
             return
         nearest = next((order for order in orders if order.answers == found.answers), orders[0])
         raise Violation("no sequential order", found.difference(nearest))
+
+
+class NothingIsLeft:
+    """Where everybody went who came, everything is as it was: memory, sites, direct callers, users of ftrace."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._at_start: tuple[AtRest, list[int], tuple[str, ...]] | None = None
+
+    def begin(self, world: World) -> None:
+        """See Invariant."""
+        self._at_start = self._state()
+
+    def after_step(self, world: World, actor: Actor) -> None:
+        """See Invariant."""
+
+    def at_rest(self, world: World) -> None:
+        """See Invariant."""
+        before, after = self._at_start, self._state()
+        assert before is not None
+        if before != after:
+            difference = after[0].difference(before[0]).replace("in order: ", "at the start: ")
+            raise Violation("something is left", difference or f"{after[1:]}, not {before[1:]}")
+
+    def _state(self) -> tuple[AtRest, list[int], tuple[str, ...]]:
+        ftrace = self._stage.lab.kernel.ftrace
+        return at_rest(self._stage, {}), sorted(ftrace.direct_functions), tuple(ops.name for ops in ftrace.ops)
 
 
 def refused(deeds: Sequence[Deed], allowed: frozenset[int]) -> str | None:

@@ -25,7 +25,8 @@ class PlannedTask:
 @dataclass(eq=False, slots=True)
 class Deed:
     """One thing that an operation does, as far as calls can tell: ``program`` (its number) is on ``functions``
-    afterwards, or is not. ``begun`` and ``ended``: in which step.
+    afterwards, or is not; ``livepatched``: its functions are replaced afterwards, or are themselves again. ``begun``
+    and ``ended``: in which step.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Deed:
     program: int = -1
     functions: tuple[str, ...] = ()
     attached: bool = False
+    livepatched: bool | None = None
     begun: int = -1
     ended: int = -1
     error: KernelError | None = None
@@ -46,7 +48,8 @@ class Plan:
     """A scenario that is ready. ``operations`` makes them anew for each schedule, by name.
 
     ``attached``: numbers of the programs that are on each function from the start. ``may_refuse``: error codes that are
-    no failure here. ``state``: objects of the scenario's own that operations change.
+    no failure here. ``state``: objects of the scenario's own that operations change. ``restores``: who comes also
+    goes, so that in the end everything is as it was at the start.
     """
 
     tasks: list[PlannedTask]
@@ -54,3 +57,4 @@ class Plan:
     attached: dict[str, frozenset[int]] = field(default_factory=dict)
     may_refuse: frozenset[int] = frozenset()
     state: list[object] = field(default_factory=list)
+    restores: bool = False

@@ -1,9 +1,16 @@
 """The scenarios, by name: calls on all CPUs, and operations meanwhile, in every design that has the operation."""
 
 from collections.abc import Callable
-from errno import EAGAIN, EBUSY, ENOENT, EWOULDBLOCK
+from errno import EAGAIN, EBUSY, ENOENT, ENOMEM, EWOULDBLOCK
+from functools import partial
 
+from emu.kernel.entry import SITE_SIZE
+from emu.kernel.errors import KernelError
+from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag
 from emu.kernel.functions import AssemblyFunctions
+from emu.process import Lock, PointKind
+from emu.schedule.violation import Violation
+from emu.task import TaskState
 from trampoline.designs import DESIGNS
 from trampoline.explore.plan import Deed, Operation, Plan, PlannedCall, PlannedTask
 from trampoline.explore.stage import MODULE, MODULE_FUNCTIONS, Stage
@@ -12,6 +19,10 @@ from trampoline.prog import BpfProg
 
 _RESIZED = 14
 """Functions with metadata after which one more makes the hash grow (15 of 16 buckets)."""
+
+_FIRST_TASK = "task on cpu 0"
+_MOST_POINTS = 60
+"""Points of a kind in one operation at most."""
 
 
 def _callers(*functions: str, cpus: int = 2, both: bool = False) -> list[PlannedTask]:
@@ -154,7 +165,7 @@ def livepatch_meets_fexit(stage: Stage) -> Plan:
     return Plan(
         _callers("explored"),
         lambda: {
-            "livepatch": [Deed("livepatch", patch.enable, functions=("explored",))],
+            "livepatch": [Deed("livepatch", patch.enable, functions=("explored",), livepatched=True)],
             "attach": [_Attachment(stage, prog, "explored").deed(attached=True)],
         },
         may_refuse=frozenset({EBUSY, EAGAIN}),
@@ -178,6 +189,156 @@ def module_unload(stage: Stage) -> Plan:
     return Plan(_callers("explored"), operations, may_refuse=frozenset({EWOULDBLOCK, ENOENT}))
 
 
+class _Until(Lock):
+    """Is waited for like a lock that is held until the first task is in one of some states."""
+
+    def __init__(self, stage: Stage, *states: TaskState) -> None:
+        super().__init__(stage.lab.kernel.process, f"until a task is {' or '.join(states)}")
+        self._stage, self._states = stage, states
+
+    @property
+    def held(self) -> bool:
+        """Whether to wait."""
+        tasks = (task for task in self._stage.lab.kernel.machine.tasks if task.name == _FIRST_TASK)
+        return any(task.state not in self._states for task in tasks)
+
+    def deed(self) -> Deed:
+        """Waiting, as part of an operation."""
+        process = self._stage.lab.kernel.process
+        return Deed("wait", lambda: process.point(PointKind.LOCK, self.name, self))
+
+
+def detach_while_program_sleeps(stage: Stage) -> Plan:
+    """A program is detached, and unloaded, while a task sleeps in it.
+
+    Not before: kernels lose a program under a task that is on the way to it and sleeps in it then, since grace periods
+    for sleepable programs wait for those alone who have entered one.
+    """
+    sleeps = stage.program("fentry", sleeps=True)
+    link = stage.attach(sleeps, "explored")
+    asleep = _Until(stage, TaskState.SLEEPING, TaskState.DONE)
+
+    def operations() -> dict[str, Operation]:
+        return {"detach": [asleep.deed(), *_detach(stage, link, sleeps)]}
+
+    return Plan(
+        _callers("explored", both=True)[:1], operations, attached={"explored": frozenset({0})}, state=[link]
+    )
+
+
+def tracer_comes_and_goes(stage: Stage) -> Plan:
+    """A function tracer comes to a function that has a program, and leaves it, while both CPUs call it."""
+    prog = stage.program("fentry")
+    link = stage.attach(prog, "explored")
+    kernel = stage.lab.kernel
+    site = kernel.function("explored").site
+    assert site is not None
+
+    def operations() -> dict[str, Operation]:
+        ops = FtraceOps("tracer", lambda ip, parent, ops, regs: None, FtraceOpsFlag(0), filter={site})
+        return {
+            "trace": [
+                Deed("register", lambda: kernel.ftrace.register_ftrace_function(ops)),
+                Deed("unregister", lambda: kernel.ftrace.unregister_ftrace_function(ops)),
+            ]
+        }
+
+    return Plan(
+        _callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+    )
+
+
+class _Livepatch:
+    """A livepatch that comes, unless it is refused, and goes."""
+
+    def __init__(self, stage: Stage, function: str) -> None:
+        self._patch, self._functions = stage.livepatch(function), (function,)
+
+    def deed(self, *, on: bool) -> Deed:
+        """Coming, or going."""
+        if on:
+            return Deed("livepatch", self._patch.enable, functions=self._functions, livepatched=True)
+        return Deed("no livepatch", self._disable, functions=self._functions, livepatched=False)
+
+    def _disable(self) -> None:
+        if self._patch.enabled:
+            self._patch.disable()
+
+
+def livepatch_comes_and_goes(stage: Stage) -> Plan:
+    """A function is livepatched, gets programs, is called, is itself again, and loses them."""
+    progs = stage.program("fentry"), stage.program("fexit")
+    patch, called = _Livepatch(stage, "explored"), _Until(stage, TaskState.DONE)
+
+    def operations() -> dict[str, Operation]:
+        attachments = [_Attachment(stage, prog, "explored") for prog in progs]
+        come, go = ([one.deed(attached=on) for one in attachments] for on in (True, False))
+        return {"livepatch": [patch.deed(on=True), *come, called.deed(), patch.deed(on=False), *go]}
+
+    return Plan(
+        _callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
+    )
+
+
+def livepatch_meets_modify(stage: Stage) -> Plan:
+    """A function is livepatched and is itself again, while programs come and go, and both CPUs call it."""
+    progs = stage.program("fentry"), stage.program("fexit")
+    patch = _Livepatch(stage, "explored")
+
+    def operations() -> dict[str, Operation]:
+        attachments = [_Attachment(stage, prog, "explored") for prog in progs]
+        return {
+            "livepatch": [patch.deed(on=True), patch.deed(on=False)],
+            "trace": [one.deed(attached=on) for on in (True, False) for one in attachments],
+        }
+
+    return Plan(
+        _callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
+    )
+
+
+def failures_on_the_way(stage: Stage) -> Plan:
+    """A second program comes and goes, again and again until memory, or patching, does not fail at any point any more;
+    meanwhile both CPUs call.
+    """
+    stays, comes = stage.program("fentry"), stage.program("fexit")
+    functions = ("explored", "explored_1")
+    link = stage.attach(stays, "explored")
+    kernel = stage.lab.kernel
+    process = kernel.process
+
+    def text() -> list[bytes]:
+        return kernel.machine.read_each([kernel.function(name).address for name in functions], SITE_SIZE + 4)
+
+    def persistently(do: Callable[[], object], kind: PointKind) -> None:
+        for number in range(1, _MOST_POINTS):
+            before = text()
+            try:
+                with process.fail_at(kind, number, lambda what: KernelError(ENOMEM, what)):
+                    do()
+            except KernelError as error:
+                if error.errno != ENOMEM:
+                    raise
+                if text() != before:
+                    raise Violation("failed and changed", f"sites are not as they were before {error}") from error
+            else:
+                return
+
+    def operations() -> dict[str, Operation]:
+        deeds = []
+        for kinds in ((PointKind.PATCH, PointKind.ALLOC), (PointKind.ALLOC, PointKind.PATCH)):
+            attachment = _Attachment(stage, comes, *functions)
+            for attached, kind in zip((True, False), kinds, strict=True):
+                deed = attachment.deed(attached=attached)
+                deed.do = partial(persistently, deed.do, kind)
+                deeds.append(deed)
+        return {"modify": deeds}
+
+    return Plan(
+        _callers(*functions), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+    )
+
+
 Scenario = Callable[[Stage], Plan]
 
 SCENARIOS: dict[str, Scenario] = {
@@ -190,6 +351,11 @@ SCENARIOS: dict[str, Scenario] = {
     "batch-patching": batch_patching,
     "livepatch-meets-fexit": livepatch_meets_fexit,
     "module-unload": module_unload,
+    "detach-while-program-sleeps": detach_while_program_sleeps,
+    "tracer-comes-and-goes": tracer_comes_and_goes,
+    "livepatch-comes-and-goes": livepatch_comes_and_goes,
+    "livepatch-meets-modify": livepatch_meets_modify,
+    "failures-on-the-way": failures_on_the_way,
 }
 """Every scenario by its name."""
 

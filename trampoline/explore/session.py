@@ -29,6 +29,7 @@ from trampoline.explore.invariants import (
     CallsSeeWhatTheyMay,
     EndsAsSomeOrder,
     EnterAndExitBalance,
+    NothingIsLeft,
     at_rest,
     refused,
 )
@@ -250,6 +251,8 @@ class Session:
             EnterAndExitBalance(self.stage),
             EndsAsSomeOrder(self.stage, operations, lambda: self._orders_without(operations)),
         ]
+        if self.plan.restores and len(self._operations) == len(made):
+            invariants.append(NothingIsLeft(self.stage))
         if self._watch is not None and self.covering:
             # First, so that it sees the step that breaks another.
             self._life.schedule(operations)

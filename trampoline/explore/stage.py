@@ -88,19 +88,24 @@ class Stage:
         self.programs: list[BpfProg] = []
         self.patches: list[LivePatch] = []
 
-    def program(self, kind: str, *, sleepable: bool = False) -> BpfProg:
-        """Load a program that counts itself, and notes the first argument, in memory that the second points to."""
+    def program(self, kind: str, *, sleepable: bool = False, sleeps: bool = False) -> BpfProg:
+        """Load a program that counts itself, and notes the first argument, in memory that the second points to.
+
+        ``sleeps``: then it waits until somebody wakes the task.
+        """
         number = len(self.programs)
+        schedule = "sub rsp, 8\n    call schedule\n    add rsp, 8" if sleeps else ""
         text = f"""
     mov rdx, qword ptr [rdi + 8]                   ; notes
     inc dword ptr [rdx + {_PROGRAMS + 4 * number}]
     mov rax, qword ptr [rdi]
     mov qword ptr [rdx + {_SEEN + 8 * number}], rax
+    {schedule}
     xor eax, eax
     ret
 """
         prog = self.lab.prog(
-            f"{kind}_multi", text, name=f"P{number}", sleepable=sleepable, uses=Uses(func_ip=False)
+            f"{kind}_multi", text, name=f"P{number}", sleepable=sleepable or sleeps, uses=Uses(func_ip=False)
         )
         self.programs.append(prog)
         return prog

@@ -138,10 +138,14 @@ class Padding:
         with poke.text_mutex:
             late = {func for func in self._late if not self._claims[func].mds}
             self._late.clear()
-            back = {func: self._claims.pop(func).original for func in late}
+            back = {func: self._claims[func].original for func in late}
             for func, text in sorted({**back, **texts}.items()):
                 poke.batch_add(self._place(func), text, NOPS[SIZE])
             poke.batch_finish()
+            # Until now it held no nops yet, and somebody may have claimed it anew meanwhile.
+            for func in late:
+                if not self._claims[func].mds:
+                    del self._claims[func]
 
     def _place(self, func: int) -> int:
         return func - self._bytes

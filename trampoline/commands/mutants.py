@@ -1,0 +1,98 @@
+"""``tramp mutants``: put historic bugs back one by one, and see whether sequences and schedules find them."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from trampoline.commands.explore import _seconds
+
+if TYPE_CHECKING:
+    from trampoline.mutants.hunt import Hunted
+
+
+def add_parser(subparsers: Any) -> None:
+    """Describe the arguments."""
+    parser = subparsers.add_parser(
+        "mutants",
+        help="put historic bugs back and look for them",
+        description="For each mutant, run sequences and schedules in an order that is the same for all, until something"
+        " is wrong or its time is over. Without names: all of them, and then the control, the same on the code as it"
+        " is. 1 where a mutant is not found or the control finds something.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants (default: all of them)")
+    parser.add_argument("--module", metavar="FILE", help="take mutants from a Python file that defines MUTANTS")
+    parser.add_argument("--budget", type=_seconds, default=60.0, metavar="T", help="for each, 60s (default) or 2m")
+    parser.add_argument("--jobs", type=_jobs, default=2, metavar="N", help="processes at a time (default: 2)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: 1")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument("--list", action="store_true", help="say which mutants there are, and run nothing")
+    parser.add_argument("--control", action="store_true", help="run the control: alone, or after the mutants named")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Hunt; 1 where a mutant was not found or the control found something."""
+    import json
+
+    from trampoline.mutants.catalogue import catalogue
+    from trampoline.mutants.hunt import Hunt, control, control_json, hunt
+    from trampoline.mutants.mutant import chosen, load
+
+    known = list(catalogue()) if arguments.module is None else load(arguments.module)
+    mutants = chosen(known, arguments.names)
+    if arguments.list:
+        for mutant in mutants:
+            print(f"{mutant.name:32} {mutant.bug + ': ' if mutant.bug else ''}{mutant.mechanism}")
+        return 0
+    if arguments.control and not arguments.names and arguments.module is None:
+        mutants = []
+    how = Hunt(arguments.budget, arguments.jobs, arguments.seed, arguments.module)
+    _prepare()
+    rows: list[Hunted] = []
+    if mutants and not arguments.json:
+        print(HEAD)
+    for mutant in mutants:
+        rows.append(hunt(mutant, how))
+        if not arguments.json:
+            print(line(rows[-1]), flush=True)
+    checked = None
+    if arguments.control or not arguments.names:
+        checked = control(how)
+    if arguments.json:
+        print(json.dumps({"mutants": [row.as_json() for row in rows], "control": control_json(checked)}))
+    else:
+        _print_summary(rows, checked)
+    return int(any(not row.found for row in rows) or (checked is not None and checked.violations > 0))
+
+
+def _prepare() -> None:
+    """Import what workers need, before there are any."""
+    import trampoline.mutants.tools  # noqa: F401
+
+
+HEAD = f"{'mutant':32} {'found':5} {'by':9} {'tries':>6} {'seconds':>7}  where, and what was wrong"
+
+
+def line(row: "Hunted") -> str:
+    """A row of the table."""
+    where = "" if row.unit is None else f"{row.unit.subject}: {row.what}"
+    found = "yes" if row.found else "no"
+    return f"{row.name:32} {found:5} {row.by or '-':9} {row.tries:6} {row.seconds:7.1f}  {where[:110]}".rstrip()
+
+
+def _print_summary(rows: "list[Hunted]", checked: "Hunted | None") -> None:
+    if rows:
+        found = [row for row in rows if row.found]
+        quick = sum(row.seconds <= 5 for row in found)
+        print(f"{len(found)} of {len(rows)} found, {quick} of them within 5 seconds")
+    if checked is not None:
+        print(
+            f"control: {checked.sequences} sequences with {checked.steps} steps and {checked.schedules} schedules in"
+            f" {checked.seconds:.0f} seconds, {checked.violations} violations"
+        )
+        for text in checked.seen:
+            print(f"  {text}")
+
+
+def _jobs(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 256:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes")
+    return int(text)
