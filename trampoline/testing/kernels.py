@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from emu.checkpoint import Checkpoint
 from emu.machine import Snapshot
-from emu.schedule.checkpoint import Checkpoint
 from emu.structs import PERCPU
 from trampoline.designs import Factory
 from trampoline.flavour import Flavour
