@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def write_whole(files: Mapping[Path, str]) -> None:
-    """Write texts as UTF-8, each to a temporary file beside its path, which takes its place when all are written.
+def write_whole(files: Mapping[Path, str | bytes]) -> None:
+    """Write bytes, or texts as UTF-8: each to a temporary file beside its path, which takes its place at the end.
 
     What is no regular file (a pipe, /dev/stdout) is written to directly, after the others. OSError with the path; then
     every file is as it was.
@@ -26,21 +26,27 @@ def write_whole(files: Mapping[Path, str]) -> None:
                 os.replace(temporary, path.resolve())
         for path in direct:
             with _naming(path):
-                path.write_text(files[path], encoding="utf-8")
+                path.write_bytes(_encoded(files[path]))
     finally:
         for temporary, _ in ready:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
 
 
-def _written(path: Path, text: str) -> str:
-    """The name of a temporary file beside a path, with a text in it and the rights of a new file."""
+def _encoded(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
+def _written(path: Path, content: str | bytes) -> str:
+    """The name of a temporary file beside a path, with the content and the rights of the file or of a new one."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(handle, "wb") as file:
+            file.write(_encoded(content))
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(name, path.stat().st_mode if path.exists() else 0o666 & ~mask)

@@ -16,6 +16,7 @@ from emu.kernel.kernel import Kernel
 from emu.machine import Machine
 from emu.paging import NX
 from emu.unwind import unwind_rows
+from emu.whole_file import write_whole
 
 RETURN_SYMBOL = "tramplab_return"
 """Where a call from outside returns to: the end of every backtrace."""
@@ -81,6 +82,8 @@ class SymbolFile:
             number, name = tempfile.mkstemp(prefix="tramplab-", suffix=".elf")
             os.close(number)
             path = Path(name)
+        elif path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         self.path = path
         self._of: object = None
         self.update()
@@ -91,7 +94,7 @@ class SymbolFile:
         now = (images, len(self._kernel.kallsyms))
         if now == self._of:
             return False
-        _write(self.path, symbol_file(self._kernel))
+        write_whole({self.path: symbol_file(self._kernel)})
         self._of = now
         return True
 
@@ -99,21 +102,6 @@ class SymbolFile:
         """Remove a temporary file."""
         if self._is_own:
             self.path.unlink(missing_ok=True)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file in one piece: who reads it has the old content or the new."""
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    part = path.with_name(f".{path.name}.new")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        error.filename = str(path)
-        raise
 
 
 def _pieces(kernel: Kernel) -> Iterator[_Code]:

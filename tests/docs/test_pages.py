@@ -78,7 +78,7 @@ def run_doctest(body, names, where):
 
 
 def run_console(body, where):
-    for command, expected in re.findall(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", body, re.M):
+    for command, expected in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", body, re.M):
         done = subprocess.run(
             command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=110, check=False
         )

@@ -41,6 +41,16 @@ def test_one_that_cannot_be_written_leaves_all_as_they_were(tmp_path, bad):
     assert (tmp_path / "file").read_text() == "old"
 
 
+def test_what_goes_wrong_at_the_end_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_text("old")
+    monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_whole({path: b"new"})
+    assert caught.value.filename == str(path)
+    assert [path.read_text(), list(tmp_path.iterdir())] == ["old", [path]]
+
+
 def test_a_pipe_is_written_to(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)

@@ -63,9 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     assert baseline is not None
     check_conditions(baseline, paths, file)
 
+    from emu.whole_file import write_whole
     from trampoline.icount.compare import compare_all
     from trampoline.icount.explain import explain_report
-    from trampoline.icount.files import write_whole
     from trampoline.icount.formats import to_github, to_json, to_junit
 
     report = compare_all(baseline.entries, paths, given, partial=not is_whole)
@@ -90,10 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _update(arguments: argparse.Namespace, wanted: "Selected", paths: Any, baseline: Any, given: Any) -> int:
+    from emu.whole_file import write_whole
     from trampoline.errors import TrampolineError
     from trampoline.icount.baseline import format_baseline
     from trampoline.icount.compare import update_of
-    from trampoline.icount.files import write_whole
     from trampoline.icount.limits import Limits
 
     if arguments.junit is not None or arguments.github:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path as File
 from typing import Any
 
+from emu.whole_file import write_whole
 from trampoline.errors import TrampolineError
 from trampoline.icount.baseline import Baseline, Entry, format_baseline
 from trampoline.icount.compare import Report, compare_all, update_of
 from trampoline.icount.errors import BaselineError
 from trampoline.icount.explain import explain_report, remark
-from trampoline.icount.files import write_whole
 from trampoline.icount.limits import Limits
 from trampoline.icount.path import Path, check_name
 

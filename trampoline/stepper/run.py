@@ -116,11 +116,12 @@ def _show(opening: Opening, how: Stepping) -> int:
 
 
 def _screenshot(opening: Opening, how: Stepping, path: Path) -> int:
-    from trampoline.stepper.screenshot import screenshot, written
+    from emu.whole_file import write_whole
+    from trampoline.stepper.screenshot import screenshot
 
     commands = tuple(_commands(how))
     with _elsewhere(opening) as (session, executor):
-        written(path, screenshot(session, executor, commands, how.size))
+        write_whole({path: screenshot(session, executor, commands, how.size)})
     return 0
 
 

@@ -1,10 +1,7 @@
 """The screen as a picture."""
 
 import asyncio
-import os
-import tempfile
 from concurrent.futures import Executor
-from pathlib import Path
 
 from trampoline.errors import TrampolineError
 from trampoline.stepper.app import StepApp
@@ -37,25 +34,3 @@ def screenshot(session: Session, executor: Executor, commands: tuple[str, ...], 
             return app.export_screenshot(title=f"tramp step: {session.title}")
 
     return asyncio.run(drawn())
-
-
-def written(path: Path, text: str) -> None:
-    """Write a file whole, or not at all. OSError names it."""
-    try:
-        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from None
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except OSError as error:
-        Path(name).unlink(missing_ok=True)
-        raise type(error)(error.errno, error.strerror, str(path)) from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -9,7 +9,6 @@ from trampoline.icount.baseline import Baseline, format_baseline
 from trampoline.icount.compare import Verdict, compare, compare_all, update_of
 from trampoline.icount.errors import BaselineError
 from trampoline.icount.explain import explain, explain_report, side_by_side
-from trampoline.icount.files import write_whole
 from trampoline.icount.limits import Limit, Limits
 from trampoline.icount.path import Path, PhaseCode, Piece
 
@@ -291,19 +290,3 @@ def test_what_an_update_changes():
 
 def test_a_path_goes_between_processes():
     assert Path.from_plain(a_path(unbalanced=2).to_plain()) == a_path(unbalanced=2)
-
-
-def test_files_are_written_all_or_none(tmp_path):
-    good, bad = tmp_path / "good", tmp_path / "none" / "bad"
-    good.write_text("before")
-    with pytest.raises(OSError, match="No such file") as error:
-        write_whole({good: "after", bad: "x"})
-    assert error.value.filename == str(bad)
-    assert good.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [good]
-    good.chmod(0o640)
-    write_whole({good: "after", tmp_path / "other": "x"})
-    assert (good.read_text(), (tmp_path / "other").read_text()) == ("after", "x")
-    assert good.stat().st_mode & 0o777 == 0o640
-    with pytest.raises(IsADirectoryError):
-        write_whole({tmp_path: "x"})

@@ -18,7 +18,6 @@ import pyte
 import pytest
 
 from trampoline.cli import main
-from trampoline.stepper.screenshot import written
 
 DOCS = Path(__file__).parents[3] / "docs"
 TARGET = ("bpf_fentry_test1", "--fentry")
@@ -111,17 +110,6 @@ def test_the_picture_in_the_documentation_is_what_its_command_makes(capsys, tmp_
     path = tmp_path / "screen.svg"
     assert main([*shlex.split(command), str(path)]) == 0
     assert path.read_text() == (DOCS / "step-screen.svg").read_text()
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "picture.svg"
-    path.write_text("old")
-    monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="No space left on device") as error:
-        written(path, "new")
-    assert error.value.filename == str(path)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 class Terminal:
