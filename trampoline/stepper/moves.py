@@ -143,7 +143,6 @@ def moved(session: Session, stop: Stop) -> Answer:
     if session.along is not None:
         session.along.note()
         session.along.choose()
-    session.stop = stop
     text = reason(session, stop)
     role = Role.WARNING if stop.reason is StopReason.FAULT else Role.PLAIN
     return Answer((line(Span(text, role)),) if text else (), moved=True)

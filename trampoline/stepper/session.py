@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from trampoline.debug import Breakpoint, Debugger, Stop
+from trampoline.debug import Breakpoint, Debugger
 from trampoline.stepper.along import Along
 from trampoline.stepper.seen import Marks, Seen, look
 
@@ -18,8 +18,6 @@ class Session:
             along.choose()
         self.start = debugger.position
         """Where the user begins, with the threads in place: going back ends here."""
-        self.stop: Stop | None = None
-        """Why the last move ended."""
         self.marks: Marks | None = None
         """What changes are measured by; None before the first command."""
         self.last = ""

@@ -84,10 +84,3 @@ def _first(spans: Line, columns: int) -> Line:
 def restyled(spans: Line, role: Role) -> Line:
     """The same text, all of one role."""
     return tuple(Span(span.text, role) for span in spans)
-
-
-def cell(text: str, columns: int, *, right: bool = False) -> str:
-    """Text in exactly ``columns``, cut or filled up with blanks."""
-    if len(text) > columns:
-        text = text[: columns - 1] + CUT
-    return text.rjust(columns) if right else text.ljust(columns)

@@ -181,7 +181,9 @@ def test_in_a_real_terminal():
         terminal.wait_for("position 6")
         terminal.press("s")
         terminal.wait_for("position 7")
-        assert len(terminal.received) < 2500  # the whole screen takes five times as much
+        terminal.wait_for("=> +0xc ")
+        painted = terminal.received[terminal.received.index(b"position 7") :]
+        assert len(painted) < 2500  # the whole screen takes five times as much
         terminal.resize(60, 15)
         terminal.wait_for("60x15 is too small: 72x20 at least")
         terminal.resize(80, 24)

@@ -1,8 +1,7 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trampoline.stepper.text import CUT, Role, Span, cell, fitted, line, plain, width
+from trampoline.stepper.text import CUT, Role, Span, fitted, line, plain, width
 
 spans = st.lists(st.builds(Span, st.text("ab ", max_size=8), st.sampled_from(Role)), max_size=6).map(tuple)
 
@@ -19,8 +18,3 @@ def test_a_fitted_line_is_the_line_or_says_that_it_was_cut(whole, columns):
         assert plain(cut) == plain(whole)
     elif columns:
         assert plain(cut) == "".join(span.text for span in whole)[: columns - 1] + CUT
-
-
-@pytest.mark.parametrize(("text", "shown"), [("ab", "ab  "), ("abcd", "abcd"), ("abcde", "abc" + CUT)])
-def test_a_cell_has_its_width(text, shown):
-    assert cell(text, 4) == shown
