@@ -25,7 +25,6 @@ from emu.hostcode import (
     LEFT,
     MARKED_RANGES,
     RANGE_WORDS,
-    RANGES,
     STOPPING_RANGES,
     WATCH_ADDRESS,
     WATCH_KIND,
@@ -76,7 +75,7 @@ class DataWatch:
         self._engine = engine
         self.words: Cell = new_watch(engine._cell, start, size)
         kinds = UC_HOOK_MEM_READ * reads | UC_HOOK_MEM_WRITE * writes
-        self._hook = libunicorn.hook_add(engine.handle, kinds, engine._hooks.access, addressof(self.words))
+        self._hook = libunicorn.hook_add(engine.handle, kinds, engine._hooks.watched, addressof(self.words))
         libunicorn.flush_translations(engine.handle)
 
     @property
@@ -159,7 +158,7 @@ class Engine:
         ``ranges``: at most two of (guest address, size, host address of a byte for each guest address, not 0 where an
         instruction is marked). None: every instruction counts.
         """
-        self._set_ranges(ranges, MARKED_RANGES)
+        self._set_ranges(ranges, STOPPING_RANGES[:MARKED_RANGES])
         self._hook = self._hooks.marked if ranges else self._hooks.instruction
 
     def stop_at(self, ranges: Sequence[tuple[int, int, int]]) -> None:
@@ -180,13 +179,13 @@ class Engine:
         """End limited runs behind an instruction that accesses a range of physical addresses."""
         return DataWatch(self, start, size, reads=reads, writes=writes)
 
-    def _set_ranges(self, ranges: Sequence[tuple[int, int, int]], most: int) -> None:
-        if len(ranges) > most:
-            raise ValueError(f"{len(ranges)} ranges; there is room for {most}")
+    def _set_ranges(self, ranges: Sequence[tuple[int, int, int]], words: Sequence[int]) -> None:
+        """Write them into these words of the cell."""
+        if len(ranges) > len(words):
+            raise ValueError(f"{len(ranges)} ranges; there is room for {len(words)}")
         self.limit(None)
-        for number in range(STOPPING_RANGES):
+        for number, word in enumerate(words):
             start, size, marks = ranges[number] if number < len(ranges) else (0, 0, 0)
-            word = RANGES + RANGE_WORDS * number
             signed = start - (1 << 64) if start >> 63 else start
             self._cell[word : word + RANGE_WORDS] = [signed, size, marks]
 

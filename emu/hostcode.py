@@ -12,14 +12,16 @@ import sys
 
 from emu import libunicorn
 
-INTERRUPT, LEFT, STOP, RANGES, HELD = 0, 1, 2, 3, 12
-"""Words of the cell that the hooks work on: interrupt number (-1: none), instructions left, ``uc_emu_stop``, three
-ranges of code, of two of which only marked instructions count, or in which runs stop at marked instructions: start,
-size and the host address of a byte for each address; and whether runs stop neither there nor at what is watched.
+INTERRUPT, LEFT, STOP, RANGES = 0, 1, 2, 3
+"""Words of the cell that the hooks work on: interrupt number (-1: none), instructions left, ``uc_emu_stop``, and two
+ranges of code in which only marked instructions count: start, size and the host address of a byte for each address.
 """
 RANGE_WORDS = 3
 MARKED_RANGES = 2
-STOPPING_RANGES = 3
+STOPPING_RANGES, HELD = (RANGES, RANGES + RANGE_WORDS, 12), 15
+"""Where the ranges are in which runs stop at marked instructions; and whether they stop neither there nor at what is
+watched.
+"""
 WATCH_START, WATCH_LAST, WATCH_CELL, WATCH_LEFT, WATCH_ADDRESS, WATCH_KIND = range(6)
 """Words of what watches a range of data: its start, its size less one, the engine's cell; once it was accessed, how
 many instructions were left and one more, the address, and Unicorn's kind of access.
@@ -76,18 +78,18 @@ _ON_STOPPING = bytes.fromhex(
     "48 3b 41 38"  # cmp rax, [rcx + 56]
     "72 14"  # jb second
     "48 89 f0"  # mov rax, rsi
-    "48 2b 41 48"  # sub rax, [rcx + 72]
-    "48 3b 41 50"  # cmp rax, [rcx + 80]
+    "48 2b 41 60"  # sub rax, [rcx + 96]
+    "48 3b 41 68"  # cmp rax, [rcx + 104]
     "72 0d"  # jb third
     "c3"  # ret
     "48 03 41 28"  # first: add rax, [rcx + 40]
     "eb 0a"  # jmp test
     "48 03 41 40"  # second: add rax, [rcx + 64]
     "eb 04"  # jmp test
-    "48 03 41 58"  # third: add rax, [rcx + 88]
+    "48 03 41 70"  # third: add rax, [rcx + 112]
     "80 38 00"  # test: cmp byte ptr [rax], 0
     "74 16"  # je done
-    "48 83 79 60 00"  # cmp qword ptr [rcx + 96], 0
+    "48 83 79 78 00"  # cmp qword ptr [rcx + 120], 0
     "75 0f"  # jne done
     "48 f7 51 08"  # not qword ptr [rcx + 8]
     "48 83 69 08 01"  # sub qword ptr [rcx + 8], 1
@@ -97,7 +99,7 @@ _ON_STOPPING = bytes.fromhex(
 )
 # void hook(uc_engine *rdi, uc_mem_type esi, uint64_t rdx_address, int ecx_size, int64_t r8_value, void *r9_watch)
 # Ends the run before the next instruction where the access overlaps the range; the first access counts.
-_ON_ACCESS = bytes.fromhex(
+_ON_WATCHED = bytes.fromhex(
     "89 c9"  # mov ecx, ecx
     "48 8d 44 0a ff"  # lea rax, [rdx + rcx - 1]
     "49 2b 01"  # sub rax, [r9]
@@ -105,7 +107,7 @@ _ON_ACCESS = bytes.fromhex(
     "48 39 c8"  # cmp rax, rcx
     "73 2e"  # jae done
     "49 8b 41 10"  # mov rax, [r9 + 16]
-    "48 83 78 60 00"  # cmp qword ptr [rax + 96], 0
+    "48 83 78 78 00"  # cmp qword ptr [rax + 120], 0
     "75 23"  # jne done
     "49 83 79 18 00"  # cmp qword ptr [r9 + 24], 0
     "75 1c"  # jne done
@@ -146,10 +148,10 @@ class NativeHooks:
         memory[: len(_ON_INTERRUPT)] = _ON_INTERRUPT
         memory[64 : 64 + len(_ON_INSTRUCTION)] = _ON_INSTRUCTION
         memory[128 : 128 + len(_ON_MARKED)] = _ON_MARKED
-        memory[256 : 256 + len(_ON_STOPPING)] = _ON_STOPPING
-        memory[384 : 384 + len(_ON_ACCESS)] = _ON_ACCESS
+        memory[1024 : 1024 + len(_ON_STOPPING)] = _ON_STOPPING
+        memory[1152 : 1152 + len(_ON_WATCHED)] = _ON_WATCHED
         self.interrupt, self.instruction, self.marked = base, base + 64, base + 128
-        self.stopping, self.access = base + 256, base + 384
+        self.stopping, self.watched = base + 1024, base + 1152
 
 
 class PythonHooks:
@@ -176,14 +178,14 @@ class PythonHooks:
             on_instruction(engine, address, size, _cell)
             if cell[LEFT] < 0 or cell[HELD]:
                 return
-            for word in range(RANGES, RANGES + RANGE_WORDS * STOPPING_RANGES, RANGE_WORDS):
+            for word in STOPPING_RANGES:
                 start, length, marks = cell[word : word + RANGE_WORDS]
                 offset = address - start & (1 << 64) - 1
                 if offset < length and ctypes.c_uint8.from_address(marks + offset).value:
                     cell[LEFT] = -2 - cell[LEFT]
                     libunicorn.emu_stop(engine)
 
-        def on_access(_engine: int, kind: int, address: int, size: int, _value: int, at: int) -> None:
+        def on_watched(_engine: int, kind: int, address: int, size: int, _value: int, at: int) -> None:
             watch = (ctypes.c_int64 * 6).from_address(at)
             inside = address + size - 1 - watch[WATCH_START] & (1 << 64) - 1 < size + watch[WATCH_LAST]
             if inside and not cell[HELD] and not watch[WATCH_LEFT]:
@@ -193,9 +195,9 @@ class PythonHooks:
 
         self._anchors = (
             _Interrupt(on_interrupt), _Instruction(on_instruction), _Instruction(on_marked),
-            _Instruction(on_stopping), _Memory(on_access),
+            _Instruction(on_stopping), _Memory(on_watched),
         )  # fmt: skip
-        self.interrupt, self.instruction, self.marked, self.stopping, self.access = (
+        self.interrupt, self.instruction, self.marked, self.stopping, self.watched = (
             ctypes.cast(anchor, ctypes.c_void_p).value or 0 for anchor in self._anchors
         )
 

@@ -107,6 +107,11 @@ class Images:
         """The images that were made known one by one, by address."""
         return [self._images[start] for start in self._starts]
 
+    @property
+    def texts(self) -> tuple[ImageText, ...]:
+        """The ranges whose images are made when they are asked for."""
+        return tuple(self._texts)
+
     def line(self, address: int) -> Line | None:
         """The listing line of the instruction at an address."""
         image = self.at(address)

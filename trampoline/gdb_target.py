@@ -34,9 +34,8 @@ def serve(
         debugger.select(debugger.threads[0])
         file = SymbolFile(ready.lab.kernel, symbols)
         try:
-            machine = ready.lab.kernel.machine
-            with Server(debugger, machine, host, port, on_stop=lambda: changed(file)) as server:
-                server.commands += KernelCommands(debugger, server.motion, machine.images, file).commands()
+            with Server(debugger, host, port, on_stop=lambda: changed(file)) as server:
+                server.commands += KernelCommands(debugger, server.motion, file).commands()
                 server.commands += frame_commands(debugger)
                 for line in introduction(ready, server, file.path):
                     tell(line)
@@ -67,6 +66,8 @@ def frame_commands(debugger: Debugger) -> list[Command]:
     def frame(words: Sequence[str]) -> str:
         level = words[0] if words else "0"
         calls = len(debugger.backtrace())
+        if not calls:
+            raise GdbError("no frames: the thread has ended")
         if not (level.isascii() and level.isdigit() and int(level) < calls):
             raise GdbError(f"no frame {level}: there are 0 to {calls - 1}")
         found = debugger.frame(level=int(level))

@@ -66,7 +66,7 @@ class AtPhase(Breakpoint):
         if self.phase not in list(Phase):
             raise DebugError(f"no phase {self.phase!r}; there are {', '.join(Phase)}")
 
-    def addresses(self, debugger: "Debugger") -> Iterable[int]:
+    def addresses(self, debugger: "Debugger") -> Iterable[int] | None:
         """See Breakpoint."""
         return debugger.addresses_of_phase(self.phase)
 

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, cast
+from weakref import WeakSet
 
 from emu.counting import Method, counter_for
 from emu.debug.breakpoints import AtEvent, Breakpoint
@@ -19,6 +20,9 @@ from emu.kernel.rcu import RcuFlavour
 from emu.layout import ADDRESS_MASK
 from emu.task import TaskState
 
+_DEBUGGED: WeakSet[Kernel] = WeakSet()
+"""Kernels that have a debugger now."""
+
 
 class Debugger(Sight):
     """Threads of one kernel, moved one at a time. Until ``close`` nobody else may change the kernel.
@@ -33,6 +37,9 @@ class Debugger(Sight):
         self, kernel: Kernel, roots: Iterable[object] = (), *, restored: Callable[[], None] | None = None
     ) -> None:
         """``restored``: called when the first checkpoint, which is the only one then, was gone back to."""
+        if kernel in _DEBUGGED:
+            raise DebugError("another debugger is open on this kernel")
+        _DEBUGGED.add(kernel)
         kernel.rcu.settle()
         self._was_automatic, kernel.rcu.automatic = kernel.rcu.automatic, False
         self._methods: list[Method | None] = []
@@ -280,6 +287,7 @@ class Debugger(Sight):
         if self._is_closed:
             return
         self._is_closed = True
+        _DEBUGGED.discard(self.kernel)
         self._record.close()
         for vcpu, method in zip(self.kernel.machine.vcpus, self._methods, strict=True):
             if vcpu.task is not vcpu.idle:

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from emu.debug.unwind import Depth, depth_at, pushed_register
 from emu.errors import EmuError
 from emu.kernel.kernel import Kernel
+from emu.registers import GENERAL
 from emu.stack_names import StackNames
+from emu.unwind import StackState, stack_state
 
 if TYPE_CHECKING:
     from asm.image import Image
@@ -58,7 +59,7 @@ class Activation:
     rsp: int
     rbp: int
     end: int | None
-    depth: Depth | None
+    depth: StackState | None
     image: "Image | None"
     names: StackNames | None
 
@@ -78,7 +79,7 @@ class Activation:
         pushed = self.names.pushed if self.names is not None else {}
         if self.depth is not None and self.image is not None:
             for distance, at in self.depth.pushed:
-                register = pushed_register(self.image, at)
+                register = _pushed_register(self.image, at)
                 name = pushed.get(at) or (f"saved {register}" if register else "")
                 if name:
                     found[self.end + distance] = name
@@ -117,5 +118,12 @@ def _activation(kernel: Kernel, rip: int, rsp: int, rbp: int) -> Activation:
     if image is None:
         return Activation(rip, rsp, rbp, None, None, None, None)
     names = machine.images.stack_names(image)
-    depth = depth_at(image, names, rip)
+    depth = stack_state(image, rip, names.replaced_at if names is not None else None)
     return Activation(rip, rsp, rbp, depth.frame(rsp, rbp) if depth is not None else None, depth, image, names)
+
+
+def _pushed_register(image: "Image", address: int) -> str:
+    """The register that a push instruction of an image saves, empty where it pushes something else."""
+    line = image.line_at(address)
+    operation, _, operand = line.text.partition(" ") if line is not None else ("", "", "")
+    return operand.strip() if operation == "push" and operand.strip() in GENERAL else ""

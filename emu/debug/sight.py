@@ -20,6 +20,8 @@ REGISTERS = (*SAVED[:-1], "eflags", "gs_base")
 """What ``Sight.registers`` names."""
 OUTSIDE = "(outside)"
 """Where the outermost function returns to."""
+MANY_IMAGES = 2000
+"""With more it is quicker to look at each instruction of a run than at each line of their listings."""
 _LONGEST = 15
 """Bytes of an instruction."""
 
@@ -120,11 +122,17 @@ class Sight:
         """The phase of the instruction at an address, the current one unless said otherwise."""
         return self.kernel.machine.images.phase(self.rip if address is None else address)
 
-    def addresses_of_phase(self, phase: str) -> list[int]:
-        """All instructions of a phase in the images that are known now."""
+    def addresses_of_phase(self, phase: str) -> list[int] | None:
+        """All instructions of a phase in the images that are known now; None where some images are made only when they
+        are asked for, and may have phases, or where there are very many.
+        """
+        machine = self.kernel.machine
+        images, texts = machine.images.listed(), machine.images.texts
+        if len(images) > MANY_IMAGES or any(text.start >= machine.layout.modules for text in texts):
+            return None
         return [
             image.address + line.offset
-            for image in self.kernel.machine.images.listed()
+            for image in images
             for line in image.lines
             if line.phase == phase
         ]

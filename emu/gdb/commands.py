@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from emu.gdb.debuggee import Debuggee
+from emu.debug import Debugger
 from emu.gdb.errors import GdbError
 from emu.gdb.event_text import describe
 from emu.gdb.monitor import Command
 from emu.gdb.motion import Motion
 from emu.gdb.symbol_file import SymbolFile
-from emu.images import Images
 
 GOALS = ("phase", "program", "call", "patch", "event")
 _EVENTS = 10
@@ -18,8 +17,8 @@ _EVENTS = 10
 class KernelCommands:
     """The commands over one debugger."""
 
-    def __init__(self, debugger: Debuggee, motion: Motion, images: Images, symbols: SymbolFile) -> None:
-        self._debugger, self._motion, self._images, self._symbols = debugger, motion, images, symbols
+    def __init__(self, debugger: Debugger, motion: Motion, symbols: SymbolFile) -> None:
+        self._debugger, self._motion, self._symbols = debugger, motion, symbols
 
     def commands(self) -> list[Command]:
         """All of them."""
@@ -68,7 +67,7 @@ class KernelCommands:
 
     def _phases(self, words: Sequence[str]) -> str:
         rip = self._debugger.registers().get("rip", 0)
-        image = self._images.at(rip)
+        image = self._debugger.kernel.machine.images.at(rip)
         if image is None or not any(line.phase for line in image.lines):
             return f"{self._debugger.symbol(rip)}: no phases are known here"
         rows = []

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 
-from emu.gdb.unwind import CALLEE_SAVED, Row
+from emu.unwind import CALLEE_SAVED, Row
 
 _NUMBERS = {
     **dict(zip(("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp"), range(8), strict=True)),

@@ -7,14 +7,13 @@ or waits, with the next one that may go on.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from emu.debug import Debugger
 from emu.debug.breakpoints import Access, AtAddress, Breakpoint
 from emu.debug.stop import Stop, StopReason
 from emu.debug.threads import OperationThread, TaskThread, Thread
-from emu.gdb.debuggee import Debuggee
 from emu.gdb.errors import GdbError
 from emu.gdb.event_text import describe
 from emu.gdb.symbol_file import process_context
-from emu.machine import Machine
 
 NO_SIGNAL, SIGINT, SIGILL, SIGTRAP, SIGABRT, SIGSEGV = 0, 2, 4, 5, 6, 11
 """Signals as gdb numbers them (``enum gdb_signal``)."""
@@ -38,13 +37,11 @@ class Action:
 
 
 class Motion:
-    """Moves the debugger of a machine for gdb. ``say``: prints in gdb; ``is_urgent``: whether to stop at once."""
+    """Moves a debugger for gdb. ``say``: prints in gdb; ``is_urgent``: whether to stop at once."""
 
-    def __init__(
-        self, debugger: Debuggee, machine: Machine, say: Callable[[str], None], is_urgent: Callable[[], bool]
-    ) -> None:
+    def __init__(self, debugger: Debugger, say: Callable[[str], None], is_urgent: Callable[[], bool]) -> None:
         self._debugger, self._say, self._is_urgent = debugger, say, is_urgent
-        self._process_context = process_context(machine)
+        self._process_context = process_context(debugger.kernel.machine)
         self.first = debugger.position
         """Where time begins for gdb: the threads are there, and none has made a step."""
         self.goal: Callable[[], Stop] | None = None
@@ -244,7 +241,7 @@ class Motion:
     def thread(self, number: int) -> Thread:
         """A thread by number; 0: any. GdbError where there is none."""
         debugger = self._debugger
-        if number == 0 and debugger.thread is not None:
+        if number == 0:
             return debugger.thread
         found = next((one for one in debugger.threads if one.number == number), None)
         if found is None:

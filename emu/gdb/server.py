@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 
-from emu.gdb.debuggee import Debuggee
+from emu.debug import Debugger
 from emu.gdb.errors import GdbError
 from emu.gdb.monitor import Command, Monitor
 from emu.gdb.motion import Motion
 from emu.gdb.packets import Broken, Packet
 from emu.gdb.session import Session
 from emu.gdb.wire import Closed, Opened, Shut, Wire
-from emu.machine import Machine
 
 _MOVES = (b"v", b"c", b"C", b"s", b"S", b"b")
 """What packets that move begin with: they alone let output through."""
@@ -18,7 +17,7 @@ _OUTPUT = 1000
 
 
 class Server:
-    """Serves the debugger of a machine at ``host`` (127.0.0.1 or ::1) and ``port``; 0 is a free one.
+    """Serves a debugger at ``host`` (127.0.0.1 or ::1) and ``port``; 0 is a free one.
 
     ``on_stop`` is called after each move, and may give a text for gdb to print. GdbError for an address that is not
     loopback, or can't be listened at.
@@ -26,16 +25,15 @@ class Server:
 
     def __init__(
         self,
-        debugger: Debuggee,
-        machine: Machine,
+        debugger: Debugger,
         host: str = "127.0.0.1",
         port: int = 0,
         *,
         on_stop: Callable[[], str] = str,
     ) -> None:
-        self._debugger, self._machine, self._on_stop = debugger, machine, on_stop
+        self._debugger, self._on_stop = debugger, on_stop
         self._wire = Wire(host, port, debugger.interrupt)
-        self.motion = Motion(debugger, machine, self.say, lambda: self._wire.is_urgent)
+        self.motion = Motion(debugger, self.say, lambda: self._wire.is_urgent)
         self.commands: list[Command] = []
         """What ``monitor`` knows beside its help."""
         self.host, self.port = self._wire.host, self._wire.port
@@ -59,7 +57,7 @@ class Server:
     def _session(self) -> bool:
         """Serve one client; whether everything is to end."""
         monitor = Monitor(self.commands, self.say)
-        session = Session(self._debugger, self._machine, self.motion, monitor, self._wire.stop_acknowledging)
+        session = Session(self._debugger, self.motion, monitor, self._wire.stop_acknowledging)
         try:
             while not isinstance(arrived := self._wire.receive(), Closed | Shut):
                 if isinstance(arrived, Packet):

@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from emu.debug import Debugger
 from emu.debug.breakpoints import Access, AtAddress, Breakpoint
 from emu.debug.threads import TaskThread
 from emu.errors import EmuError
-from emu.gdb.debuggee import Debuggee
 from emu.gdb.errors import GdbError, NoMemory
 from emu.gdb.monitor import Monitor
 from emu.gdb.motion import Action, Motion
@@ -20,7 +20,6 @@ from emu.gdb.registers import NAME, REGISTERS, all_hex, register_hex, target_des
 from emu.gdb.symbol_file import is_executable
 from emu.gdb.thread_list import extra_info, threads_xml
 from emu.layout import ADDRESS_MASK, PAGE_SIZE
-from emu.machine import Machine
 
 FEATURES = (
     f"PacketSize={MAX_PAYLOAD:x};QStartNoAckMode+;qXfer:features:read+;qXfer:threads:read+;vContSupported+;swbreak+;"
@@ -38,17 +37,16 @@ INT3 = b"\xcc"
 
 
 class Session:
-    """Answers packets with what the debugger of a machine knows and does."""
+    """Answers packets with what a debugger knows and does."""
 
     def __init__(
         self,
-        debugger: Debuggee,
-        machine: Machine,
+        debugger: Debugger,
         motion: Motion,
         monitor: Monitor,
         stop_acknowledging: Callable[[], None],
     ) -> None:
-        self._debugger, self._machine, self._motion, self._monitor = debugger, machine, motion, monitor
+        self._debugger, self._motion, self._monitor = debugger, motion, monitor
         self._stop_acknowledging = stop_acknowledging
         self._looked_at = _ANY
         """The thread that registers are asked of (``Hg``)."""
@@ -130,8 +128,7 @@ class Session:
             case "qAttached":
                 return "1"
             case "qC":
-                thread = self._debugger.thread
-                return f"QC{thread.number:x}" if thread is not None else ""
+                return f"QC{self._debugger.thread.number:x}"
             case "qfThreadInfo":
                 return "m" + ",".join(f"{thread.number:x}" for thread in self._debugger.threads)
             case "qsThreadInfo":
@@ -286,10 +283,11 @@ class Session:
             raise GdbError(f"{len(data)} bytes were sent, {size} announced")
         if not data:
             return "OK"
-        stubs = self._machine.host_calls
+        machine = self._debugger.kernel.machine
+        stubs = machine.host_calls
         if address < stubs.address + stubs.size and stubs.address < address + len(data):
             raise NoMemory("the stubs of host calls stay as they are")
-        if data == INT3 and is_executable(self._machine, address):
+        if data == INT3 and is_executable(machine, address):
             # gdb's own breakpoint, where it was told not to ask for one: other CPUs would trap on it.
             raise NoMemory("breakpoints are kept outside of the guest's text")
         try:

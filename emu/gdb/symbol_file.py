@@ -11,11 +11,11 @@ from pathlib import Path
 from asm.image import Image
 from emu.gdb.dwarf import debug_frame, frame_program, outermost
 from emu.gdb.elf import CodeRange, ElfSymbol, elf_file
-from emu.gdb.unwind import unwind_rows
 from emu.hostcall import SLOT
 from emu.kernel.kernel import Kernel
 from emu.machine import Machine
 from emu.paging import NX
+from emu.unwind import unwind_rows
 
 RETURN_SYMBOL = "tramplab_return"
 """Where a call from outside returns to: the end of every backtrace."""

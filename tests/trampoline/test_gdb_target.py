@@ -58,6 +58,18 @@ def test_a_caller_whose_return_address_is_gone(target, tool):
     assert "return value" in printed
 
 
+def test_calling_a_function_from_gdb(target, tool):
+    served = target("bpf_fentry_test2", "--fexit", "--call", "bpf_fentry_test2(40, 2)")
+    printed = served.session(
+        tool("gdb"),
+        ["target remote :0", "break *bpf_prog_fexit0", "continue", "delete",
+         "print ((int (*)(int))bpf_fentry_test1)(5)", "backtrace", "continue"],
+    )  # fmt: skip
+    assert "$1 = 6\n" in printed
+    assert frames(printed)[0] == "bpf_prog_fexit0"
+    assert "thread 1, bpf_fentry_test2(40, 2), returned 0x2a\n" in printed
+
+
 def test_an_object(target, tool):
     served = target(str(ROOT / OBJECT))
     assert served.lines[0] == "bpf_cookie.o, kernel 7.2, design per-function"
@@ -73,12 +85,13 @@ def test_monitor_of_trampolines(target, tool):
     served = target("int f(int a, long b)", "--fentry", "--func-ip", "--call", "f(-1, 2)")
     printed = served.session(
         tool("gdb"), ["target remote :0", "monitor next program", "continue", "monitor frame 1", "monitor frame 9",
-                      "monitor frame x", "monitor help", "monitor code"],
+                      "monitor frame x", "monitor help", "monitor code", "continue", "monitor frame"],
     )  # fmt: skip
     for words in ("arg1  ; int a", "arg2  ; long b", "nr_args", "ip", "saved rbx"):
         assert re.search(rf"  {words}\b", printed), words
     assert "error: no frame 9: there are 0 to 2" in printed
     assert "error: no frame x: there are 0 to 2" in printed
+    assert printed.endswith("error: no frames: the thread has ended\n")
     assert "\nframe [LEVEL] " in printed
     assert re.search(r"=> 0x\w+  - +xor eax, eax", printed)
 
@@ -135,11 +148,12 @@ def test_an_address_of_the_other_family(target, tool):
     assert "<bpf_fentry_test1>" in served.session(tool("gdb"), ["target remote :0", "x/i $pc"])
 
 
-def test_ctrl_c_ends_the_server(tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_server(tmp_path, number, status):
     served = Process(["bpf_fentry_test1"], tmp_path)
     try:
-        served.process.send_signal(signal.SIGINT)
-        assert served.process.wait(timeout=20) == 130
+        served.process.send_signal(number)
+        assert served.process.wait(timeout=20) == status
         assert served.process.stderr.read() == ""
         assert not Path(served.symbols).exists()
     finally:

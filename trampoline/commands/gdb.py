@@ -30,16 +30,24 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C; with --once, until the first gdb is gone."""
+    import signal
+    import sys
+
     from trampoline.gdb_target import serve
 
-    serve(
-        target_options(arguments),
-        host=arguments.host,
-        port=arguments.port,
-        symbols=arguments.symbols,
-        once=arguments.once,
-        tell=lambda line: print(line, flush=True),
-    )
+    # Who is told to end removes its temporary file first.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        serve(
+            target_options(arguments),
+            host=arguments.host,
+            port=arguments.port,
+            symbols=arguments.symbols,
+            once=arguments.once,
+            tell=lambda line: print(line, flush=True),
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 

@@ -50,21 +50,24 @@ class Debugger(KernelDebugger):
         for prog in self.lab.programs.loaded.values():
             if prog.bpf_func <= address < prog.bpf_func + max(prog.size, 1):
                 return prog.name
-        return None
+        found = self._installed_at(address)
+        return self.lab.programs.loaded[found[0]].name if found is not None else None
 
-    def _listing_at(self, address: int) -> Listing | None:
+    def _installed_at(self, address: int) -> tuple[int, Listing] | None:
+        """The struct bpf_prog of the compiled program at an address, and the function of it that is there."""
         if "installer" not in vars(self.lab):
             return None
-        for installed in self.lab.installer.installed.values():
+        for prog, installed in self.lab.installer.installed.items():
             for listing in installed.functions:
                 if listing.image.address <= address < listing.image.address + len(listing.image):
-                    return listing
+                    return prog, listing
         return None
 
     def code_line(self, address: int, image: Image | None = None) -> CodeLine:
         """See ``emu.debug.Debugger``; with the eBPF instruction and the source line of what was compiled."""
         line = super().code_line(address, image)
-        listing = self._listing_at(address)
+        installed = self._installed_at(address)
+        listing = installed[1] if installed is not None else None
         slot = listing.slot_at(address - listing.image.address) if listing is not None else None
         if listing is None or slot is None:
             return line

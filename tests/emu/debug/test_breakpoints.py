@@ -165,3 +165,23 @@ def test_marks_do_not_stop_what_a_host_call_calls(make_bench):
     debugger.call(nested)
     assert debugger.run().reason is StopReason.DONE
     assert debugger.thread.value == 1
+
+
+def test_hooks_in_python_stop_where_those_in_machine_code_do(make_bench, monkeypatch):
+    found = []
+    for hooks in ("native", "python"):
+        if hooks == "python":
+            monkeypatch.setattr("emu.hostcode.native_hooks", lambda: None)
+        bench = make_bench(1)
+        debugger = bench.debugger
+        debugger._record._spacing = 13
+        debugger.call("outer", bench.data, 3)
+        debugger.add(AtAddress("leaf"))
+        debugger.add(Access(bench.data + 4, 2, "w"))
+        debugger.run()
+        debugger.run()
+        while debugger.run().reason is StopReason.BREAKPOINT:
+            pass
+        found.append(hits(bench, 1))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 6

@@ -2,7 +2,7 @@
 
 import pytest
 
-from emu.debug import DebugError, StopReason
+from emu.debug import DebugError, Debugger, StopReason
 from emu.kernel.rcu import RcuFlavour
 
 
@@ -186,6 +186,15 @@ def test_an_operation_that_breaks_can_be_gone_back_from(bench):
     assert stop.reason is StopReason.FAULT
     assert "ZeroDivisionError: oh" in stop.message
     assert debugger.back().reason is StopReason.STEP
+
+
+def test_one_debugger_at_a_time(bench):
+    with pytest.raises(DebugError, match="another debugger"):
+        Debugger(bench.kernel)
+    bench.debugger.close()
+    with Debugger(bench.kernel) as debugger:
+        debugger.call("leaf", bench.data)
+        assert debugger.run().reason is StopReason.DONE
 
 
 def test_what_makes_no_sense(bench):

@@ -110,9 +110,8 @@ class Served:
         self.debugger = Debugger(kernel)
         begin(self.debugger)
         self.debugger.select(self.debugger.threads[0])
-        self.server = Server(self.debugger, kernel.machine)
-        machine = kernel.machine
-        commands = KernelCommands(self.debugger, self.server.motion, machine.images, symbols)
+        self.server = Server(self.debugger)
+        commands = KernelCommands(self.debugger, self.server.motion, symbols)
         self.server.commands += commands.commands()
         self.address = (self.server.host, self.server.port)
         self.error: BaseException | None = None

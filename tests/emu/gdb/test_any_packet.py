@@ -39,8 +39,8 @@ def session():
         debugger.call("f", cpu=0)
         debugger.call("f", cpu=1)
         said: list[str] = []
-        motion = Motion(debugger, kernel.machine, said.append, lambda: False)
-        yield Session(debugger, kernel.machine, motion, Monitor([], said.append), lambda: None)
+        motion = Motion(debugger, said.append, lambda: False)
+        yield Session(debugger, motion, Monitor([], said.append), lambda: None)
 
 
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -135,6 +135,21 @@ def test_phases_follow_each_other_as_the_listing_has_them(make_lab):
     assert forth == positions[::-1]
 
 
+@pytest.mark.parametrize("flavour", ["6.12", "7.2"])
+def test_an_entry_is_found_where_thunks_are_made_late(make_lab, flavour):
+    lab = stage(make_lab, "tramplab", flavour, "fexit", "bpf_fentry_test1")
+    debugger, _ = called(lab, "bpf_fentry_test1")
+    first = debugger.position
+    while debugger.phase() != "entry" and debugger.phase() != "save":
+        debugger.step()
+    wanted = debugger.position
+    found = debugger.phase()
+    debugger.goto(first)
+    debugger.add(AtPhase(found))
+    assert debugger.run().reason is StopReason.BREAKPOINT
+    assert debugger.position == wanted
+
+
 def test_an_attach_can_be_gone_back_from_and_made_again(make_lab):
     lab = make_lab("6.12", vcpus=2)
     prog = lab.prog("fexit", "xor eax, eax\nret")

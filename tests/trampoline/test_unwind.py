@@ -1,4 +1,4 @@
-"""The rows of the symbol file hold at every instruction of whole calls, whatever design they go through."""
+"""What is known of stacks holds at every instruction of whole calls, whatever design they go through."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 
 from emu.debug import Debugger, StopReason
-from emu.gdb.unwind import CALLEE_SAVED, Row, unwind_rows
 from emu.machine import Machine
+from emu.unwind import CALLEE_SAVED, Row, unwind_rows
 from trampoline.debug_target import TargetOptions, open_target
 from trampoline.designs import DESIGNS
 
@@ -74,8 +74,9 @@ def check(options: TargetOptions) -> int:
             assert row.base, where
             end = now[row.base] + row.offset
             frames = shadow.frames
-            if end != frames[-1][0] and names is not None and names.replaced_at is not None:
-                # The return address into the function in between is no more.
+            is_replaced = names is not None and names.replaced_at is not None
+            if end != frames[-1][0] and (is_replaced or following.startswith("ret")):
+                # The return address into the function in between is no more, or was just dropped.
                 frames = frames[:-1]
             assert end == frames[-1][0], where
             assert machine.read_u64(end - 8) == frames[-1][1], where
