@@ -34,6 +34,11 @@ _STACK = frozenset({x86.X86_REG_RSP, x86.X86_REG_ESP})
 _FRAME = frozenset({x86.X86_REG_RBP, x86.X86_REG_EBP})
 
 
+_MOST_DECODED = 1 << 14
+_decoded: "dict[tuple[int, bytes, frozenset[int]], dict[int, Instruction]]" = {}
+"""Visible instructions of code at an address: kernels that boot alike have the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """A memory operand. ``base`` and ``index`` are positions in ``registers.SAVED``, -1 for none."""
@@ -225,13 +230,20 @@ class VisibleInstructions:
         return None
 
     def _decode(self, start: int, code: bytes) -> dict[int, Instruction]:
-        frame_pointer = _FRAME_POINTER in code
-        found = {}
-        for insn in self._decoder.disasm(code, start):
-            instruction = self._visible(insn, frame_pointer)
-            if instruction is not None and (insn.address, instruction.text) not in self.private:
-                found[insn.address] = instruction
-        return found
+        key = start, code, self._shared
+        every = _decoded.get(key)
+        if every is None:
+            frame_pointer = _FRAME_POINTER in code
+            every = {}
+            for insn in self._decoder.disasm(code, start):
+                instruction = self._visible(insn, frame_pointer)
+                if instruction is not None:
+                    every[insn.address] = instruction
+            if len(_decoded) >= _MOST_DECODED:
+                _decoded.clear()
+            _decoded[key] = every
+        private = self.private
+        return {address: one for address, one in every.items() if (address, one.text) not in private}
 
     def _visible(self, insn: "capstone.CsInsn", frame_pointer: bool) -> Instruction | None:
         code = bytes(insn.bytes)

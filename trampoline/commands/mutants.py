@@ -64,8 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prepare() -> None:
-    """Import what workers need, before there are any."""
+    """Import what workers need, and let the assembler meet the kernel's texts, before there are any."""
     import trampoline.mutants.tools  # noqa: F401
+    from trampoline.lab import Tracing
+    from trampoline.mutants.plan import HUNTED
+
+    for design in HUNTED:
+        Tracing(design=design, counting="off").close()
 
 
 HEAD = f"{'mutant':32} {'found':5} {'by':9} {'tries':>6} {'seconds':>7}  where, and what was wrong"

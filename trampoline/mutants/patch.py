@@ -98,10 +98,13 @@ class Replacement:
         """In its module, and in all others that have imported it by name."""
         old = getattr(owner, name)
         new = self._make(old)
+        own = _places(new, name)
 
         def put_back() -> None:
+            # Whoever imported it meanwhile has the new one; whoever had it before keeps it.
             for module, where in _places(new, name):
-                setattr(module, where, old)
+                if (module, where) not in own:
+                    setattr(module, where, old)
             setattr(owner, name, old)
 
         stack.callback(put_back)

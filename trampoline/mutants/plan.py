@@ -25,6 +25,18 @@ _SCHEDULERS = ("pct:3", "urw", "pct:3", "pct:4", "random")
 _MOST_SEQUENCES, _MOST_STEPS, _MOST_SCHEDULES = 12, 50, 120
 _FEWEST = 8
 """Schedules of a unit at least."""
+_FIRST = (
+    "detach-while-sleeping",
+    "detach-during-call",
+    "failures-on-the-way",
+    "livepatch-comes-and-goes",
+    "detach-while-program-sleeps",
+    "batch-patching",
+    "livepatch-meets-modify",
+    "resize-during-lookup",
+    "tracer-comes-and-goes",
+)
+"""Scenarios in which most happens; the others follow in their own order."""
 _LONG = {"failures-on-the-way": 8}
 """Scenarios whose schedules take so many times as long as others'."""
 
@@ -83,7 +95,7 @@ def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]
         [one for one in designs if one not in _WITH_METADATA],
         [one for one in designs if one in _WITH_METADATA],
     ]
-    for position, scenario in enumerate(SCENARIOS):
+    for position, scenario in enumerate(dict.fromkeys((*_FIRST, *SCENARIOS))):
         for group in groups:
             able = [one for one in group if _works(scenario, one, flavour, config)]
             if able:
