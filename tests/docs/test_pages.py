@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(300)
 FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n]*)\n(?P<body>.*?)^(?P=fence)$", re.M | re.S)
 PLUGIN = "trampoline.pytest_plugin"
 """Where tramplab is installed pytest has it already."""
@@ -80,7 +81,7 @@ def run_doctest(body, names, where):
 def run_console(body, where):
     for command, expected in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", body, re.M):
         done = subprocess.run(
-            command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=110, check=False
+            command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280, check=False
         )
         assert done.returncode <= 1 or expected, f"{where}: {command}: {done.stdout}"
         if expected:
