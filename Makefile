@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON_IN_VENV = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: bench test lock clean
+.PHONY: bench test docs lock clean
 
 bench: $(READY)
 	@$(PYTHON_IN_VENV) -m trampoline bench $(or $(ARGS),--flavour all)
@@ -18,10 +18,13 @@ test: $(READY)
 $(READY): requirements.lock pyproject.toml scripts/set-up
 	scripts/set-up $(VENV)
 
+docs: $(READY)
+	$(PYTHON_IN_VENV) -m sphinx -q -W -b html docs build/docs
+
 # Needs uv on the path. The lock holds for every supported Python.
 lock:
 	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-annotate --group pyproject.toml:test --group pyproject.toml:build pyproject.toml -o requirements.lock
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

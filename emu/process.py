@@ -1,8 +1,8 @@
 """Process context: what the kernel does between guest instructions, interruptible wherever the kernel is.
 
 An operation is an ordinary function that calls ``point`` wherever another CPU could run, an interrupt could come in, or
-it could fail. Without a driver it runs straight through. A driver runs operations as ``ControlTask``s, which stop at
-every point and go on when told to (greenlet).
+it could fail. Without a driver it runs straight through. A driver runs each as a ``ControlTask``, which stops at every
+point and goes on when told to (greenlet).
 """
 
 import enum

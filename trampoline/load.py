@@ -227,7 +227,7 @@ class Loader:
         """Load the programs of an object, with one map for all that name it.
 
         ``names``: which programs. ``data``: first values of global variables, read-only ones too. ``targets``: by
-        program, the function instead of its section's. ``kconfig``: values of CONFIG_ externs. ``maps``: existing
+        program, the function instead of its section's. ``kconfig``: values of ``CONFIG_`` externs. ``maps``: existing
         ones instead of the object's. Raises what ``load`` and ``BpfObject.resolve`` raise; KeyError for a variable
         that there is not; nothing is left behind then.
         """

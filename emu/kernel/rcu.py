@@ -3,16 +3,16 @@
 Driven deterministically: a grace period takes note of the tasks that it must wait for and ends when each has passed a
 quiescent state; ``poll`` ends those that can end and runs their callbacks in order. Time is virtual.
 
-==============  ==============================================  ===========================================
-flavour         waits for                                       quiescent state
-==============  ==============================================  ===========================================
-RCU             tasks in the middle of kernel code              sleeping voluntarily, returning, or being
-                                                                preempted outside a read section
-RCU_TASKS       the same, preempted ones too                    sleeping voluntarily or returning
-RCU_TASKS_TRACE tasks inside rcu_read_lock_trace(), asleep      leaving the section
-                or not
-SRCU            whoever is counted in, asleep or not            counting itself out
-==============  ==============================================  ===========================================
+===============  ==============================================  ==========================================
+flavour          waits for                                       quiescent state
+===============  ==============================================  ==========================================
+RCU              tasks in the middle of kernel code              sleeping voluntarily, returning, or being
+                                                                 preempted outside a read section
+RCU_TASKS        the same, preempted ones too                    sleeping voluntarily or returning
+RCU_TASKS_TRACE  tasks inside rcu_read_lock_trace(), asleep      leaving the section
+                 or not
+SRCU             whoever is counted in, asleep or not            counting itself out
+===============  ==============================================  ==========================================
 """
 
 import enum

@@ -1,6 +1,7 @@
 """Records of functions whose cookies differ from those of other functions of the same link."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from errno import EOPNOTSUPP
 
@@ -127,4 +128,6 @@ class Records:
         for at in gone.values():
             self.backend.nodes.free(at)
         if gone:
-            self.backend.shrink()
+            # Nobody waits for this any more who could be told. The next one that goes tries again.
+            with suppress(KernelError):
+                self.backend.shrink()

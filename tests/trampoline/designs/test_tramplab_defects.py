@@ -2,12 +2,14 @@
 test_tramplab.py.
 """
 
-from errno import E2BIG, EINVAL
+from errno import E2BIG, EINVAL, ENOMEM
 
 import pytest
 
+from emu.process import PointKind
 from refusals import refused
 from trampoline.designs import METADATA
+from trampoline.errors import KernelError
 
 NOTHING = "xor eax, eax\nret"
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
@@ -75,3 +77,31 @@ def test_7_there_is_a_limit_on_programs_of_a_function(lab):
     for link in links:
         link.detach()
     assert lab.kernel.ftrace.direct_functions == {}
+
+
+def test_a_table_that_can_not_shrink_is_no_reason_to_refuse_a_detach(make_lab):
+    lab = make_lab("6.12", design="tramplab", metadata="hash")
+    more = [function.name for function in lab.population.select(["tramplab_args*", "bpf_fentry_test*"])]
+    prog = lab.prog("fentry_multi", NOTHING)
+    struck = []
+
+    def no_memory(what):
+        struck.append(what)
+        return KernelError(ENOMEM, what)
+
+    for nth in range(1, 12):
+        link = lab.attach_multi(prog, more, cookies=range(len(more)))
+        struck.clear()
+        refused_with = None
+        with lab.kernel.process.fail_at(PointKind.ALLOC, nth, no_memory):
+            try:
+                link.detach()
+            except KernelError as error:
+                refused_with = error
+        assert link.attached == bool(refused_with) == bool(lab.kernel.ftrace.direct_functions)
+        if link.attached:
+            link.detach()
+        if any(what.startswith("kfunc_md_array") for what in struck):
+            break
+    else:
+        pytest.fail("the table was never shrunk")
