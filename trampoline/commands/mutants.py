@@ -63,14 +63,19 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(not row.found for row in rows) or (checked is not None and checked.violations > 0))
 
 
+_prepared: list[str] = []
+"""Designs that were booted once."""
+
+
 def _prepare() -> None:
     """Import what workers need, and let the assembler meet the kernel's texts, before there are any."""
     import trampoline.mutants.tools  # noqa: F401
     from trampoline.lab import Tracing
     from trampoline.mutants.plan import HUNTED
 
-    for design in HUNTED:
-        Tracing(design=design, counting="off").close()
+    while len(_prepared) < len(HUNTED):
+        _prepared.append(HUNTED[len(_prepared)])
+        Tracing(design=_prepared[-1], counting="off").close()
 
 
 HEAD = f"{'mutant':32} {'found':5} {'by':9} {'tries':>6} {'seconds':>7}  where, and what was wrong"

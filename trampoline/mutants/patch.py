@@ -20,7 +20,9 @@ Patch = AbstractContextManager[Any] | Callable[[], Any]
 
 _PACKAGES = ("asm", "emu", "trampoline")
 _MISSING: Any = object()
-_TEXT_CACHES = (("asm.assembler", "_parsed"), ("asm.assembler", "_lines"), ("asm.encoder", "_cache"))
+_TEXT_CACHES = (
+    ("asm.assembler", "_parsed"), ("asm.assembler", "_lines"), ("asm.assembler", "_images"), ("asm.encoder", "_cache"),
+)  # fmt: skip
 """What the assembler remembers of texts; a patch of the assembler itself must not meet it."""
 
 

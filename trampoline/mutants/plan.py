@@ -20,7 +20,8 @@ _WITH_METADATA = ("seed-v2-repaired", "seed-v1")
 _NEEDS_PADDING = "seed-v1"
 _PREEMPTIBLE = ("tramplab",)
 """Designs whose programs outlive a task that is preempted on the way to them (docs/schedules.md)."""
-_CONDITIONS = (("6.12", "voluntary"), ("7.2", "voluntary"), ("7.2", "lazy"), ("6.1", "voluntary"), ("6.12", "none"))
+_CONDITIONS = (("6.12", "voluntary"), ("7.2", "lazy"), ("7.2", "voluntary"), ("6.1", "voluntary"), ("6.12", "none"))
+_NOT_PREEMPTIBLE = tuple(condition for condition in _CONDITIONS if condition[1] != "lazy")
 _SCHEDULERS = ("pct:3", "urw", "pct:3", "pct:4", "random")
 _MOST_SEQUENCES, _MOST_STEPS, _MOST_SCHEDULES = 12, 50, 120
 _FEWEST = 8
@@ -88,15 +89,16 @@ def _round(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]:
 
 def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]:
     """Each scenario on one design with trampolines and on one with metadata, another one in each round."""
-    flavour, config = _CONDITIONS[number // len(_WITH_METADATA) % len(_CONDITIONS)]
     tries = min(_FEWEST * (2 + number), _MOST_SCHEDULES)
     scheduler = _SCHEDULERS[number % len(_SCHEDULERS)]
-    groups = [
-        [one for one in designs if one not in _WITH_METADATA],
-        [one for one in designs if one in _WITH_METADATA],
-    ]
+    with_trampolines = [one for one in designs if one not in _WITH_METADATA]
+    with_metadata = [one for one in designs if one in _WITH_METADATA]
+    groups = (
+        (with_trampolines, _CONDITIONS[number % len(_CONDITIONS)]),
+        (with_metadata, _NOT_PREEMPTIBLE[number // len(_WITH_METADATA) % len(_NOT_PREEMPTIBLE)]),
+    )
     for position, scenario in enumerate(dict.fromkeys((*_FIRST, *SCENARIOS))):
-        for group in groups:
+        for group, (flavour, config) in groups:
             able = [one for one in group if _works(scenario, one, flavour, config)]
             if able:
                 design = able[(position + number) % len(able)]

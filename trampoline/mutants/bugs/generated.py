@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace as changed
+from itertools import islice, takewhile
 from typing import Any
 
 from asm import Image
-from trampoline.generator import ARG_REGISTERS, PATCH_SIZE, TrampFlag, Trampoline
+from trampoline.generator import PATCH_SIZE, TrampFlag, Trampoline
 from trampoline.mutants.mutant import Mutant
 from trampoline.mutants.patch import wrap
 
@@ -36,16 +37,13 @@ def _no_stack_arguments(save: _Lines) -> _Lines:
     return mutated
 
 
-def _six_arguments(restore: _Lines) -> _Lines:
-    """Structs and what comes behind the first argument that is on the stack: not in registers any more."""
+def _up_to_the_stack(restore: _Lines) -> _Lines:
+    """Registers are loaded up to the first argument that is on the stack."""
 
     def mutated(template: Any) -> Iterator[str]:
-        seen: set[str] = set()
-        for line in restore(template):
-            register = line.removeprefix("mov ").partition(",")[0]
-            if register == ARG_REGISTERS[len(seen)]:
-                yield line
-            seen.add(register)
+        args = zip(template._model.args, template._model.placement(), strict=True)
+        before = takewhile(lambda found: found[1][1], args)
+        return islice(restore(template), sum(arg.slots for arg, _ in before))
 
     return mutated
 
@@ -141,7 +139,7 @@ MUTANTS = (
         "arguments-behind-a-struct-lost",
         "§1.6",
         "registers that arguments take behind one on the stack are not loaded for the original",
-        wrap(f"{_TEMPLATE}._restore_args", _six_arguments),
+        wrap(f"{_TEMPLATE}._restore_args", _up_to_the_stack),
     ),
     Mutant(
         "ip-behind-endbr",

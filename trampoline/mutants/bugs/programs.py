@@ -6,6 +6,7 @@ from typing import Any
 from emu.kernel.rcu import RcuFlavour
 from emu.kernel.routines.routine import Routine
 from trampoline.attach import AttachType
+from trampoline.flavour import Flavour
 from trampoline.mutants.mutant import Mutant
 from trampoline.mutants.patch import replace, wrap
 from trampoline.prog import BpfProg, BpfPrograms
@@ -40,6 +41,13 @@ def _skips_exit(invoke: Callable[..., Iterator[str]]) -> Callable[..., Iterator[
     def mutated(template: Any, call: Any, *, save_return: bool) -> Iterator[str]:
         for line in invoke(template, call, save_return=save_return):
             yield line.replace("je .Lskip", "je .Ldone") if line.startswith("je .Lskip") else line
+
+    return mutated
+
+
+def _only_noreturn(denied: Callable[..., frozenset[str]]) -> Callable[..., frozenset[str]]:
+    def mutated(flavour: Flavour, attach_type: AttachType) -> frozenset[str]:
+        return denied(flavour, attach_type) & flavour.noreturn_deny
 
     return mutated
 
@@ -79,7 +87,7 @@ MUTANTS = (
         "recursion-in-migrate-disable",
         "B7, 35e3815fa810",
         "functions that enter and exit call may be traced",
-        replace("trampoline.flavour.Flavour.btf_id_deny", lambda flavour: frozenset()),
+        wrap("trampoline.signatures.denied_names", _only_noreturn),
     ),
     Mutant(
         "program-freed-at-once",
