@@ -3,6 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from trampoline.commands._budget import seconds
+
 if TYPE_CHECKING:
     from trampoline.explore.campaign import Found, Tally
     from trampoline.explore.chunk import Work
@@ -33,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
         "--scheduler", default="pct:3", metavar="SPEC",
         help="pct:N, random, urw, sticky:N, bounded:N, delays:N, dfs or dfs:all (default: pct:3)",
     )  # fmt: skip
-    parser.add_argument("--budget", type=_seconds, metavar="T", help="time for each pair, 60s or 2m (default: 10s)")
+    parser.add_argument("--budget", type=seconds, metavar="T", help="time for each pair, 60s or 2m (default: 10s)")
     parser.add_argument(
         "--schedules", type=_positive, metavar="N", help="this many for each pair, instead of a time"
     )
@@ -258,15 +260,3 @@ def _positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
-    try:
-        value = float(number) * unit
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: 60s, 2m")
-    return value

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from trampoline.commands.explore import _seconds
+from trampoline.commands._budget import seconds
 
 if TYPE_CHECKING:
     from trampoline.mutants.hunt import Hunted
@@ -20,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants (default: all of them)")
     parser.add_argument("--module", metavar="FILE", help="take mutants from a Python file that defines MUTANTS")
-    parser.add_argument("--budget", type=_seconds, default=60.0, metavar="T", help="for each, 60s (default) or 2m")
+    parser.add_argument("--budget", type=seconds, default=60.0, metavar="T", help="for each, 60s (default) or 2m")
     parser.add_argument("--jobs", type=_jobs, default=2, metavar="N", help="processes at a time (default: 2)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
