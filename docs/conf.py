@@ -17,12 +17,12 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "directives"]
 html_theme = "furo"
 html_title = f"tramplab {release}"
 html_show_sourcelink = False
-nitpicky = False
 default_role = "code"
 
 myst_enable_extensions = ["attrs_block", "deflist"]
 myst_heading_anchors = 3
 
+toc_object_entries = False  # the reference's sidebar has modules; with every method in it pages take minutes
 autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": True}
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

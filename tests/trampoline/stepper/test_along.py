@@ -92,7 +92,7 @@ def test_the_command(capsys):
     ("words", "says"),
     [
         (["nothing", "--step"], "nothing"),
-        ([SCHEDULE, "--step", "--short"], "--short and --svg"),
+        ([SCHEDULE, "--step", "--short"], "--short, --svg and --output"),
         ([SCHEDULE, "--plain"], "--step"),
         (["detach-during-call/seed-v2/6.12/voluntary/-/b99", "--step"], "b"),
     ],

@@ -119,13 +119,15 @@ class Terminal:
         self.screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
         self.leader, follower = pty.openpty()
+        # pytest-xdist says how wide it is, which would hold for this terminal too.
+        inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "trampoline", "step", *words],
             stdin=follower,
             stdout=follower,
             stderr=follower,
-            env={**os.environ, "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+            env={**inherited, "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path), **environment},
             start_new_session=True,
         )
         os.close(follower)
