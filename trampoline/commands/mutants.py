@@ -19,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
         " is. 1 where a mutant is not found or the control finds something.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants (default: all of them)")
-    parser.add_argument("--module", metavar="FILE", help="take mutants from a Python file that defines MUTANTS")
+    parser.add_argument("--module", metavar="FILE", help="more mutants, from a Python file that defines MUTANTS")
     parser.add_argument("--budget", type=seconds, default=60.0, metavar="T", help="for each, 60s (default) or 2m")
     parser.add_argument("--jobs", type=_jobs, default=2, metavar="N", help="processes at a time (default: 2)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: 1")
@@ -32,12 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Hunt; 1 where a mutant was not found or the control found something."""
     import json
 
-    from trampoline.mutants.catalogue import catalogue
+    from trampoline.mutants.catalogue import known
     from trampoline.mutants.hunt import Hunt, control, control_json, hunt
-    from trampoline.mutants.mutant import chosen, load
+    from trampoline.mutants.mutant import chosen
 
-    known = list(catalogue()) if arguments.module is None else load(arguments.module)
-    mutants = chosen(known, arguments.names)
+    mutants = chosen(known(arguments.module), arguments.names)
     if arguments.list:
         for mutant in mutants:
             print(f"{mutant.name:32} {mutant.bug + ': ' if mutant.bug else ''}{mutant.mechanism}")
@@ -53,14 +52,14 @@ def run(arguments: argparse.Namespace) -> int:
         rows.append(hunt(mutant, how))
         if not arguments.json:
             print(line(rows[-1]), flush=True)
-    checked = None
+    unmutated = None
     if arguments.control or not arguments.names:
-        checked = control(how)
+        unmutated = control(how)
     if arguments.json:
-        print(json.dumps({"mutants": [row.as_json() for row in rows], "control": control_json(checked)}))
+        print(json.dumps({"mutants": [row.as_json() for row in rows], "control": control_json(unmutated)}))
     else:
-        _print_summary(rows, checked)
-    return int(any(not row.found for row in rows) or (checked is not None and checked.violations > 0))
+        _print_summary(rows, unmutated)
+    return int(any(not row.found for row in rows) or (unmutated is not None and unmutated.violations > 0))
 
 
 _prepared: list[str] = []

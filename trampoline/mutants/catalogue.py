@@ -3,7 +3,7 @@
 from functools import cache
 
 from trampoline.mutants.bugs import direct, generated, lifetime, links, metadata, patching, programs
-from trampoline.mutants.mutant import Mutant, checked
+from trampoline.mutants.mutant import Mutant, checked, load
 
 AREAS = {
     "image lifetime": lifetime.MUTANTS,
@@ -21,3 +21,13 @@ AREAS = {
 def catalogue() -> tuple[Mutant, ...]:
     """All of them."""
     return tuple(checked([mutant for mutants in AREAS.values() for mutant in mutants], "the catalogue"))
+
+
+def known(module: str | None = None) -> list[Mutant]:
+    """The mutants of a file, where one is given, and behind them the catalogue's; a name that both have is the file's.
+
+    What ``load`` raises.
+    """
+    own = [] if module is None else load(module)
+    names = {mutant.name for mutant in own}
+    return [*own, *(mutant for mutant in catalogue() if mutant.name not in names)]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from trampoline.mutants.catalogue import catalogue
-from trampoline.mutants.mutant import Mutant, chosen, load
+from trampoline.mutants.catalogue import known
+from trampoline.mutants.mutant import Mutant, chosen
 from trampoline.mutants.patch import MutantError
 from trampoline.mutants.plan import HUNTED, SCHEDULES, SEQUENCES, Unit, plan
 
@@ -210,8 +210,8 @@ def _plan(how: Hunt) -> Iterator[Unit]:
 
 
 def find(name: str, module: str | None) -> Mutant:
-    """A mutant by name, from a file or from the catalogue. MutantError."""
-    return chosen(catalogue() if module is None else load(module), [name])[0]
+    """A mutant by name, from a file where one is given or from the catalogue. MutantError."""
+    return chosen(known(module), [name])[0]
 
 
 def _work(pipe: Connection, name: str, how: Hunt, number: int, begun: float, control: bool) -> None:

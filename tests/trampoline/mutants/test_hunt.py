@@ -9,7 +9,7 @@ import pytest
 from trampoline.cli import main
 from trampoline.designs import DESIGNS
 from trampoline.explore.scenarios import SCENARIOS, applies
-from trampoline.mutants.catalogue import catalogue
+from trampoline.mutants.catalogue import catalogue, known
 from trampoline.mutants.hunt import Hunt, hunt
 from trampoline.mutants.mutant import chosen, load
 from trampoline.mutants.plan import HUNTED, SEQUENCES, plan
@@ -137,3 +137,16 @@ def test_the_list(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(catalogue())
     assert any(line.startswith("nop-not-atomic") and "B6, b90829704780" in line for line in lines)
+
+
+def test_a_file_adds_mutants_and_its_names_come_first(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from trampoline.mutants import Mutant\n"
+        "MUTANTS = [Mutant('own', '', '', []), Mutant('no-int3-phase', 'mine', '', [])]\n"
+    )
+    found = known(str(file))
+    assert [mutant.name for mutant in found[:2]] == ["own", "no-int3-phase"]
+    assert found[1].bug == "mine"
+    names = [mutant.name for mutant in found]
+    assert sorted(names) == sorted({"own", *(mutant.name for mutant in catalogue())})
