@@ -41,8 +41,8 @@ class Records:
     """The records of one kernel, found by guest code through a metadata back end.
 
     A caller reads a record before anything in it may sleep, so a record and a slot of it are free again after an
-    RCU-tasks grace period. Who changes them holds ``tramplab_record_mutex``; a callback, which can't wait for it, leaves
-    what it has to do to its holder.
+    RCU-tasks grace period. Who changes them holds ``tramplab_record_mutex``; a callback, which can't wait for it,
+    leaves what it has to do to its holder.
     """
 
     def __init__(self, kernel: Kernel, backend: MetadataBackend) -> None:
