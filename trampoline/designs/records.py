@@ -8,6 +8,7 @@ from errno import EOPNOTSUPP
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
+from emu.process import Lock
 from emu.structs import Struct, u64
 from trampoline.kfunc_md import MetadataBackend
 from trampoline.multi import MultiEntry
@@ -40,17 +41,24 @@ class Records:
     """The records of one kernel, found by guest code through a metadata back end.
 
     A caller reads a record before anything in it may sleep, so a record and a slot of it are free again after an
-    RCU-tasks grace period.
+    RCU-tasks grace period. Who changes them holds ``tramplab_record_mutex``; a callback, which can't wait for it,
+    leaves what it has to do to its holder.
     """
 
     def __init__(self, kernel: Kernel, backend: MetadataBackend) -> None:
         self._kernel, self.backend = kernel, backend
         self._records: dict[int, _Record] = {}
+        self._lock = Lock(kernel.process, "tramplab_record_mutex")
 
     def hold(self, entries: Sequence[MultiEntry]) -> None:
         """Give each entry's cookie a slot (``TrampLink.cookie_slot``), where there is one. KernelError (-ENOMEM):
         nothing was changed.
         """
+        if entries:
+            with self._lock:
+                self._hold(entries)
+
+    def _hold(self, entries: Sequence[MultiEntry]) -> None:
         fresh: dict[int, int] = {}
         head = bytes(record.offset("func"))
         try:
@@ -103,25 +111,37 @@ class Records:
 
     def release(self, entries: Sequence[MultiEntry]) -> None:
         """The cookies are read by callers under way at most."""
+        held = [entry for entry in entries if entry.link.cookie_slot is not None]
+        if held:
+            with self._lock:
+                self._release(held)
+
+    def _release(self, entries: Sequence[MultiEntry]) -> None:
         gone: dict[int, int] = {}
         slots: list[tuple[_Record, int]] = []
         for entry in entries:
-            if entry.link.cookie_slot is None:
-                continue
             func = entry.trampoline.target.address
             found = self._records[func]
             found.links -= 1
+            assert entry.link.cookie_slot is not None
             slots.append((found, entry.link.cookie_slot))
             entry.link.cookie_slot = None
             if not found.links:
                 gone[func] = self._records.pop(func).at
-        if not slots:
-            return
         if gone:
             self.backend.remove(list(gone))
         self._kernel.rcu.call(RcuFlavour.RCU_TASKS, lambda: self._free(gone, slots))
 
     def _free(self, gone: dict[int, int], slots: list[tuple[_Record, int]]) -> None:
+        if not self._lock.try_acquire():
+            self._lock.defer(lambda: self._free(gone, slots))
+            return
+        try:
+            self._free_held(gone, slots)
+        finally:
+            self._lock.release()
+
+    def _free_held(self, gone: dict[int, int], slots: list[tuple[_Record, int]]) -> None:
         for found, slot in slots:
             found.taken.discard(slot)
         self.backend.forget(list(gone))

@@ -17,8 +17,8 @@ from trampoline.explore.stage import MODULE, MODULE_FUNCTIONS, Stage
 from trampoline.link import MultiLink
 from trampoline.prog import BpfProg
 
-_RESIZED = 14
-"""Functions with metadata after which one more makes the hash grow (15 of 16 buckets)."""
+_RESIZED = 15
+"""Functions that make the hash grow beyond its first 16 buckets when they come, and shrink when they go."""
 
 _FIRST_TASK = "task on cpu 0"
 _MOST_POINTS = 60
@@ -112,26 +112,30 @@ def modify_during_call(stage: Stage) -> Plan:
 
 
 def resize_during_lookup(stage: Stage) -> Plan:
-    """Metadata's table grows and shrinks while CPUs, and a task that sleeps, look functions up in it."""
-    prog = stage.program("fexit")
-    traced = ["explored", "explored_sleeps", *(f"explored_{number}" for number in range(1, _RESIZED - 1))]
-    link = stage.attach(prog, *traced, cookies=range(1, len(traced) + 1))
-    more = stage.program("fentry")
+    """Metadata's table shrinks and grows while CPUs, and a task that sleeps, look functions up in it that stay."""
+    stays, comes = stage.program("fexit"), stage.program("fentry")
+    traced = ("explored", "explored_sleeps")
+    more = [f"explored_{number}" for number in range(1, _RESIZED + 1)]
+    links = [
+        stage.attach(stays, *traced, cookies=range(1, len(traced) + 1)),
+        stage.attach(comes, *more, cookies=range(1, len(more) + 1)),
+    ]
 
     def operations() -> dict[str, Operation]:
-        functions = [f"explored_{number}" for number in range(_RESIZED - 1, 18)]
-        attachment = _Attachment(stage, more, *functions, cookies=True)
+        again = _Attachment(stage, comes, *more, cookies=True)
         return {
             "resize": [
-                attachment.deed(attached=True), attachment.deed(attached=False), *_detach(stage, link, prog),
+                *_detach(stage, links[1], comes, unload=False), again.deed(attached=True), again.deed(attached=False),
+                *_detach(stage, links[0], stays),
             ]
         }  # fmt: skip
 
     tasks = [
-        PlannedTask("task on cpu 0", (0,), (PlannedCall("explored"),)),
-        PlannedTask("task on cpu 1", (1,), (PlannedCall("explored_sleeps"),)),
+        PlannedTask("task on cpu 0", (0,), (PlannedCall("explored"),) * 3),
+        PlannedTask("task on cpu 1", (1,), (PlannedCall("explored_sleeps"), PlannedCall("explored"))),
     ]
-    return Plan(tasks, operations, attached=dict.fromkeys(traced, frozenset({0})), state=[link])
+    attached = {**dict.fromkeys(traced, frozenset({0})), **dict.fromkeys(more, frozenset({1}))}
+    return Plan(tasks, operations, attached=attached, state=[links])
 
 
 def two_attaches(stage: Stage) -> Plan:

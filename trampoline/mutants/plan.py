@@ -7,7 +7,7 @@ time, so that what is common to designs is seen at once and what is one design's
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trampoline.designs import DESIGNS
+from trampoline.designs import DESIGNS, METADATA
 from trampoline.explore.scenarios import SCENARIOS, applies
 
 SEQUENCES, SCHEDULES = "sequences", "schedules"
@@ -20,12 +20,15 @@ _WITH_METADATA = ("seed-v2-repaired", "seed-v1")
 _NEEDS_PADDING = "seed-v1"
 _PREEMPTIBLE = ("tramplab",)
 """Designs whose programs outlive a task that is preempted on the way to them (docs/schedules.md)."""
-_CONDITIONS = (("6.12", "voluntary"), ("7.2", "lazy"), ("7.2", "voluntary"), ("6.1", "voluntary"), ("6.12", "none"))
-_NOT_PREEMPTIBLE = tuple(condition for condition in _CONDITIONS if condition[1] != "lazy")
-_SCHEDULERS = ("pct:3", "urw", "pct:3", "pct:4", "random")
+_CONDITIONS = (("6.12", "voluntary"), ("7.2", "voluntary"), ("6.1", "voluntary"), ("6.12", "none"))
+_PREEMPTED = tuple(condition for one in _CONDITIONS for condition in (("7.2", "lazy"), one))
+_SCHEDULERS = ("pct:3", "pct:3", "urw", "pct:4", "random")
 _MOST_SEQUENCES, _MOST_STEPS, _MOST_SCHEDULES = 12, 50, 120
 _FEWEST = 8
-"""Schedules of a unit at least."""
+"""Schedules that a unit has more in each round; in the first ones, in which every scenario meets every design, units have
+twice as many.
+"""
+_FIRST_ROUNDS = 3
 _FIRST = (
     "detach-while-sleeping",
     "detach-during-call",
@@ -73,7 +76,7 @@ def plan(seed: int, designs: Sequence[str] = HUNTED) -> Iterator[Unit]:
 
 def _round(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]:
     sequences = [
-        Unit(SEQUENCES, design, min(4 + number, _MOST_SEQUENCES), seed, min(20 + 5 * number, _MOST_STEPS))
+        Unit(SEQUENCES, design, min(4 + number, _MOST_SEQUENCES), seed, min(20 + 20 * number, _MOST_STEPS))
         for design in _rotated(designs, number)
     ]
     schedules = list(_schedules(number, seed, designs))
@@ -88,29 +91,32 @@ def _round(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]:
 
 
 def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]:
-    """Each scenario on one design with trampolines and on one with metadata, another one in each round."""
-    tries = min(_FEWEST * (2 + number), _MOST_SCHEDULES)
+    """Each scenario on one design of each sort, another one in each round."""
+    tries = min(_FEWEST * (2 + max(number - _FIRST_ROUNDS + 1, 0)), _MOST_SCHEDULES)
     scheduler = _SCHEDULERS[number % len(_SCHEDULERS)]
-    with_trampolines = [one for one in designs if one not in _WITH_METADATA]
-    with_metadata = [one for one in designs if one in _WITH_METADATA]
-    groups = (
-        (with_trampolines, _CONDITIONS[number % len(_CONDITIONS)]),
-        (with_metadata, _NOT_PREEMPTIBLE[number // len(_WITH_METADATA) % len(_NOT_PREEMPTIBLE)]),
+    sorts = (
+        ([one for one in designs if one not in (*_WITH_METADATA, *_PREEMPTIBLE)], _CONDITIONS),
+        ([one for one in designs if one in _PREEMPTIBLE], _PREEMPTED),
+        ([one for one in designs if one in _WITH_METADATA], _CONDITIONS),
     )
     for position, scenario in enumerate(dict.fromkeys((*_FIRST, *SCENARIOS))):
-        for group, (flavour, config) in groups:
-            able = [one for one in group if _works(scenario, one, flavour, config)]
+        for sort, conditions in sorts:
+            # Each design under each condition: both go on with each round, the one a little later.
+            turn = number + number // len(conditions) if len(sort) > 1 else number
+            flavour, config = conditions[number % len(conditions)]
+            able = [made for one in sort if (made := _able(scenario, one, flavour))]
             if able:
-                design = able[(position + number) % len(able)]
                 some = max(tries // _LONG.get(scenario, 1), 1)
+                design = able[(position + turn) % len(able)]
                 yield Unit(SCHEDULES, design, some, seed, 0, scenario, flavour, config, scheduler)
 
 
-def _works(scenario: str, design: str, flavour: str, config: str) -> bool:
-    """Whether the design has what the scenario is about, and keeps what it promises under these conditions."""
+def _able(scenario: str, design: str, flavour: str) -> str:
+    """The design, or the form of it, that has what the scenario is about on a release; nothing where there is none."""
     if design == _NEEDS_PADDING and flavour == "6.1":
-        return False
-    return applies(scenario, design) and (config != "lazy" or design in _PREEMPTIBLE)
+        return ""
+    forms = (design, *(f"{design}+{metadata}" for metadata in METADATA.get(design, ())))
+    return next((form for form in forms if applies(scenario, form)), "")
 
 
 def _rotated(designs: Sequence[str], by: int) -> list[str]:

@@ -66,7 +66,7 @@ class LinkSteps(Steps):
         if self.may_change(names) and not self.reference.refusals(loaded.program, names, multi=multi):
             wanted = self.draw_cookies(data, loaded.program, names)
             attach = partial(self.watched.attach, loaded.program, loaded.prog, names, wanted, multi=multi)
-            made = self._linked(loaded, names, wanted, self.fails_everywhere(attach, names, most=40))
+            made = self._linked(loaded, names, wanted, self.fails_everywhere(data, attach, names, most=40))
         self.let_go(loaded)
         return multiple() if made is None else made
 
@@ -94,7 +94,7 @@ class LinkSteps(Steps):
     def detach(self, data: st.DataObject, one: Linked, fails: str) -> Any:
         """A link goes; where that fails, it stays, or goes at a later attempt."""
         if fails == "everywhere":
-            self.fails_everywhere(partial(self._gone, one), one.names, most=40)
+            self.fails_everywhere(data, partial(self._gone, one), one.names, most=40)
         elif fails:
             failure = self.draw_point(data)
             if not self.all_or_nothing(one.link.detach, failure=failure, names=one.names)[0]:

@@ -10,13 +10,14 @@ from trampoline.flavour import FLAVOURS, Flavour
 from trampoline.testing.call_steps import CallSteps
 from trampoline.testing.kernels import Kernels
 from trampoline.testing.link_steps import LinkSteps
+from trampoline.testing.mixed_steps import MixedSteps
 from trampoline.testing.observed_steps import ObservedSteps
 from trampoline.testing.other_steps import OtherSteps
 from trampoline.testing.steps import CPUS, FIXED, Subject, Tally
 from trampoline.testing.traits import TRAITS, Traits
 
 
-class LabMachine(LinkSteps, CallSteps, OtherSteps, ObservedSteps):
+class LabMachine(LinkSteps, CallSteps, MixedSteps, OtherSteps, ObservedSteps):
     """The state machine of some design; ``lab_machine`` makes them."""
 
 

@@ -79,7 +79,7 @@ class OtherSteps(Steps):
             self.all_or_nothing(partial(self.watched.undirect, name, caller), frozenset({EINVAL}))
             change = partial(self.watched.redirect, name, caller)
         if everywhere and not refusals:
-            self.fails_everywhere(change, (name,), most=30)
+            self.fails_everywhere(data, change, (name,), most=30)
         elif not self.all_or_nothing(change, frozenset(refusals), self.draw_failure(data), names=(name,))[0]:
             return
         self.reference.direct(name, becomes)

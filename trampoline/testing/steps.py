@@ -197,10 +197,12 @@ class Steps(RuleBasedStateMachine):
         """A point that is to fail."""
         return data.draw(st.sampled_from(sorted(CAN_FAIL)), "at"), data.draw(st.integers(1, 16), "the one")
 
-    def draw_program(self, data: st.DataObject, *, sleepable: bool = False) -> Program:
-        """A new program."""
+    def draw_program(
+        self, data: st.DataObject, *, sleepable: bool = False, kind: AttachType | None = None
+    ) -> Program:
+        """A new program, of any kind where none is given."""
         self._programs += 1
-        kind = data.draw(kinds(self.traits, self.flavour), "kind")
+        kind = kind or data.draw(kinds(self.traits, self.flavour), "kind")
         result = data.draw(st.sampled_from((0, 0, 7, -22)), "returns") if kind is AttachType.MODIFY_RETURN else 0
         calls = data.draw(st.sampled_from(("", "", "", INNER, OUTER)), "calls")
         session = kind is AttachType.FSESSION and data.draw(st.booleans(), "keeps a word")
@@ -277,15 +279,23 @@ class Steps(RuleBasedStateMachine):
         self.compare_calls(names)
         return False, bool(struck)
 
-    def fails_everywhere(self, change: Callable[[], Any], names: Sequence[str], most: int) -> Any:
-        """What a change gives that is tried with the first point failing, the second, and so on until it works."""
-        for kind in sorted(CAN_FAIL):
-            for nth in range(1, most):
-                made, result = self.all_or_nothing(change, failure=(kind, nth), names=names if nth == 1 else ())
-                if made:
-                    return result
-                if not result:
-                    break
+    def fails_everywhere(
+        self,
+        data: st.DataObject,
+        change: Callable[[], Any],
+        names: Sequence[str],
+        most: int,
+        then: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """What a change gives that is tried with the first point of a kind failing, the second, and so on until it
+        works. ``then``: what is done after each failure.
+        """
+        kind = data.draw(st.sampled_from(sorted(CAN_FAIL)), "what fails")
+        for nth in range(1, most):
+            made, result = self.all_or_nothing(change, failure=(kind, nth), names=names if nth == 1 else ())
+            if made:
+                return result
+            then()
         return change()
 
     # Calls ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from hypothesis.strategies import SearchStrategy
 
 from trampoline.attach import AttachType
 from trampoline.flavour import FLAVOURS, Flavour
+from trampoline.generator import ARG_REGISTERS
 from trampoline.model import FuncModel
 from trampoline.testing.functions import Prototype
 from trampoline.testing.traits import Traits
@@ -25,10 +26,14 @@ _RETURNS = ("int", "u64", "long")
 def prototypes(draw: st.DrawFn, name: str, *, max_slots: int = 12, structs: bool = True) -> Prototype:
     """A function of that name with up to so many argument slots."""
     # Each number of slots about as likely as any other, the edges of what registers and releases take more so.
-    left = draw(st.sampled_from([*range(max_slots + 1), *(edge for edge in (6, 7, max_slots) if edge <= max_slots)]))
+    slots = draw(st.sampled_from([*range(max_slots + 1), *(edge for edge in (6, 7, max_slots) if edge <= max_slots)]))
+    left = slots
     types: list[str] = []
     while left:
         fitting = _SCALARS + (tuple(_STRUCTS if left > 1 else _SMALL) if structs else ())
+        if structs and left > 2 and slots - left == len(ARG_REGISTERS) - 1:
+            # More than the last register holds: it goes to the stack, and the register is the next one's.
+            fitting += _LARGE * 4
         types.append(draw(st.sampled_from(fitting)))
         left -= 2 if types[-1] in _LARGE else 1
     used = "".join(text for kind, text in _STRUCTS.items() if kind in types)

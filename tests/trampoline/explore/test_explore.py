@@ -67,6 +67,11 @@ def test_a_walk_that_a_resize_leaves_behind_is_found():
         assert str(session.replay(outcome.text).violation) == str(outcome.violation)
 
 
+def test_a_callback_does_not_shrink_the_table_while_records_come():
+    with Session("resize-during-lookup", "tramplab+hash", "7.2", "lazy") as session:
+        assert explore(session, Pct(2), schedules=130).found is None
+
+
 def test_livepatch_on_the_series_is_found_at_once():
     tally = campaign("livepatch-meets-fexit", "seed-v2", schedules=5)
     assert tally.found is not None

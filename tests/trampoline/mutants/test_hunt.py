@@ -33,7 +33,12 @@ def test_the_plan_looks_at_everything():
     units = list(islice(plan(1), 400))
     assert {unit.design for unit in units if unit.tool == SEQUENCES} == set(HUNTED)
     pairs = {(unit.scenario, unit.design) for unit in units if unit.scenario}
-    assert pairs == {(scenario, design) for scenario in SCENARIOS for design in HUNTED if applies(scenario, design)}
+    whole = {(scenario, design) for scenario in SCENARIOS for design in HUNTED if applies(scenario, design)}
+    assert pairs == whole | {("resize-during-lookup", "tramplab+hash")}
+    # All of that in the first three rounds, and programs on kernels that preempt in the first one.
+    rounds = {seed: [unit for unit in units if unit.seed == seed] for seed in (1000, 1001, 1002)}
+    assert {(unit.scenario, unit.design) for some in rounds.values() for unit in some if unit.scenario} == pairs
+    assert any(unit.config == "lazy" for unit in rounds[1000])
     assert units == list(islice(plan(1), 400))
     assert units != list(islice(plan(2), 400))
 

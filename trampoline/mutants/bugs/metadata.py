@@ -45,6 +45,16 @@ def _frees_at_once(resize: Callable[[HashTable, int], None]) -> Callable[[HashTa
     return mutated
 
 
+def _drains_once(drained: Callable[[HashTable, int], None]) -> Callable[[HashTable, int], None]:
+    """Not once more after the grace period, when another table may be there."""
+
+    def mutated(table: HashTable, old: int) -> None:
+        if table._draining == old:
+            drained(table, old)
+
+    return mutated
+
+
 def _forgets_origin(take_off: Callable[..., None]) -> Callable[..., None]:
     def mutated(mds: Any, md: int, linked: Any, content: Any) -> None:
         take_off(mds, md, linked, content)
@@ -124,7 +134,10 @@ MUTANTS = (
         "table-freed-at-once",
         "§4.2",
         "the table that a resize replaces is freed under those who look up in it",
-        wrap("trampoline.kfunc_md.table.HashTable._resize_relinking", _frees_at_once),
+        (
+            wrap("trampoline.kfunc_md.table.HashTable._resize_relinking", _frees_at_once),
+            wrap("trampoline.kfunc_md.table.HashTable._drained", _drains_once),
+        ),
     ),
     Mutant(
         "origin-call-forgotten",

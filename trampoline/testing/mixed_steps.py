@@ -1,0 +1,103 @@
+"""Several on one function: programs of several kinds in any order, and others after a change that failed."""
+
+from functools import partial
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from trampoline.link import Link, MultiLink
+from trampoline.testing.reference import Program
+from trampoline.testing.steps import MOST_LINKS, Linked, Loaded, Steps, step
+
+_MOST_TOGETHER = 3
+_MOST_POINTS = 40
+
+
+class MixedSteps(Steps):
+    """Several on one function."""
+
+    @precondition(lambda self: len(self.linked) < MOST_LINKS)
+    @rule(data=st.data(), multi=st.booleans(), together=st.integers(2, _MOST_TOGETHER))
+    @step
+    def some_together(self, data: st.DataObject, multi: bool, together: int) -> None:
+        """Programs of any kinds come to one function, and go in any order."""
+        name = self.draw_function(data)
+        if not self.may_change((name,)):
+            return
+        came = []
+        for _ in range(together):
+            program = self.draw_program(data)
+            if not self.reference.refusals(program, (name,), multi=multi):
+                came.append(self._comes(data, program, name, multi=multi))
+        for linked in data.draw(st.permutations(came), "in this order"):
+            self._leaves(linked)
+
+    @precondition(lambda self: self.traits.shares_sites)
+    @rule(data=st.data(), multi=st.booleans(), livepatch=st.sampled_from((False, True, True)))
+    @step
+    def others_after_failures(self, data: st.DataObject, multi: bool, livepatch: bool) -> None:
+        """A program comes to a function that has another, and goes; after each failure on the way somebody else is
+        there for a while, to whom it must be as if nobody had tried.
+        """
+        free = [name for name in self.names if not self.reference.is_used(name)]
+        if not free:
+            return
+        name = data.draw(st.sampled_from(free), "function")
+        two_kinds = data.draw(st.permutations(self.traits.kinds(self.flavour)), "kinds")[:2]
+        pair = [self.draw_program(data, kind=kind) for kind in two_kinds]
+        if any(self.reference.refusals(program, (name,), multi=multi) for program in pair):
+            return
+        visit = partial(self._visit, name, livepatch=livepatch)
+        stays = self._comes(data, pair[0], name, multi=multi)
+        loaded = self.load(pair[1], multi=multi, sleepable=False)
+        wanted = self.draw_cookies(data, pair[1], (name,))
+        if not self.reference.refusals(pair[1], (name,), multi=multi):
+            attach = partial(self.watched.attach, pair[1], loaded.prog, (name,), wanted, multi=multi)
+            link = self.fails_everywhere(data, attach, (name,), _MOST_POINTS, then=visit)
+            comes = self._linked_with(loaded, name, wanted, link)
+            self.fails_everywhere(data, link.detach, (name,), _MOST_POINTS, then=visit)
+            self._left(comes)
+        else:
+            self.let_go(loaded)
+        self._leaves(stays)
+
+    def _visit(self, name: str, *, livepatch: bool) -> None:
+        """A livepatch, or a tracer, comes and goes."""
+        reference, watched = self.reference, self.watched
+        if livepatch:
+            watched.patch(name)
+            reference.patch(name, on=True)
+        else:
+            watched.trace(name, 1)
+            reference.trace(name, 1, on=True)
+        self.compare_calls((name,))
+        if livepatch:
+            watched.unpatch(name)
+            reference.patch(name, on=False)
+        else:
+            watched.untrace(name, 1)
+            reference.trace(name, 1, on=False)
+
+    def _comes(self, data: st.DataObject, program: Program, name: str, *, multi: bool) -> Linked:
+        loaded = self.load(program, multi=multi, sleepable=False)
+        wanted = self.draw_cookies(data, program, (name,))
+        link = self.watched.attach(program, loaded.prog, (name,), wanted, multi=multi)
+        return self._linked_with(loaded, name, wanted, link)
+
+    def _linked_with(self, loaded: Loaded, name: str, wanted: list[int], link: Link | MultiLink) -> Linked:
+        self.reference.attach(loaded.program, (name,), wanted, multi=loaded.multi)
+        linked = Linked(loaded, (name,), link)
+        self.linked.append(linked)
+        self.let_go(loaded)
+        self.compare_calls((name,))
+        return linked
+
+    def _leaves(self, linked: Linked) -> None:
+        linked.link.detach()
+        self._left(linked)
+
+    def _left(self, linked: Linked) -> None:
+        self.reference.detach(linked.program, linked.names)
+        self.linked.remove(linked)
+        self.forget_programs()
+        self.compare_calls(linked.names)
