@@ -40,7 +40,12 @@ class MixedSteps(Steps):
                 came.append(None)
             program = self.draw_program(data)
             if number < together and not self.reference.refusals(program, (name,), multi=multi):
-                came.append(self._comes(data, program, name, multi=multi))
+                came.append(linked := self._comes(data, program, name, multi=multi))
+                if data.draw(st.booleans(), "comes again"):
+                    wanted = self.draw_cookies(data, program, (name,))
+                    again = partial(self.watched.attach, program, linked.loaded.prog, (name,), wanted, multi=multi)
+                    refusals = self.reference.refusals(program, (name,), multi=multi)
+                    self.all_or_nothing(again, refusals, names=(name,))
         for one in data.draw(st.permutations(came), "go in this order"):
             if one is None:
                 self._visit(name, livepatch=other == "livepatch", on=False)
