@@ -25,7 +25,7 @@ _PREEMPTED = tuple(condition for one in _CONDITIONS for condition in (("7.2", "l
 _SCHEDULERS = ("pct:3", "pct:3", "urw", "pct:4", "random")
 _MOST_SEQUENCES, _MOST_STEPS, _MOST_SCHEDULES = 12, 50, 120
 _FEWEST = 8
-"""Schedules that a unit has more in each round. In the first ones, in which every scenario meets every design, units
+"""Schedules that a unit has more in each round; in the first ones, in which every scenario meets every design, they
 have twice as many.
 """
 _FIRST_ROUNDS = 3

@@ -149,12 +149,13 @@ class LinkSteps(Steps):
         came: list[Linked] = []
         refused: set[AttachType] = set()
         number = 0
+        before = [attached.multi for attached in function.attached]
+        multi = any(before) if before else data.draw(st.booleans(), "multi")
         while len(refused) < len(kinds):
             number += 1
             kind = kinds[number % len(kinds)]
             self._programs += 1
             program = Program(self._programs, kind)
-            multi = any(attached.multi for attached in function.attached) if function.attached else bool(number % 2)
             loaded = self.load(program, multi=multi, sleepable=False)
             refusals = self.reference.refusals(program, (name,), multi=multi)
             attach = partial(self.watched.attach, program, loaded.prog, (name,), (number,), multi=multi)

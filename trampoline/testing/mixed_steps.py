@@ -17,20 +17,40 @@ class MixedSteps(Steps):
     """Several on one function."""
 
     @precondition(lambda self: len(self.linked) < MOST_LINKS)
-    @rule(data=st.data(), multi=st.booleans(), together=st.integers(2, _MOST_TOGETHER))
+    @rule(
+        data=st.data(),
+        multi=st.booleans(),
+        together=st.integers(1, _MOST_TOGETHER),
+        beside=st.sampled_from(("nobody", "tracer", "livepatch")),
+    )
     @step
-    def some_together(self, data: st.DataObject, multi: bool, together: int) -> None:
-        """Programs of any kinds come to one function, and go in any order."""
+    def some_together(self, data: st.DataObject, multi: bool, together: int, beside: str) -> None:
+        """Programs of any kinds, and somebody else perhaps, come to one function in any order, and go in another."""
         name = self.draw_function(data)
+        function = self.reference.functions[name]
         if not self.may_change((name,)):
             return
-        came = []
-        for _ in range(together):
+        taken = function.patched or function.direct is not None or 1 in function.tracers
+        other = beside if self.traits.shares_sites and not taken else "nobody"
+        when = data.draw(st.integers(0, together), "the other comes as") if other != "nobody" else -1
+        came: list[Linked | None] = []
+        for number in range(together + 1):
+            if number == when:
+                self._visit(name, livepatch=other == "livepatch", on=True)
+                came.append(None)
             program = self.draw_program(data)
-            if not self.reference.refusals(program, (name,), multi=multi):
-                came.append(self._comes(data, program, name, multi=multi))
-        for linked in data.draw(st.permutations(came), "in this order"):
-            self._leaves(linked)
+            if number < together and not self.reference.refusals(program, (name,), multi=multi):
+                came.append(linked := self._comes(data, program, name, multi=multi))
+                if data.draw(st.booleans(), "comes again"):
+                    wanted = self.draw_cookies(data, program, (name,))
+                    again = partial(self.watched.attach, program, linked.loaded.prog, (name,), wanted, multi=multi)
+                    refusals = self.reference.refusals(program, (name,), multi=multi)
+                    self.all_or_nothing(again, refusals, names=(name,))
+        for one in data.draw(st.permutations(came), "go in this order"):
+            if one is None:
+                self._visit(name, livepatch=other == "livepatch", on=False)
+            else:
+                self._leaves(one)
 
     @precondition(lambda self: self.traits.shares_sites)
     @rule(data=st.data(), multi=st.booleans(), livepatch=st.sampled_from((False, True, True)))
@@ -47,7 +67,11 @@ class MixedSteps(Steps):
         pair = [self.draw_program(data, kind=kind) for kind in two_kinds]
         if any(self.reference.refusals(program, (name,), multi=multi) for program in pair):
             return
-        visit = partial(self._visit, name, livepatch=livepatch)
+
+        def visit() -> None:
+            self._visit(name, livepatch=livepatch, on=True)
+            self._visit(name, livepatch=livepatch, on=False)
+
         stays = self._comes(data, pair[0], name, multi=multi)
         loaded = self.load(pair[1], multi=multi, sleepable=False)
         wanted = self.draw_cookies(data, pair[1], (name,))
@@ -61,22 +85,19 @@ class MixedSteps(Steps):
             self.let_go(loaded)
         self._leaves(stays)
 
-    def _visit(self, name: str, *, livepatch: bool) -> None:
-        """A livepatch, or a tracer, comes and goes."""
+    def _visit(self, name: str, *, livepatch: bool, on: bool) -> None:
+        """A livepatch, or a tracer, comes or goes."""
         reference, watched = self.reference, self.watched
         if livepatch:
-            watched.patch(name)
-            reference.patch(name, on=True)
-        else:
+            (watched.patch if on else watched.unpatch)(name)
+            reference.patch(name, on=on)
+        elif on:
             watched.trace(name, 1)
             reference.trace(name, 1, on=True)
-        self.compare_calls((name,))
-        if livepatch:
-            watched.unpatch(name)
-            reference.patch(name, on=False)
         else:
             watched.untrace(name, 1)
             reference.trace(name, 1, on=False)
+        self.compare_calls((name,))
 
     def _comes(self, data: st.DataObject, program: Program, name: str, *, multi: bool) -> Linked:
         loaded = self.load(program, multi=multi, sleepable=False)
