@@ -1,7 +1,7 @@
 """What all steps of the state machine have in common: the kernel and the model beside it, and how they are compared."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from errno import ENOMEM
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -72,7 +72,7 @@ class Loaded:
     """A program in the kernel, and what the model calls it. ``held``: by us, not by its links alone."""
 
     program: Program
-    prog: BpfProg
+    prog: BpfProg = field(repr=False)
     multi: bool
     held: bool = True
 
@@ -83,7 +83,7 @@ class Linked:
 
     loaded: Loaded
     names: tuple[str, ...]
-    link: Link | MultiLink
+    link: Link | MultiLink = field(repr=False)
 
     @property
     def program(self) -> Program:

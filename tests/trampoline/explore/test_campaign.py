@@ -203,7 +203,7 @@ def test_tramplab_with_a_hash_is_resized_under_its_readers():
     assert tally.found is None
     clashes = [" ".join(pair) for pair in tally.count.coverage.pairs]
     assert any(clash.startswith("HashTable._publish") and " tramplab_caller" in clash for clash in clashes)
-    assert ("kfunc_md_array: asked for", "in a call") in tally.count.coverage.states
+    assert ("waits for rcu_tasks: HashTable._resize_relinking", "in a call") in tally.count.coverage.states
 
 
 # The command --------------------------------------------------------------------------------------------------------
