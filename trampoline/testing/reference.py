@@ -5,7 +5,7 @@ with what, and what comes back.
 """
 
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -103,11 +103,14 @@ class Attached:
 
 @dataclass(slots=True)
 class _Course:
-    """Who calls: the CPU that it is on, and whether it is a task, which may sleep."""
+    """Who calls: the CPU that it is on, and whether it is a task, which may sleep. ``seen``: what was seen to happen
+    since it was woken, for where a model can't know.
+    """
 
     cpu: int
     task: bool = False
     happened: list[Happening] = field(default_factory=list)
+    seen: Sequence[Happening] = ()
 
 
 @dataclass(slots=True)
@@ -259,9 +262,15 @@ class Reference:
         course = _Course(cpu, task=True)
         return self._go_on(name, course, self._call(name, tuple(words), course))
 
-    def wake(self, asleep: Asleep, cpu: int) -> tuple[list[Happening], Asleep | int]:
-        """The rest of such a call, or up to where somebody sleeps again."""
-        asleep._course.cpu = cpu
+    def wake(
+        self, asleep: Asleep, cpu: int, seen: Sequence[Happening] = ()
+    ) -> tuple[list[Happening], Asleep | int]:
+        """The rest of such a call, or up to where somebody sleeps again.
+
+        ``seen``: what was seen to happen. An image that several functions share jumps over its programs when the last
+        of them leaves it: whether others have it is not the model's business, so either is right.
+        """
+        asleep._course.cpu, asleep._course.seen = cpu, seen
         asleep._course.happened = []
         return self._go_on(asleep.function, asleep._course, asleep._steps)
 
@@ -280,6 +289,7 @@ class Reference:
             course.happened.append(Direct(name, function.direct))
         calls_original, after_sleep = self._calls_original(function), self._traits_at(function).after_sleep
         patched, came = function.patched, (function.generation, function.incarnation)
+        there, exits = list(function.attached), list(self._listed(function, Kind.FEXIT))
         sessions: set[int] = set()
         for attached in self._listed(function, Kind.FENTRY):
             ret = 0 if _kind(attached) is Kind.FSESSION else None
@@ -294,9 +304,25 @@ class Reference:
         value = yield from self._original(function, words, patched, course)
         now = (function.generation, function.incarnation)
         same = now == came if after_sleep is AfterSleep.NONE else now[1] == came[1]
-        if calls_original and same:
+        if not same and after_sleep is AfterSleep.NONE and self._is_kept(function, there, exits, course):
+            yield from self._run_listed(exits, function, words, value, course, sessions)
+        elif calls_original and same:
             yield from self._run_exits(function, words, value, course, sessions)
         return value
+
+    def _is_kept(
+        self, function: _Function, there: Sequence[Attached], exits: Sequence[Attached], course: _Course
+    ) -> bool:
+        """Whether the image that a call is in may still run its programs, and was seen to run the first of them."""
+        if self._traits_at(function).image_per_function or any(one not in function.attached for one in there):
+            return False
+        first = course.seen[0] if course.seen else None
+        return (
+            isinstance(first, Ran)
+            and first.phase is Phase.EXIT
+            and bool(exits)
+            and first.program == exits[0].program.number
+        )
 
     def _original(self, function: _Function, words: tuple[int, ...], patched: bool, course: _Course) -> _Steps:
         course.happened.append(Original(function.traced.name, patched))
@@ -312,7 +338,18 @@ class Reference:
     def _run_exits(
         self, function: _Function, words: tuple[int, ...], value: int, course: _Course, sessions: set[int]
     ) -> Generator[str, None, None]:
-        for attached in self._listed(function, Kind.FEXIT):
+        yield from self._run_listed(self._listed(function, Kind.FEXIT), function, words, value, course, sessions)
+
+    def _run_listed(
+        self,
+        listed: Iterable[Attached],
+        function: _Function,
+        words: tuple[int, ...],
+        value: int,
+        course: _Course,
+        sessions: set[int],
+    ) -> Generator[str, None, None]:
+        for attached in listed:
             ret = function.traced.cut(value)
             yield from self._run(function, attached, Phase.EXIT, words, ret, course, sessions)
 

@@ -437,7 +437,7 @@ class Steps(RuleBasedStateMachine):
         """Let a call go on, that of a program where it is; gives it where it sleeps again."""
         cpu = asleep.cpu if asleep.in_program else cpu
         happened = self.watched.wake(task, cpu)
-        expected, state = self.reference.wake(asleep, cpu)
+        expected, state = self.reference.wake(asleep, cpu, happened)
         return self.returned(asleep.function, task, happened, expected, state)
 
     def returned(
