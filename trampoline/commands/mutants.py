@@ -31,7 +31,12 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Hunt; 1 where a mutant was not found or the control found something."""
     import json
+    from importlib.util import find_spec
 
+    from trampoline.errors import TrampolineError
+
+    if find_spec("hypothesis") is None:
+        raise TrampolineError("sequences need Hypothesis: pip install tramplab[testing]")
     from trampoline.mutants.catalogue import known
     from trampoline.mutants.hunt import Hunt, control, control_json, hunt
     from trampoline.mutants.mutant import chosen
