@@ -50,8 +50,8 @@ _ON_INSTRUCTION = bytes.fromhex(
     "48 8b 41 10"  # stop: mov rax, [rcx + 16]
     "ff e0"  # jmp rax
 )
-# The same, where the byte for the address in one of two ranges is not 0.
-_ON_MARKED = bytes.fromhex(
+# Of such a hook: return where the address is in neither of two ranges; else compare its byte with 0.
+_FIND_MARK = (
     "48 89 f0"  # mov rax, rsi
     "48 2b 41 18"  # sub rax, [rcx + 24]
     "48 3b 41 20"  # cmp rax, [rcx + 32]
@@ -65,6 +65,10 @@ _ON_MARKED = bytes.fromhex(
     "eb 04"  # jmp test
     "48 03 41 40"  # second: add rax, [rcx + 64]
     "80 38 00"  # test: cmp byte ptr [rax], 0
+)
+# The same as _ON_INSTRUCTION, where the byte is not 0.
+_ON_MARKED = bytes.fromhex(
+    _FIND_MARK +
     "74 07"  # je done
     "48 83 69 08 01"  # sub qword ptr [rcx + 8], 1
     "78 01"  # js stop
@@ -130,19 +134,7 @@ _ON_WATCHED = bytes.fromhex(
 # As _ON_MARKED, and what is marked and executed goes into the log.
 _ON_LOGGED = bytes.fromhex(
     "48 89 71 48"  # mov [rcx + 72], rsi
-    "48 89 f0"  # mov rax, rsi
-    "48 2b 41 18"  # sub rax, [rcx + 24]
-    "48 3b 41 20"  # cmp rax, [rcx + 32]
-    "72 0e"  # jb first
-    "48 89 f0"  # mov rax, rsi
-    "48 2b 41 30"  # sub rax, [rcx + 48]
-    "48 3b 41 38"  # cmp rax, [rcx + 56]
-    "72 07"  # jb second
-    "c3"  # ret
-    "48 03 41 28"  # first: add rax, [rcx + 40]
-    "eb 04"  # jmp test
-    "48 03 41 40"  # second: add rax, [rcx + 64]
-    "80 38 00"  # test: cmp byte ptr [rax], 0
+    + _FIND_MARK +
     "74 29"  # je done
     "48 83 69 08 01"  # sub qword ptr [rcx + 8], 1
     "78 23"  # js stop

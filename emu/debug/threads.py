@@ -1,5 +1,6 @@
 """Whom the user moves: tasks that call a function, and operations of process context."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from emu.registers import ARGUMENTS
 from emu.task import Task, TaskState
 
 
-class Thread:
+class Thread(ABC):
     """One of them. ``number`` is counted from 1, ``cpu`` the vCPU on which a task runs, or is to go on."""
 
     IS_CACHE = True  # a checkpoint of Python's objects leaves it alone: the debugger keeps what it was
@@ -21,22 +22,22 @@ class Thread:
         self.cpu: int | None = None
 
     @property
+    @abstractmethod
     def state(self) -> str:
         """What it is doing, in a word or two."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_done(self) -> bool:
         """Whether it has ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def capture(self) -> object:
         """What a checkpoint keeps of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restore(self, record: object) -> None:
         """Back to what ``capture`` gave."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<Thread {self.number} {self.name}: {self.state}>"

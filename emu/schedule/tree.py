@@ -1,5 +1,6 @@
 """Depth first through the tree of schedules, without keeping states: every schedule is run from the start."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +31,7 @@ class Node:
         return next(action for action in self.actions if action.token == token)
 
 
-class DepthFirst:
+class DepthFirst(ABC):
     """The walk. Subclasses say which actions of a new state are to be tried."""
 
     wants_footprints = False
@@ -77,9 +78,9 @@ class DepthFirst:
         else:
             self.schedules += 1
 
+    @abstractmethod
     def enter(self, node: Node, before: Node | None) -> bool:
         """A new state: fill in ``todo`` and ``chosen``. False where everything here is redundant."""
-        raise NotImplementedError
 
     def _next(self) -> bool:
         """Go back to the last state where something is left to try, and choose it."""

@@ -1,7 +1,6 @@
 """``tramp replay``: one schedule again, step by step."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from trampoline import TrampolineError
@@ -31,10 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     if given := stepping_given(arguments):
         raise TrampolineError(f"{given} is for --step")
     from emu.schedule.report import report, used_columns
-    from emu.whole_file import write_whole
     from trampoline.explore.address import ScheduleAddress
     from trampoline.explore.session import Session
-    from trampoline.report.formats import writers
+    from trampoline.report.formats import write_recording, writers
 
     address = ScheduleAddress.parse(arguments.schedule)
     outputs = writers(arguments.output, arguments.format)
@@ -56,11 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.svg:
             _picture(text, arguments.svg, address)
         if outputs:
-            recording = session.record(address.schedule)
-            files: dict[Path, str] = {}
-            for path, write in outputs:
-                files.update(write(path, recording, f"tramp replay {address}"))
-            write_whole(files)
+            write_recording(outputs, session.record(address.schedule), f"tramp replay {address}")
         return 1 if second.violation is not None else 0
 
 

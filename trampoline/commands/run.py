@@ -54,8 +54,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, attach, call, print."""
-    from emu.whole_file import write_whole
-    from trampoline.report.formats import writers
+    from trampoline.report.formats import write_recording, writers
     from trampoline.run import run_object
 
     outputs = writers(arguments.output, arguments.format)
@@ -73,10 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         recorded=bool(outputs),
     )
     if outcome.recording is not None:
-        files: dict[Path, str] = {}
-        for path, write in outputs:
-            files.update(write(path, outcome.recording, f"tramp run {arguments.file.name}"))
-        write_whole(files)
+        write_recording(outputs, outcome.recording, f"tramp run {arguments.file.name}")
     if arguments.json:
         import json
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emu.recording import Recording, callgrind, chrome, collapsed, speedscope
+from emu.whole_file import write_whole
 from trampoline.errors import TrampolineError
 from trampoline.icount.baseline import Baseline, Entry
 from trampoline.icount.errors import BaselineError
@@ -14,17 +15,19 @@ if TYPE_CHECKING:
     from trampoline.report.observe import Observed
 
 Texts = Mapping[Path, str]
+Writer = Callable[[Path, Recording, str], Texts]
+"""Gives the texts of a file, and of those beside it, from a recording and its title."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A form. ``endings``: of the names that ask for it. ``write`` gives the texts of a file and of those beside it
-    from a recording and its title; None for a page, which shows more than one recording.
+    """A form. ``endings``: of the names that ask for it. ``write``: None for a page, which shows more than one
+    recording.
     """
 
     name: str
     endings: tuple[str, ...]
-    write: Callable[[Path, Recording, str], Texts] | None
+    write: Writer | None
 
     @property
     def is_page(self) -> bool:
@@ -80,7 +83,7 @@ def texts(path: Path, form: Format, variants: "Sequence[Observed]", baseline: Ma
     return form.write(path, first.recording, title)
 
 
-def writers(paths: Iterable[Path], name: str | None) -> list[tuple[Path, Callable[[Path, Recording, str], Texts]]]:
+def writers(paths: Iterable[Path], name: str | None) -> list[tuple[Path, Writer]]:
     """How each file of a recording alone is written. TrampolineError for one that is to be a page."""
     found = []
     for path in paths:
@@ -89,6 +92,14 @@ def writers(paths: Iterable[Path], name: str | None) -> list[tuple[Path, Callabl
             raise TrampolineError(f"{path}: a page is made by tramp report; here any other format is written")
         found.append((path, form.write))
     return found
+
+
+def write_recording(outputs: Iterable[tuple[Path, Writer]], recording: Recording, title: str) -> None:
+    """Write all files of a recording, or none. OSError."""
+    files: dict[Path, str] = {}
+    for path, write in outputs:
+        files.update(write(path, recording, title))
+    write_whole(files)
 
 
 def baseline_of(path: Path, names: Collection[str]) -> Mapping[str, Entry]:

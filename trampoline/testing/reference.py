@@ -299,15 +299,17 @@ class Reference:
             ran = yield from self._run(function, attached, Phase.ENTRY, words, 0, course, sessions)
             if ran and attached.program.result:
                 value = attached.program.result & MASK
-                yield from self._run_exits(function, words, value, course, sessions)
+                listed = self._listed(function, Kind.FEXIT)
+                yield from self._run_exits(listed, function, words, value, course, sessions)
                 return value
         value = yield from self._original(function, words, patched, course)
         now = (function.generation, function.incarnation)
         same = now == came if after_sleep is AfterSleep.NONE else now[1] == came[1]
         if not same and after_sleep is AfterSleep.NONE and self._is_kept(function, there, exits, course):
-            yield from self._run_listed(exits, function, words, value, course, sessions)
+            yield from self._run_exits(exits, function, words, value, course, sessions)
         elif calls_original and same:
-            yield from self._run_exits(function, words, value, course, sessions)
+            listed = self._listed(function, Kind.FEXIT)
+            yield from self._run_exits(listed, function, words, value, course, sessions)
         return value
 
     def _is_kept(
@@ -336,11 +338,6 @@ class Reference:
         return function.traced.result(words)
 
     def _run_exits(
-        self, function: _Function, words: tuple[int, ...], value: int, course: _Course, sessions: set[int]
-    ) -> Generator[str, None, None]:
-        yield from self._run_listed(self._listed(function, Kind.FEXIT), function, words, value, course, sessions)
-
-    def _run_listed(
         self,
         listed: Iterable[Attached],
         function: _Function,
