@@ -11,12 +11,13 @@ machine's (``Machine.restore``). A class whose objects only remember what they w
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter, is_
 from typing import Any
 
 _PACKAGES = ("asm", "emu", "trampoline")
-_ATOMS = (int, str, bytes, float, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType)
+_ATOMS = frozenset({int, str, bytes, float, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType})
+"""What leads to nothing that can change; so do objects of their subclasses, such as members of enumerations."""
 
 
 class Checkpoint:
@@ -66,11 +67,11 @@ class Checkpoint:
     def _find(self, todo: list[object], seen: set[int]) -> None:
         while todo:
             thing = todo.pop()
-            if isinstance(thing, _ATOMS) or id(thing) in seen:
+            if id(thing) in seen:
                 continue
             seen.add(id(thing))
             self._keep.append(thing)
-            todo.extend(self._note(thing))
+            todo += [found for found in self._note(thing) if type(found) not in _ATOMS]
 
     def _note(self, thing: object) -> Iterable[object]:
         """Note what can change, and give what it leads to."""
@@ -99,15 +100,14 @@ class Checkpoint:
             return [thing.__self__]
         if isinstance(thing, partial):
             return [thing.func, *thing.args, *thing.keywords.values()]
-        if kind.__module__.split(".")[0] in self._packages:
-            return self._note_fields(thing)
-        return ()
-
-    def _note_fields(self, thing: object) -> Iterable[object]:
-        if getattr(type(thing), "IS_CACHE", False):
+        if isinstance(thing, int | str | type) or kind.__module__.split(".")[0] not in self._packages:
             return ()
-        parameters = getattr(type(thing), "__dataclass_params__", None)
-        frozen = parameters is not None and bool(parameters.frozen)
+        return self._note_fields(thing, kind)
+
+    def _note_fields(self, thing: object, kind: type) -> Iterable[object]:
+        is_cache, frozen, slots = _fields_of(kind)
+        if is_cache:
+            return ()
         leads: list[object] = []
         attributes = getattr(thing, "__dict__", None)
         if attributes is not None:
@@ -115,17 +115,20 @@ class Checkpoint:
                 leads += attributes.values()
             else:
                 leads.append(attributes)
-        names = [
-            name
-            for base in type(thing).__mro__
-            for name in _slots_of(base)
-            if name not in ("__dict__", "__weakref__") and hasattr(thing, name)
-        ]
+        names = [name for name in slots if hasattr(thing, name)]
         values = tuple(getattr(thing, name) for name in names)
         leads += values
-        if values and not frozen and not isinstance(thing, tuple):
+        if values and not frozen:
             self._slots.append((thing, tuple(names), _reader(names), values))
         return leads
+
+
+@cache
+def _fields_of(kind: type) -> tuple[bool, bool, tuple[str, ...]]:
+    """Of a class: whether its objects are caches, whether they stay as they are, and their attributes in slots."""
+    parameters = getattr(kind, "__dataclass_params__", None)
+    slots = tuple(name for base in kind.__mro__ for name in _slots_of(base) if name not in ("__dict__", "__weakref__"))
+    return getattr(kind, "IS_CACHE", False), parameters is not None and bool(parameters.frozen), slots
 
 
 def _slots_of(base: type) -> tuple[str, ...]:

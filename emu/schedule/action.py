@@ -24,6 +24,8 @@ class Action:
     token: str
     what: str = ""
     """The choice in words; nothing for the actor's ordinary next step."""
+    returns: bool = False
+    """Whether a task comes back to a CPU in the midst of a call: when that is, is somebody else's doing."""
 
 
 def encode(tokens: Iterable[str]) -> str:

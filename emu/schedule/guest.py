@@ -65,11 +65,14 @@ class GuestActor:
         self._next = 0
         self._vcpu: Vcpu | None = None
         self._last_cpu = self.cpus[0]
-        self._step = Action(index, letter)
-        self._starts = {
-            cpu: Action(index, letter if cpu == self.cpus[0] else letter + CPUS[cpu], f"on cpu {cpu}")
-            for cpu in self.cpus
-        }
+        self._step, self._wakes = Action(index, letter), Action(index, letter, "wakes up", returns=True)
+        self._starts, self._returns = (
+            {
+                cpu: Action(index, letter if cpu == self.cpus[0] else letter + CPUS[cpu], f"on cpu {cpu}", returns)
+                for cpu in self.cpus
+            }
+            for returns in (False, True)
+        )
         self.trapped = False
         """An int3 was executed, and its entry has not run yet: interrupts are off."""
         self._extra = Footprint()
@@ -96,8 +99,9 @@ class GuestActor:
         vcpu = self._vcpu
         if vcpu is None:
             if self.task.state is TaskState.SLEEPING:
-                return [Action(self._index, self.letter, "wakes up")]
-            return [self._starts[cpu] for cpu in self._allowed() if self._world.is_idle(cpu)]
+                return [self._wakes]
+            comes = self._starts if self.calls[self._next].begun < 0 else self._returns
+            return [comes[cpu] for cpu in self._allowed() if self._world.is_idle(cpu)]
         found = [self._step]
         if not self.trapped:
             if vcpu.view.pending:

@@ -12,11 +12,15 @@ from emu.schedule.run import Choice, Outcome, Taken
 
 _ALL = 1 << 20
 """More steps than a schedule has."""
+_COMES_LAST = 0.5
+"""How likely a task that is off its CPU stays away until nobody else can go on."""
 
 
 class Pct:
     """Schedules of ``depth`` d: d - 1 times a step, picked at random, takes its actor's priority away.
 
+    That a task which slept or was preempted comes back to a CPU has a priority of its own, as if somebody else did it:
+    it may be away for long, and half of them are until nobody else can go on.
     The number of steps is the most that a schedule has had so far. ``first``: the number of its first schedule; each
     number has random numbers of its own.
     """
@@ -30,7 +34,7 @@ class Pct:
         self._number = first
         self._random = Random()
         self._priorities: dict[int, float] = {}
-        """Of actors, by index; the highest goes on. Those that were taken away are negative."""
+        """Of actors, by ``_whose``; the highest goes on. Those that were taken away are negative."""
         self._changes: list[int] = []
         """Steps at which to change, the last first."""
         self._taken_away = 0
@@ -50,7 +54,7 @@ class Pct:
         while self._changes and step >= self._changes[-1]:
             self._changes.pop()
             self._taken_away += 1
-            priorities[choices[0].actor] = -self._taken_away
+            priorities[_whose(choices[0])] = -self._taken_away
             choices = self._best(actions)
         action = choices[0] if len(choices) == 1 else choices[int(random.random() * len(choices))]
         return Choice(action, max(self._changes[-1] - step, 1) if self._changes else _ALL)
@@ -59,15 +63,26 @@ class Pct:
         """The actions of whoever has the highest priority."""
         priorities, best, found = self._priorities, -math.inf, []
         for action in actions:
-            priority = priorities.get(action.actor)
+            whose = _whose(action)
+            priority = priorities.get(whose)
             if priority is None:
-                priority = priorities[action.actor] = self._random.random()
+                priority = priorities[whose] = self._draw(action)
             if priority > best:
                 best, found = priority, [action]
             elif priority == best:
                 found.append(action)
         return found
 
+    def _draw(self, action: Action) -> float:
+        """A priority; lower than all others where a task comes back so late."""
+        priority = self._random.random()
+        return priority - _ALL if action.returns and self._random.random() < _COMES_LAST else priority
+
     def end(self, outcome: Outcome) -> None:
         """See Scheduler."""
         self._longest = max(self._longest, outcome.steps)
+
+
+def _whose(action: Action) -> int:
+    """Who decides when this is done: its actor, by index, or what brings that one back to a CPU."""
+    return ~action.actor if action.returns else action.actor

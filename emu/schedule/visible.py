@@ -173,7 +173,8 @@ class VisibleInstructions:
             memory[address - base] = 1
 
     def forget_private(self, touched: Mapping[tuple[int, str], bool]) -> None:
-        """Take off the marks of instructions that were executed and touched nothing but what is the task's own.
+        """Take off the marks of instructions that were executed and touched nothing but what is the task's own, for
+        good: the present text is the one that ``reset`` goes back to.
 
         ``touched``: by address and text, whether other memory was touched.
         """
@@ -188,6 +189,7 @@ class VisibleInstructions:
             instruction = self.instructions.get(address)
             if instruction is not None and instruction.text == text:
                 self._clear(address, address + 1)
+        self.hold()
 
     def _patched(self, start: int) -> None:
         """Where a patch writes behind its site's first byte, the site is known already."""

@@ -109,8 +109,8 @@ class Session:
         if self._covers:
             watch = self._watch = CoverageWatch(self.world)
             self._life = LifeWatch(self.world, lambda: watch.coverage)
-        self._learn()
         self.world.open()
+        self._learn()
 
     # One schedule ---------------------------------------------------------------------------------------------------
 
@@ -318,7 +318,6 @@ class Session:
         """
         world = self.world
         world.learn = {}
-        world.open()
         for operations_first in (False, True):
             world.reset()
             operations = self._begin()
@@ -329,7 +328,6 @@ class Session:
         world.reset()
         world.visible.forget_private(world.learn)
         world.learn = None
-        world.close()
 
 
 class _InOrder(Replay):

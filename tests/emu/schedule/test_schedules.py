@@ -6,7 +6,7 @@ from emu.checkpoint import Checkpoint
 from emu.errors import EmuError
 from emu.kernel.rcu import RcuFlavour
 from emu.process import PointKind
-from emu.schedule.action import BadSchedule, decode, encode, switches
+from emu.schedule.action import Action, BadSchedule, decode, encode, switches
 from emu.schedule.dfs import Exhaustive
 from emu.schedule.pct import Pct
 from emu.schedule.replay import Replay
@@ -46,6 +46,19 @@ def test_the_same_seed_makes_the_same_schedules(lab, spec):
     assert texts(1) == first
     if is_divisible(spec):
         assert texts(2) != first
+
+
+def test_pct_lets_a_task_stay_away_for_long_whatever_its_priority_is():
+    runs, waits, other = Action(0, "a"), Action(0, "a", "wakes up", returns=True), Action(1, "b")
+    scheduler, first, later = Pct(1, depth=1), 0, 0
+    for _ in range(400):
+        scheduler.begin()
+        if scheduler.choose([runs, other], None, 0).action is runs:
+            first += 1
+            later += scheduler.choose([waits, other], None, 5).action is other
+    # It goes on first in every second schedule, and comes back last in more than half of these.
+    assert 150 < first < 250
+    assert first / 2 < later < first
 
 
 def test_an_unknown_scheduler_is_refused():
@@ -207,7 +220,7 @@ def test_fresh_memory_is_no_point_and_published_memory_is(lab):
         kernel.machine.write_u64(address, 2)
         seen.append(address)
 
-    (outcome, _), = lab.all(Exhaustive(), [operation])
+    ((outcome, _),) = lab.all(Exhaustive(), [operation])
     stores = [taken.where.address for taken in outcome.taken if taken.where.kind == PointKind.STORE]
     assert stores == [kernel.kallsyms.address("ftrace_ops_list"), seen[0]]
 
