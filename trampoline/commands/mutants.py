@@ -63,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"mutants": [row.as_json() for row in rows], "control": control_json(unmutated)}))
     else:
+        if len(rows) == 1:
+            _print_finding(rows[0])
         _print_summary(rows, unmutated)
     return int(any(not row.found for row in rows) or (unmutated is not None and unmutated.violations > 0))
 
@@ -90,6 +92,14 @@ def line(row: "Hunted") -> str:
     where = "" if row.unit is None else f"{row.unit.subject}: {row.what}"
     found = "yes" if row.found else "no"
     return f"{row.name:32} {found:5} {row.by or '-':9} {row.tries:6} {row.seconds:7.1f}  {where[:110]}".rstrip()
+
+
+def _print_finding(row: "Hunted") -> None:
+    """All of what was found, for which a row of the table has no room; or where nothing was."""
+    if row.unit is None:
+        print(f"  nothing in {row.sequences} sequences with {row.steps} steps and in {row.schedules} schedules")
+    else:
+        print(f"  {row.unit.conditions}: {row.what}")
 
 
 def _print_summary(rows: "list[Hunted]", checked: "Hunted | None") -> None:

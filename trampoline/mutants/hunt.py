@@ -226,7 +226,8 @@ def _work(pipe: Connection, name: str, how: Hunt, number: int, begun: float, con
             try:
                 stack.enter_context(find(name, how.module).applied())
             except Exception as error:
-                pipe.send(("misfit", f"{name}: {error}"))
+                kind = "" if isinstance(error, MutantError) else f"{type(error).__name__}: "
+                pipe.send(("misfit", f"{name}: {kind}{error}"))
                 return
         tools = Tools()
         for index, unit in enumerate(_plan(how)):

@@ -26,6 +26,8 @@ class Mutant:
     def applied(self) -> Iterator[None]:
         """Within the block the bug is there. MutantError where a patch does not fit."""
         patches = self.patches if isinstance(self.patches, Sequence) else (self.patches,)
+        if not patches:
+            raise MutantError("there is no patch")
         with ExitStack() as stack:
             for patch in patches:
                 stack.enter_context(applied(patch))

@@ -65,6 +65,13 @@ class Unit:
         """What it looks at, in words."""
         return f"{self.scenario} on {self.design}" if self.scenario else self.design
 
+    @property
+    def conditions(self) -> str:
+        """How it looks at it, in words."""
+        if self.scenario:
+            return f"kernel {self.flavour}, {self.config}, scheduler {self.scheduler}, seed {self.seed}"
+        return f"{self.tries} sequences of {self.steps} steps at most, seed {self.seed}"
+
 
 def plan(seed: int, designs: Sequence[str] = HUNTED) -> Iterator[Unit]:
     """The units of a hunt, without end."""

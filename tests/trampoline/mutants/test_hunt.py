@@ -110,6 +110,12 @@ def test_a_process_that_dies_and_what_raises_when_something_boots(tmp_path, text
             "there is no emu.not.there",
         ),
         ("from trampoline.mutants import Mutant\nMUTANTS = [Mutant('a', '', '', 5)]", "5 is no patch"),
+        ("from trampoline.mutants import Mutant\nMUTANTS = [Mutant('a', '', '', [])]", "a: there is no patch"),
+        (
+            "from trampoline.mutants import Mutant, wrap\n"
+            "MUTANTS = [Mutant('a', '', '', wrap('emu.kernel.rcu.Rcu.call', lambda old: 1 / 0))]",
+            "a: ZeroDivisionError: division by zero",
+        ),
     ],
 )
 def test_files_that_are_none(tmp_path, capsys, text, says):
