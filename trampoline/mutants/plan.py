@@ -35,10 +35,10 @@ _FIRST = (
     "failures-on-the-way",
     "livepatch-comes-and-goes",
     "detach-while-program-sleeps",
+    "tracer-comes-and-goes",
     "batch-patching",
     "livepatch-meets-modify",
     "resize-during-lookup",
-    "tracer-comes-and-goes",
 )
 """Scenarios in which most happens; the others follow in their own order."""
 _LONG = {"failures-on-the-way": 8}
