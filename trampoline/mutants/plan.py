@@ -5,7 +5,7 @@ time, so that what is common to designs is seen at once and what is one design's
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trampoline.designs import DESIGNS, METADATA
 from trampoline.explore.scenarios import SCENARIOS, applies
@@ -107,15 +107,17 @@ def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]
         ([one for one in designs if one in _WITH_METADATA], _CONDITIONS),
     )
     for position, scenario in enumerate(dict.fromkeys((*_FIRST, *SCENARIOS))):
+        units = []
         for sort, conditions in sorts:
             # Each design under each condition: both go on with each round, the one a little later.
             turn = number + number // len(conditions) if len(sort) > 1 else number
             flavour, config = conditions[number % len(conditions)]
-            able = [made for one in sort if (made := _able(scenario, one, flavour))]
-            if able:
-                some = max(tries // _LONG.get(scenario, 1), 1)
+            if able := [made for one in sort if (made := _able(scenario, one, flavour))]:
                 design = able[(position + turn) % len(able)]
-                yield Unit(SCHEDULES, design, some, seed, 0, scenario, flavour, config, scheduler)
+                units.append(Unit(SCHEDULES, design, 0, seed, 0, scenario, flavour, config, scheduler))
+        # A scenario that is not about every sort has as many schedules as others.
+        share = tries * len(sorts) // (len(units) * _LONG.get(scenario, 1))
+        yield from (replace(unit, tries=max(share, 1)) for unit in units)
 
 
 def _able(scenario: str, design: str, flavour: str) -> str:
