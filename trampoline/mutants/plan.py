@@ -116,7 +116,7 @@ def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]
                 design = able[(position + turn) % len(able)]
                 units.append(Unit(SCHEDULES, design, 0, seed, 0, scenario, flavour, config, scheduler))
         # A scenario that is not about every sort has as many schedules as others.
-        share = tries * len(sorts) // (len(units) * _LONG.get(scenario, 1))
+        share = tries * len(sorts) // (max(len(units), 1) * _LONG.get(scenario, 1))
         yield from (replace(unit, tries=max(share, 1)) for unit in units)
 
 
