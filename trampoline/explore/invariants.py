@@ -9,7 +9,7 @@ from emu.schedule.actor import Actor
 from emu.schedule.guest import GuestActor, GuestCall
 from emu.schedule.violation import Violation
 from emu.schedule.world import World
-from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
+from emu.structs import PERCPU, PREEMPT_ENABLED, rq, srcu_ctr, task_struct
 from trampoline.attach import AttachType
 from trampoline.explore.plan import Deed, Operation
 from trampoline.explore.stage import ARGUMENT, Stage
@@ -97,18 +97,30 @@ class CallsSeeWhatTheyMay:
 
 
 class EnterAndExitBalance:
-    """At rest no CPU and no task is in a read section, holds migration off or has a run context, and no program counts
-    itself as running.
+    """At rest no CPU and no task is in a read section, holds migration off or has a run context, no program counts
+    itself as running, and a percpu_ref is held by its first holder at most. Behind each call no CPU counts more ends of
+    a program's runs than beginnings: tasks do not leave a CPU in the midst of one.
     """
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
+        self._ended: dict[str, int] = {}
 
     def begin(self, world: World) -> None:
         """See Invariant."""
+        self._ended.clear()
 
     def after_step(self, world: World, actor: Actor) -> None:
         """See Invariant."""
+        # Programs may be gone when all is at rest, and their counts with them.
+        if isinstance(actor, GuestActor) and (ended := actor.ended) != self._ended.get(actor.letter, 0):
+            self._ended[actor.letter] = ended
+            percpu = world.kernel.percpu
+            for prog in self._stage.programs:
+                if percpu.name(prog.active) == f"active of {prog.name}":
+                    active = percpu.values(prog.active, 4)
+                    if any(count >> 31 for count in active):
+                        raise Violation("unbalanced", f"{prog.name} ended more often than it began: {active}")
 
     def at_rest(self, world: World) -> None:
         """See Invariant."""
@@ -118,6 +130,17 @@ class EnterAndExitBalance:
             count = machine.read_u32(area + _PREEMPT_COUNT)
             if count != PREEMPT_ENABLED:
                 raise Violation("unbalanced", f"preempt_count of cpu {cpu} is {count:#x}")
+        pinned = kernel.percpu.values(_NR_PINNED, 4)
+        if any(pinned):
+            raise Violation("unbalanced", f"nr_pinned is {pinned}: tasks stay pinned to a CPU")
+        for counts in _TRACE_READERS:
+            locks, unlocks = (sum(kernel.percpu.values(count)) for count in counts)
+            if locks != unlocks:
+                raise Violation("unbalanced", f"{locks} sections of RCU-tasks-trace were entered, {unlocks} left")
+        refs = kernel.percpu_refs
+        for ref in refs.initialised:
+            if refs.count(ref) > 1:
+                raise Violation("unbalanced", f"the percpu_ref at {ref:#x} counts {refs.count(ref):#x}")
         for actor in world.actors:
             if not isinstance(actor, GuestActor):
                 continue
@@ -132,7 +155,15 @@ class EnterAndExitBalance:
                     raise Violation("unbalanced", f"{prog.name} counts as running: {active}")
 
 
-_PREEMPT_COUNT = PERCPU.offset("preempt_count")
+_PREEMPT_COUNT, _NR_PINNED = PERCPU.offset("preempt_count"), PERCPU.offset("runqueues") + rq.offset("nr_pinned")
+_TRACE_READERS = [
+    tuple(
+        PERCPU.offset("rcu_tasks_trace_srcu_ctrs") + number * srcu_ctr.size + srcu_ctr.offset(field)
+        for field in ("srcu_locks", "srcu_unlocks")
+    )
+    for number in range(2)
+]
+"""Where a CPU counts who enters and who leaves (7.0)."""
 _TASK_FIELDS = {
     field: (task_struct.offset(field), size)
     for field, size in (("bpf_ctx", 8), ("migration_disabled", 2), ("trc_reader_nesting", 4))
