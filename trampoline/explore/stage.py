@@ -91,10 +91,11 @@ class Stage:
     def program(self, kind: str, *, sleepable: bool = False, sleeps: bool = False) -> BpfProg:
         """Load a program that counts itself, and notes the first argument, in memory that the second points to.
 
-        ``sleeps``: then it waits until somebody wakes the task.
+        ``sleeps``: then it waits until somebody wakes the task, and does so again: grace periods that begin meanwhile
+        see it asleep and awake.
         """
         number = len(self.programs)
-        schedule = "sub rsp, 8\n    call schedule\n    add rsp, 8" if sleeps else ""
+        schedule = "sub rsp, 8\n    call schedule\n    call schedule\n    add rsp, 8" if sleeps else ""
         text = f"""
     mov rdx, qword ptr [rdi + 8]                   ; notes
     inc dword ptr [rdx + {_PROGRAMS + 4 * number}]
