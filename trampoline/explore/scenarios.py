@@ -339,7 +339,7 @@ def failures_on_the_way(stage: Stage) -> Plan:
         return {"modify": deeds}
 
     return Plan(
-        _callers(*functions), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+        _callers(*functions * 3), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
     )
 
 
