@@ -11,19 +11,17 @@ from emu.schedule.violation import Violation
 from emu.schedule.world import World
 from emu.structs import PERCPU, PREEMPT_ENABLED, rq, srcu_ctr, task_struct
 from trampoline.attach import AttachType
-from trampoline.explore.plan import Deed, Operation
+from trampoline.explore.plan import Deed, Operation, Plan
 from trampoline.explore.stage import ARGUMENT, Stage
 
 
 class CallsSeeWhatTheyMay:
     """Each program runs once if it was attached all the time, not at all if it never was, and either if it came or went
-    meanwhile; the original runs once, it or its replacement; arguments and return value arrive.
+    meanwhile; the original runs once, it or its replacement; arguments, cookies and return value arrive.
     """
 
-    def __init__(
-        self, stage: Stage, attached: Mapping[str, frozenset[int]], operations: Mapping[str, Operation]
-    ) -> None:
-        self._stage, self._attached = stage, attached
+    def __init__(self, stage: Stage, plan: Plan, operations: Mapping[str, Operation]) -> None:
+        self._stage, self._attached, self._cookies = stage, plan.attached, plan.cookies
         self._deeds = [deed for operation in operations.values() for deed in operation]
         self._checked: dict[str, int] = {}
 
@@ -61,6 +59,9 @@ class CallsSeeWhatTheyMay:
                 raise Violation("program run wrongly", f"{who}: {name} ran {runs} times, not {wanted}")
             if runs and notes.seen[number] & 0xFFFFFFFF != ARGUMENT:
                 raise Violation("wrong argument", f"{who}: program {number} saw {notes.seen[number]:#x}")
+            if runs and notes.cookies[number] not in self._may_find(number, call):
+                found = notes.cookies[number]
+                raise Violation("wrong cookie", f"{who}: program {number} found {found:#x}, which it never had there")
 
     def _replaced(self, call: GuestCall) -> set[int]:
         """How often the replacement may have run in a call."""
@@ -94,6 +95,16 @@ class CallsSeeWhatTheyMay:
                 # bpf_tramp_image_put(), step 1: who is in a former image skips the programs that are still to come.
                 states.add(0)
         return states
+
+    def _may_find(self, number: int, call: GuestCall) -> set[int]:
+        """The cookies that a program may have found in a call."""
+        found = {self._cookies.get((number, call.name), 0)}
+        for deed in self._deeds:
+            attaches = deed.program == number and deed.attached and call.name in deed.functions
+            if attaches and 0 <= deed.begun <= call.ended:
+                cookie = deed.cookies.get(call.name, 0)
+                found = {cookie} if 0 <= deed.ended < call.begun and deed.error is None else {*found, cookie}
+        return found
 
 
 class EnterAndExitBalance:

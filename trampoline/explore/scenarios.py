@@ -1,6 +1,6 @@
 """The scenarios, by name: calls on all CPUs, and operations meanwhile, in every design that has the operation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from errno import EAGAIN, EBUSY, ENOENT, ENOMEM, EWOULDBLOCK
 from functools import partial
 
@@ -35,12 +35,26 @@ def _callers(*functions: str, cpus: int = 2, both: bool = False) -> list[Planned
     ]  # fmt: skip
 
 
+def _cookies(*counts: int) -> list[Sequence[int]]:
+    """Series of so many cookies: no two are the same, in any 16 bits of them."""
+    numbers = iter(range(1, sum(counts) + 1))
+    return [[0x0001_0001_0001_0001 * next(numbers) for _ in range(count)] for count in counts]
+
+
+def _by_program(functions: Sequence[str], *series: Sequence[int]) -> dict[tuple[int, str], int]:
+    """The cookies of programs 0, 1, ... on functions."""
+    return {
+        (number, name): cookie
+        for number, cookies in enumerate(series)
+        for name, cookie in zip(functions, cookies, strict=True)
+    }
+
+
 class _Attachment:
     """A link that an operation makes, and perhaps takes off again."""
 
-    def __init__(self, stage: Stage, prog: BpfProg, *functions: str, cookies: bool = False) -> None:
-        self._stage, self._prog, self._functions = stage, prog, functions
-        self._cookies = tuple(range(1, len(functions) + 1)) if cookies else None
+    def __init__(self, stage: Stage, prog: BpfProg, *functions: str, cookies: Sequence[int] | None = None) -> None:
+        self._stage, self._prog, self._functions, self._cookies = stage, prog, functions, cookies
         self._link: MultiLink | None = None
 
     def attach(self) -> None:
@@ -57,7 +71,8 @@ class _Attachment:
         number = self._stage.programs.index(self._prog)
         verb = "attach" if attached else "detach"
         do = self.attach if attached else self.detach
-        return Deed(f"{verb} {self._prog.name}", do, number, self._functions, attached)
+        cookies = dict(zip(self._functions, self._cookies or (), strict=False))
+        return Deed(f"{verb} {self._prog.name}", do, number, self._functions, attached, cookies)
 
 
 def _detach(stage: Stage, link: MultiLink, prog: BpfProg, *, unload: bool = True) -> list[Deed]:
@@ -112,17 +127,17 @@ def modify_during_call(stage: Stage) -> Plan:
 
 
 def resize_during_lookup(stage: Stage) -> Plan:
-    """Metadata's table shrinks and grows while CPUs, and a task that sleeps, look functions up in it that stay."""
+    """Metadata's table shrinks and grows while CPUs, and a task that sleeps, look functions up in it: some that stay,
+    some that go and come with another cookie.
+    """
     stays, comes = stage.program("fexit"), stage.program("fentry")
     traced = ("explored", "explored_sleeps")
     more = [f"explored_{number}" for number in range(1, _RESIZED + 1)]
-    links = [
-        stage.attach(stays, *traced, cookies=range(1, len(traced) + 1)),
-        stage.attach(comes, *more, cookies=range(1, len(more) + 1)),
-    ]
+    first, second, third = _cookies(len(traced), len(more), len(more))
+    links = [stage.attach(stays, *traced, cookies=first), stage.attach(comes, *more, cookies=second)]
 
     def operations() -> dict[str, Operation]:
-        again = _Attachment(stage, comes, *more, cookies=True)
+        again = _Attachment(stage, comes, *more, cookies=third)
         return {
             "resize": [
                 *_detach(stage, links[1], comes, unload=False), again.deed(attached=True), again.deed(attached=False),
@@ -131,11 +146,34 @@ def resize_during_lookup(stage: Stage) -> Plan:
         }  # fmt: skip
 
     tasks = [
-        PlannedTask("task on cpu 0", (0,), (PlannedCall("explored"),) * 3),
-        PlannedTask("task on cpu 1", (1,), (PlannedCall("explored_sleeps"), PlannedCall("explored"))),
+        PlannedTask("task on cpu 0", (0,), tuple(map(PlannedCall, ("explored", more[0], "explored", more[1])))),
+        PlannedTask("task on cpu 1", (1,), tuple(map(PlannedCall, ("explored_sleeps", "explored", more[0])))),
     ]
+    cookies = _by_program(traced, first) | {(1, name): cookie for name, cookie in zip(more, second, strict=True)}
     attached = {**dict.fromkeys(traced, frozenset({0})), **dict.fromkeys(more, frozenset({1}))}
-    return Plan(tasks, operations, attached=attached, state=[links])
+    return Plan(tasks, operations, attached=attached, cookies=cookies, state=[links])
+
+
+def cookies_change(stage: Stage) -> Plan:
+    """A program leaves two functions that have another one, and a third one comes, each with cookies of its own, while
+    both CPUs call them.
+    """
+    stays, goes, comes = (stage.program("fentry") for _ in range(3))
+    functions = ("explored", "explored_1")
+    first, second, third = _cookies(*[len(functions)] * 3)
+    links = [stage.attach(stays, *functions, cookies=first), stage.attach(goes, *functions, cookies=second)]
+
+    def operations() -> dict[str, Operation]:
+        attachment = _Attachment(stage, comes, *functions, cookies=third)
+        return {"change": [*_detach(stage, links[1], goes), attachment.deed(attached=True)]}
+
+    return Plan(
+        _callers(*functions),
+        operations,
+        attached=dict.fromkeys(functions, frozenset({0, 1})),
+        cookies=_by_program(functions, first, second),
+        state=[links],
+    )
 
 
 def two_attaches(stage: Stage) -> Plan:
@@ -351,6 +389,7 @@ SCENARIOS: dict[str, Scenario] = {
     "detach-while-sleeping": detach_while_sleeping,
     "modify-during-call": modify_during_call,
     "resize-during-lookup": resize_during_lookup,
+    "cookies-change": cookies_change,
     "two-attaches": two_attaches,
     "batch-patching": batch_patching,
     "livepatch-meets-fexit": livepatch_meets_fexit,

@@ -171,6 +171,22 @@ class _Last(Replay):
         return Choice(actions[-1])
 
 
+@pytest.mark.parametrize("design", ["per-function", "tramplab", "seed-v2-repaired"])
+def test_a_cookie_that_a_program_never_had_is_seen(design):
+    with Session("cookies-change", design) as session:
+        assert explore(session, Pct(1), schedules=3).found is None
+        session.plan.cookies = {**session.plan.cookies, (1, "explored_1"): 7}
+        violation = session.run(_Last()).violation
+        assert violation is None, "the program was gone before anybody called"
+        scheduler = Pct(1)
+        scheduler.begin()
+        session.plan.operations = lambda: {"change": []}
+        violation = session.run(scheduler).violation
+        assert violation.kind == "wrong cookie"
+        assert "explored_1" in str(violation)
+        assert "program 1" in str(violation)
+
+
 def test_addresses():
     address = ScheduleAddress("detach-during-call", "seed-v2", "6.12", "voluntary", "a", "b4c36b2")
     assert ScheduleAddress.parse(str(address)) == address
