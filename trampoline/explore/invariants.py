@@ -109,8 +109,9 @@ class CallsSeeWhatTheyMay:
 
 class EnterAndExitBalance:
     """At rest no CPU and no task is in a read section, holds migration off or has a run context, no program counts
-    itself as running, and a percpu_ref is held by its first holder at most. Behind each call no CPU counts more ends of
-    a program's runs than beginnings: tasks do not leave a CPU in the midst of one.
+    itself as running, a percpu_ref is held by its first holder at most, and no program took time, since none passes.
+    Behind each call no CPU counts more ends of a program's runs than beginnings: tasks do not leave a CPU in the midst
+    of one.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -159,11 +160,14 @@ class EnterAndExitBalance:
                 value = int.from_bytes(machine.read(actor.task.address + offset, size), "little")
                 if value:
                     raise Violation("unbalanced", f"{field} of {actor.name} is {value:#x}")
+        programs = self._stage.lab.programs
         for prog in self._stage.programs:
-            if prog.address in self._stage.lab.programs.loaded:
+            if prog.address in programs.loaded:
                 active = kernel.percpu.values(prog.active, 4)
                 if any(active):
                     raise Violation("unbalanced", f"{prog.name} counts as running: {active}")
+                if time := programs.time(prog):
+                    raise Violation("wrong statistics", f"{prog.name} took {time:#x} ns, while no time passed")
 
 
 _PREEMPT_COUNT, _NR_PINNED = PERCPU.offset("preempt_count"), PERCPU.offset("runqueues") + rq.offset("nr_pinned")

@@ -10,6 +10,7 @@ from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag
 from emu.kernel.functions import AssemblyFunctions
 from emu.process import Lock, PointKind
 from emu.schedule.violation import Violation
+from emu.structs import PERCPU
 from emu.task import TaskState
 from trampoline.designs import DESIGNS
 from trampoline.explore.plan import Deed, Operation, Plan, PlannedCall, PlannedTask
@@ -268,21 +269,71 @@ def detach_while_program_sleeps(stage: Stage) -> Plan:
     )
 
 
+def _tracer(stage: Stage, *functions: str) -> FtraceOps:
+    """A function tracer of some functions, not registered."""
+    sites = [stage.lab.kernel.function(name).site for name in functions]
+    return FtraceOps(
+        "tracer", lambda ip, parent, ops, regs: None, FtraceOpsFlag(0), filter={site for site in sites if site}
+    )
+
+
 def tracer_comes_and_goes(stage: Stage) -> Plan:
-    """A function tracer comes to a function that has a program, and leaves it, while both CPUs call it."""
+    """A function tracer comes to a function that has a program and to one that has none, where its own trampoline is
+    called, and leaves them, while both CPUs call them.
+    """
     prog = stage.program("fentry")
     link = stage.attach(prog, "explored")
     kernel = stage.lab.kernel
-    site = kernel.function("explored").site
-    assert site is not None
+    functions = ("explored", "explored_1")
 
     def operations() -> dict[str, Operation]:
-        ops = FtraceOps("tracer", lambda ip, parent, ops, regs: None, FtraceOpsFlag(0), filter={site})
+        ops = _tracer(stage, *functions)
         return {
             "trace": [
                 Deed("register", lambda: kernel.ftrace.register_ftrace_function(ops)),
                 Deed("unregister", lambda: kernel.ftrace.unregister_ftrace_function(ops)),
             ]
+        }
+
+    return Plan(
+        _callers(*reversed(functions)), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+    )
+
+
+def tracer_stays(stage: Stage) -> Plan:
+    """A function has a tracer beside its program, so that both CPUs, which call it, walk the list of ftrace_ops and
+    look into their filters, while another program comes to other functions and leaves them.
+    """
+    stays, comes = stage.program("fentry"), stage.program("fexit")
+    link = stage.attach(stays, "explored")
+    stage.lab.kernel.ftrace.register_ftrace_function(_tracer(stage, "explored"))
+
+    def operations() -> dict[str, Operation]:
+        attachment = _Attachment(stage, comes, "explored_1", "explored_2")
+        return {"trace": [attachment.deed(attached=True), attachment.deed(attached=False)]}
+
+    return Plan(
+        _callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+    )
+
+
+def statistics_meet_attach(stage: Stage) -> Plan:
+    """Run-time statistics are turned on and off, while a second program comes and goes and both CPUs call. One CPU's
+    clock says 0, which programs take for a time that nobody wants to know.
+    """
+    stays, comes = stage.program("fentry"), stage.program("fexit")
+    link = stage.attach(stays, "explored")
+    lab = stage.lab
+    PERCPU.view(lab.kernel.machine, lab.kernel.percpu_areas[1]).sched_clock = 1000
+
+    def operations() -> dict[str, Operation]:
+        attachment = _Attachment(stage, comes, "explored")
+        return {
+            "statistics": [
+                Deed("statistics", lambda: lab.stats(enabled=True), functions=("explored",)),
+                Deed("no statistics", lambda: lab.stats(enabled=False), functions=("explored",)),
+            ],
+            "trace": [attachment.deed(attached=True), attachment.deed(attached=False)],
         }
 
     return Plan(
@@ -396,6 +447,8 @@ SCENARIOS: dict[str, Scenario] = {
     "module-unload": module_unload,
     "detach-while-program-sleeps": detach_while_program_sleeps,
     "tracer-comes-and-goes": tracer_comes_and_goes,
+    "tracer-stays": tracer_stays,
+    "statistics-meet-attach": statistics_meet_attach,
     "livepatch-comes-and-goes": livepatch_comes_and_goes,
     "livepatch-meets-modify": livepatch_meets_modify,
     "failures-on-the-way": failures_on_the_way,

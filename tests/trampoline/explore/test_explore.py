@@ -21,6 +21,7 @@ from trampoline.explore.campaign import campaign, explore
 from trampoline.explore.invariants import EnterAndExitBalance
 from trampoline.explore.scenarios import SCENARIOS, applies
 from trampoline.explore.session import Session
+from trampoline.structs import bpf_prog_stats
 
 AS_POSTED = {"seed-v2"}
 """Designs with defects that are to be found."""
@@ -130,7 +131,7 @@ BALANCES = {
 }
 
 
-@pytest.mark.parametrize("what", [*BALANCES, "percpu_ref", "counts as running"])
+@pytest.mark.parametrize("what", [*BALANCES, "percpu_ref", "counts as running", "took 0x1 ns"])
 def test_what_is_left_unbalanced_at_rest_is_seen(what):
     with Session("modify-during-call", "per-function", "7.2", "none") as session:
         kernel, prog = session.stage.lab.kernel, session.stage.programs[0]
@@ -138,7 +139,8 @@ def test_what_is_left_unbalanced_at_rest_is_seen(what):
         balance.at_rest(session.world)
         reference = next(iter(kernel.percpu_refs.initialised))
         counter = percpu_ref.view(kernel.machine, reference).percpu_count_ptr
-        offset = {**BALANCES, "percpu_ref": counter, "counts as running": prog.active}[what]
+        nsecs = prog.stats + bpf_prog_stats.offset("nsecs")
+        offset = {**BALANCES, "percpu_ref": counter, "counts as running": prog.active, "took 0x1 ns": nsecs}[what]
         address = kernel.percpu.address(offset, 1)
         kernel.machine.write_u32(address, kernel.machine.read_u32(address) + 1)
         with pytest.raises(Violation, match=what):
