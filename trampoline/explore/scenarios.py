@@ -8,6 +8,7 @@ from emu.kernel.entry import SITE_SIZE
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag
 from emu.kernel.functions import AssemblyFunctions
+from emu.kernel.rcu import RcuFlavour
 from emu.process import Lock, PointKind
 from emu.schedule.violation import Violation
 from emu.structs import PERCPU
@@ -85,6 +86,19 @@ def _detach(stage: Stage, link: MultiLink, prog: BpfProg, *, unload: bool = True
     return deeds
 
 
+def _others_wait(stage: Stage) -> Deed:
+    """Others ask for grace periods of all kinds, which may be under way, and wait for none of the readers to come, when
+    operations ask for theirs.
+    """
+    rcu = stage.lab.kernel.rcu
+
+    def ask() -> None:
+        for flavour in (RcuFlavour.RCU, RcuFlavour.RCU_TASKS, RcuFlavour.RCU_TASKS_TRACE):
+            rcu.call(flavour, lambda: None)
+
+    return Deed("others' callbacks", ask)
+
+
 def attach_during_call(stage: Stage) -> Plan:
     """A program is attached to a function that both CPUs are calling."""
     prog = stage.program("fexit")
@@ -97,7 +111,9 @@ def detach_during_call(stage: Stage) -> Plan:
     links = [stage.attach(before, "explored"), stage.attach(behind, "explored")]
     return Plan(
         _callers("explored"),
-        lambda: {"detach": _detach(stage, links[0], before) + _detach(stage, links[1], behind)},
+        lambda: {
+            "detach": [_others_wait(stage), *_detach(stage, links[0], before), *_detach(stage, links[1], behind)]
+        },
         attached={"explored": frozenset({0, 1})},
         state=[links],
     )
@@ -109,7 +125,9 @@ def detach_while_sleeping(stage: Stage) -> Plan:
     links = [stage.attach(before, "explored_sleeps"), stage.attach(behind, "explored_sleeps")]
     return Plan(
         _callers("explored_sleeps", both=True),
-        lambda: {"detach": _detach(stage, links[1], behind) + _detach(stage, links[0], before)},
+        lambda: {
+            "detach": [_others_wait(stage), *_detach(stage, links[1], behind), *_detach(stage, links[0], before)]
+        },
         attached={"explored_sleeps": frozenset({0, 1})},
         state=[links],
     )
@@ -262,7 +280,7 @@ def detach_while_program_sleeps(stage: Stage) -> Plan:
     asleep = _Until(stage, TaskState.SLEEPING, TaskState.DONE)
 
     def operations() -> dict[str, Operation]:
-        return {"detach": [asleep.deed(), *_detach(stage, link, sleeps)]}
+        return {"detach": [_others_wait(stage), asleep.deed(), *_detach(stage, link, sleeps)]}
 
     return Plan(
         _callers("explored", both=True)[:1], operations, attached={"explored": frozenset({0})}, state=[link]
