@@ -1,108 +1,42 @@
 """The scenarios, by name: calls on all CPUs, and operations meanwhile, in every design that has the operation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from errno import EAGAIN, EBUSY, ENOENT, ENOMEM, EWOULDBLOCK
 from functools import partial
 
 from emu.kernel.entry import SITE_SIZE
 from emu.kernel.errors import KernelError
-from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag
 from emu.kernel.functions import AssemblyFunctions
-from emu.kernel.rcu import RcuFlavour
-from emu.process import Lock, PointKind
+from emu.process import PointKind
 from emu.schedule.violation import Violation
 from emu.structs import PERCPU
 from emu.task import TaskState
 from trampoline.designs import DESIGNS
+from trampoline.explore.parts import (
+    Attachment,
+    Livepatch,
+    Until,
+    by_program,
+    callers,
+    cookie_series,
+    detach,
+    others_wait,
+    tracer_of,
+)
 from trampoline.explore.plan import Deed, Operation, Plan, PlannedCall, PlannedTask
 from trampoline.explore.stage import MODULE, MODULE_FUNCTIONS, Stage
-from trampoline.link import MultiLink
-from trampoline.prog import BpfProg
 
 _RESIZED = 15
 """Functions that make the hash grow beyond its first 16 buckets when they come, and shrink when they go."""
 
-_FIRST_TASK = "task on cpu 0"
 _MOST_POINTS = 60
 """Points of a kind in one operation at most."""
-
-
-def _callers(*functions: str, cpus: int = 2, both: bool = False) -> list[PlannedTask]:
-    """A task on each CPU, which calls the functions one after the other."""
-    every = tuple(range(cpus))
-    return [
-        PlannedTask(f"task on cpu {cpu}", (cpu, *(other for other in every if other != cpu)) if both else (cpu,),
-                    tuple(PlannedCall(function) for function in functions))
-        for cpu in every
-    ]  # fmt: skip
-
-
-def _cookies(*counts: int) -> list[Sequence[int]]:
-    """Series of so many cookies: no two are the same, in any 16 bits of them."""
-    numbers = iter(range(1, sum(counts) + 1))
-    return [[0x0001_0001_0001_0001 * next(numbers) for _ in range(count)] for count in counts]
-
-
-def _by_program(functions: Sequence[str], *series: Sequence[int]) -> dict[tuple[int, str], int]:
-    """The cookies of programs 0, 1, ... on functions."""
-    return {
-        (number, name): cookie
-        for number, cookies in enumerate(series)
-        for name, cookie in zip(functions, cookies, strict=True)
-    }
-
-
-class _Attachment:
-    """A link that an operation makes, and perhaps takes off again."""
-
-    def __init__(self, stage: Stage, prog: BpfProg, *functions: str, cookies: Sequence[int] | None = None) -> None:
-        self._stage, self._prog, self._functions, self._cookies = stage, prog, functions, cookies
-        self._link: MultiLink | None = None
-
-    def attach(self) -> None:
-        """Attach."""
-        self._link = self._stage.attach(self._prog, *self._functions, cookies=self._cookies)
-
-    def detach(self) -> None:
-        """Detach what was attached; nothing where that was refused."""
-        if self._link is not None:
-            self._link.detach()
-
-    def deed(self, *, attached: bool) -> Deed:
-        """Attaching, or detaching, as part of an operation."""
-        number = self._stage.programs.index(self._prog)
-        verb = "attach" if attached else "detach"
-        do = self.attach if attached else self.detach
-        cookies = dict(zip(self._functions, self._cookies or (), strict=False))
-        return Deed(f"{verb} {self._prog.name}", do, number, self._functions, attached, cookies)
-
-
-def _detach(stage: Stage, link: MultiLink, prog: BpfProg, *, unload: bool = True) -> list[Deed]:
-    """Detach what was attached from the start, and let go of the program."""
-    number = stage.programs.index(prog)
-    deeds = [Deed(f"detach {prog.name}", link.detach, number, link.functions, attached=False)]
-    if unload:
-        deeds.append(Deed(f"unload {prog.name}", lambda: stage.lab.unload(prog)))
-    return deeds
-
-
-def _others_wait(stage: Stage) -> Deed:
-    """Others ask for grace periods of all kinds, which may be under way, and wait for none of the readers to come, when
-    operations ask for theirs.
-    """
-    rcu = stage.lab.kernel.rcu
-
-    def ask() -> None:
-        for flavour in (RcuFlavour.RCU, RcuFlavour.RCU_TASKS, RcuFlavour.RCU_TASKS_TRACE):
-            rcu.call(flavour, lambda: None)
-
-    return Deed("others' callbacks", ask)
 
 
 def attach_during_call(stage: Stage) -> Plan:
     """A program is attached to a function that both CPUs are calling."""
     prog = stage.program("fexit")
-    return Plan(_callers("explored"), lambda: {"attach": [_Attachment(stage, prog, "explored").deed(attached=True)]})
+    return Plan(callers("explored"), lambda: {"attach": [Attachment(stage, prog, "explored").deed(attached=True)]})
 
 
 def detach_during_call(stage: Stage) -> Plan:
@@ -110,9 +44,9 @@ def detach_during_call(stage: Stage) -> Plan:
     before, behind = stage.program("fentry"), stage.program("fexit")
     links = [stage.attach(before, "explored"), stage.attach(behind, "explored")]
     return Plan(
-        _callers("explored"),
+        callers("explored"),
         lambda: {
-            "detach": [_others_wait(stage), *_detach(stage, links[0], before), *_detach(stage, links[1], behind)]
+            "detach": [others_wait(stage), *detach(stage, links[0], before), *detach(stage, links[1], behind)]
         },
         attached={"explored": frozenset({0, 1})},
         state=[links],
@@ -124,9 +58,9 @@ def detach_while_sleeping(stage: Stage) -> Plan:
     before, behind = stage.program("fentry"), stage.program("fexit")
     links = [stage.attach(before, "explored_sleeps"), stage.attach(behind, "explored_sleeps")]
     return Plan(
-        _callers("explored_sleeps", both=True),
+        callers("explored_sleeps", both=True),
         lambda: {
-            "detach": [_others_wait(stage), *_detach(stage, links[1], behind), *_detach(stage, links[0], before)]
+            "detach": [others_wait(stage), *detach(stage, links[1], behind), *detach(stage, links[0], before)]
         },
         attached={"explored_sleeps": frozenset({0, 1})},
         state=[links],
@@ -139,10 +73,10 @@ def modify_during_call(stage: Stage) -> Plan:
     link = stage.attach(stays, "explored")
 
     def operations() -> dict[str, Operation]:
-        attachment = _Attachment(stage, comes, "explored")
+        attachment = Attachment(stage, comes, "explored")
         return {"modify": [attachment.deed(attached=True), attachment.deed(attached=False)]}
 
-    return Plan(_callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link])
+    return Plan(callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link])
 
 
 def resize_during_lookup(stage: Stage) -> Plan:
@@ -152,15 +86,15 @@ def resize_during_lookup(stage: Stage) -> Plan:
     stays, comes = stage.program("fexit"), stage.program("fentry")
     traced = ("explored", "explored_sleeps")
     more = [f"explored_{number}" for number in range(1, _RESIZED + 1)]
-    first, second, third = _cookies(len(traced), len(more), len(more))
+    first, second, third = cookie_series(len(traced), len(more), len(more))
     links = [stage.attach(stays, *traced, cookies=first), stage.attach(comes, *more, cookies=second)]
 
     def operations() -> dict[str, Operation]:
-        again = _Attachment(stage, comes, *more, cookies=third)
+        again = Attachment(stage, comes, *more, cookies=third)
         return {
             "resize": [
-                *_detach(stage, links[1], comes, unload=False), again.deed(attached=True), again.deed(attached=False),
-                *_detach(stage, links[0], stays),
+                *detach(stage, links[1], comes, unload=False), again.deed(attached=True), again.deed(attached=False),
+                *detach(stage, links[0], stays),
             ]
         }  # fmt: skip
 
@@ -168,7 +102,7 @@ def resize_during_lookup(stage: Stage) -> Plan:
         PlannedTask("task on cpu 0", (0,), tuple(map(PlannedCall, ("explored", more[0], "explored", more[1])))),
         PlannedTask("task on cpu 1", (1,), tuple(map(PlannedCall, ("explored_sleeps", "explored", more[0])))),
     ]
-    cookies = _by_program(traced, first) | {(1, name): cookie for name, cookie in zip(more, second, strict=True)}
+    cookies = by_program(traced, first) | {(1, name): cookie for name, cookie in zip(more, second, strict=True)}
     attached = {**dict.fromkeys(traced, frozenset({0})), **dict.fromkeys(more, frozenset({1}))}
     return Plan(tasks, operations, attached=attached, cookies=cookies, state=[links])
 
@@ -179,18 +113,18 @@ def cookies_change(stage: Stage) -> Plan:
     """
     stays, goes, comes = (stage.program("fentry") for _ in range(3))
     functions = ("explored", "explored_1")
-    first, second, third = _cookies(*[len(functions)] * 3)
+    first, second, third = cookie_series(*[len(functions)] * 3)
     links = [stage.attach(stays, *functions, cookies=first), stage.attach(goes, *functions, cookies=second)]
 
     def operations() -> dict[str, Operation]:
-        attachment = _Attachment(stage, comes, *functions, cookies=third)
-        return {"change": [*_detach(stage, links[1], goes), attachment.deed(attached=True)]}
+        attachment = Attachment(stage, comes, *functions, cookies=third)
+        return {"change": [*detach(stage, links[1], goes), attachment.deed(attached=True)]}
 
     return Plan(
-        _callers(*functions),
+        callers(*functions),
         operations,
         attached=dict.fromkeys(functions, frozenset({0, 1})),
-        cookies=_by_program(functions, first, second),
+        cookies=by_program(functions, first, second),
         state=[links],
     )
 
@@ -199,10 +133,10 @@ def two_attaches(stage: Stage) -> Plan:
     """Two programs are attached at once, while both CPUs call the function."""
     first, second = stage.program("fentry"), stage.program("fexit")
     return Plan(
-        _callers("explored"),
+        callers("explored"),
         lambda: {
-            "attach P0": [_Attachment(stage, first, "explored").deed(attached=True)],
-            "attach P1": [_Attachment(stage, second, "explored").deed(attached=True)],
+            "attach P0": [Attachment(stage, first, "explored").deed(attached=True)],
+            "attach P1": [Attachment(stage, second, "explored").deed(attached=True)],
         },
     )
 
@@ -213,10 +147,10 @@ def batch_patching(stage: Stage) -> Plan:
     functions = ("explored", "explored_1", "explored_2")
 
     def operations() -> dict[str, Operation]:
-        attachment = _Attachment(stage, prog, *functions)
+        attachment = Attachment(stage, prog, *functions)
         return {"batch": [attachment.deed(attached=True), attachment.deed(attached=False)]}
 
-    return Plan(_callers("explored", "explored_2"), operations)
+    return Plan(callers("explored", "explored_2"), operations)
 
 
 def livepatch_meets_fexit(stage: Stage) -> Plan:
@@ -224,10 +158,10 @@ def livepatch_meets_fexit(stage: Stage) -> Plan:
     prog = stage.program("fexit")
     patch = stage.livepatch("explored")
     return Plan(
-        _callers("explored"),
+        callers("explored"),
         lambda: {
             "livepatch": [Deed("livepatch", patch.enable, functions=("explored",), livepatched=True)],
-            "attach": [_Attachment(stage, prog, "explored").deed(attached=True)],
+            "attach": [Attachment(stage, prog, "explored").deed(attached=True)],
         },
         may_refuse=frozenset({EBUSY, EAGAIN}),
     )
@@ -241,32 +175,13 @@ def module_unload(stage: Stage) -> Plan:
     inside = f"{MODULE}:{MODULE_FUNCTIONS[0].name}"
 
     def operations() -> dict[str, Operation]:
-        attachment = _Attachment(stage, prog, "explored", inside)
+        attachment = Attachment(stage, prog, "explored", inside)
         return {
             "trace": [attachment.deed(attached=True), attachment.deed(attached=False)],
             "unload": [Deed("unload the module", lambda: kernel.modules.unload(MODULE))],
         }
 
-    return Plan(_callers("explored"), operations, may_refuse=frozenset({EWOULDBLOCK, ENOENT}))
-
-
-class _Until(Lock):
-    """Is waited for like a lock that is held until the first task is in one of some states."""
-
-    def __init__(self, stage: Stage, *states: TaskState) -> None:
-        super().__init__(stage.lab.kernel.process, f"until a task is {' or '.join(states)}")
-        self._stage, self._states = stage, states
-
-    @property
-    def held(self) -> bool:
-        """Whether to wait."""
-        tasks = (task for task in self._stage.lab.kernel.machine.tasks if task.name == _FIRST_TASK)
-        return any(task.state not in self._states for task in tasks)
-
-    def deed(self) -> Deed:
-        """Waiting, as part of an operation."""
-        process = self._stage.lab.kernel.process
-        return Deed("wait", lambda: process.point(PointKind.LOCK, self.name, self))
+    return Plan(callers("explored"), operations, may_refuse=frozenset({EWOULDBLOCK, ENOENT}))
 
 
 def detach_while_program_sleeps(stage: Stage) -> Plan:
@@ -277,21 +192,13 @@ def detach_while_program_sleeps(stage: Stage) -> Plan:
     """
     sleeps = stage.program("fentry", sleeps=True)
     link = stage.attach(sleeps, "explored")
-    asleep = _Until(stage, TaskState.SLEEPING, TaskState.DONE)
+    asleep = Until(stage, TaskState.SLEEPING, TaskState.DONE)
 
     def operations() -> dict[str, Operation]:
-        return {"detach": [_others_wait(stage), asleep.deed(), *_detach(stage, link, sleeps)]}
+        return {"detach": [others_wait(stage), asleep.deed(), *detach(stage, link, sleeps)]}
 
     return Plan(
-        _callers("explored", both=True)[:1], operations, attached={"explored": frozenset({0})}, state=[link]
-    )
-
-
-def _tracer(stage: Stage, *functions: str) -> FtraceOps:
-    """A function tracer of some functions, not registered."""
-    sites = [stage.lab.kernel.function(name).site for name in functions]
-    return FtraceOps(
-        "tracer", lambda ip, parent, ops, regs: None, FtraceOpsFlag(0), filter={site for site in sites if site}
+        callers("explored", both=True)[:1], operations, attached={"explored": frozenset({0})}, state=[link]
     )
 
 
@@ -305,7 +212,7 @@ def tracer_comes_and_goes(stage: Stage) -> Plan:
     functions = ("explored", "explored_1")
 
     def operations() -> dict[str, Operation]:
-        ops = _tracer(stage, *functions)
+        ops = tracer_of(stage, *functions)
         return {
             "trace": [
                 Deed("register", lambda: kernel.ftrace.register_ftrace_function(ops)),
@@ -314,7 +221,7 @@ def tracer_comes_and_goes(stage: Stage) -> Plan:
         }
 
     return Plan(
-        _callers(*reversed(functions)), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+        callers(*reversed(functions)), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
     )
 
 
@@ -324,14 +231,14 @@ def tracer_stays(stage: Stage) -> Plan:
     """
     stays, comes = stage.program("fentry"), stage.program("fexit")
     link = stage.attach(stays, "explored")
-    stage.lab.kernel.ftrace.register_ftrace_function(_tracer(stage, "explored"))
+    stage.lab.kernel.ftrace.register_ftrace_function(tracer_of(stage, "explored"))
 
     def operations() -> dict[str, Operation]:
-        attachment = _Attachment(stage, comes, "explored_1", "explored_2")
+        attachment = Attachment(stage, comes, "explored_1", "explored_2")
         return {"trace": [attachment.deed(attached=True), attachment.deed(attached=False)]}
 
     return Plan(
-        _callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+        callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
     )
 
 
@@ -345,7 +252,7 @@ def statistics_meet_attach(stage: Stage) -> Plan:
     PERCPU.view(lab.kernel.machine, lab.kernel.percpu_areas[1]).sched_clock = 1000
 
     def operations() -> dict[str, Operation]:
-        attachment = _Attachment(stage, comes, "explored")
+        attachment = Attachment(stage, comes, "explored")
         return {
             "statistics": [
                 Deed("statistics", lambda: lab.stats(enabled=True), functions=("explored",)),
@@ -355,56 +262,39 @@ def statistics_meet_attach(stage: Stage) -> Plan:
         }
 
     return Plan(
-        _callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+        callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
     )
-
-
-class _Livepatch:
-    """A livepatch that comes, unless it is refused, and goes."""
-
-    def __init__(self, stage: Stage, function: str) -> None:
-        self._patch, self._functions = stage.livepatch(function), (function,)
-
-    def deed(self, *, on: bool) -> Deed:
-        """Coming, or going."""
-        if on:
-            return Deed("livepatch", self._patch.enable, functions=self._functions, livepatched=True)
-        return Deed("no livepatch", self._disable, functions=self._functions, livepatched=False)
-
-    def _disable(self) -> None:
-        if self._patch.enabled:
-            self._patch.disable()
 
 
 def livepatch_comes_and_goes(stage: Stage) -> Plan:
     """A function is livepatched, gets programs, is called, is itself again, and loses them."""
     progs = stage.program("fentry"), stage.program("fexit")
-    patch, called = _Livepatch(stage, "explored"), _Until(stage, TaskState.DONE)
+    patch, called = Livepatch(stage, "explored"), Until(stage, TaskState.DONE)
 
     def operations() -> dict[str, Operation]:
-        attachments = [_Attachment(stage, prog, "explored") for prog in progs]
+        attachments = [Attachment(stage, prog, "explored") for prog in progs]
         come, go = ([one.deed(attached=on) for one in attachments] for on in (True, False))
         return {"livepatch": [patch.deed(on=True), *come, called.deed(), patch.deed(on=False), *go]}
 
     return Plan(
-        _callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
+        callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
     )
 
 
 def livepatch_meets_modify(stage: Stage) -> Plan:
     """A function is livepatched and is itself again, while programs come and go, and both CPUs call it."""
     progs = stage.program("fentry"), stage.program("fexit")
-    patch = _Livepatch(stage, "explored")
+    patch = Livepatch(stage, "explored")
 
     def operations() -> dict[str, Operation]:
-        attachments = [_Attachment(stage, prog, "explored") for prog in progs]
+        attachments = [Attachment(stage, prog, "explored") for prog in progs]
         return {
             "livepatch": [patch.deed(on=True), patch.deed(on=False)],
             "trace": [one.deed(attached=on) for on in (True, False) for one in attachments],
         }
 
     return Plan(
-        _callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
+        callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
     )
 
 
@@ -438,7 +328,7 @@ def failures_on_the_way(stage: Stage) -> Plan:
     def operations() -> dict[str, Operation]:
         deeds = []
         for kinds in ((PointKind.PATCH, PointKind.ALLOC), (PointKind.ALLOC, PointKind.PATCH)):
-            attachment = _Attachment(stage, comes, *functions)
+            attachment = Attachment(stage, comes, *functions)
             for attached, kind in zip((True, False), kinds, strict=True):
                 deed = attachment.deed(attached=attached)
                 deed.do = partial(persistently, deed.do, kind)
@@ -446,7 +336,7 @@ def failures_on_the_way(stage: Stage) -> Plan:
         return {"modify": deeds}
 
     return Plan(
-        _callers(*functions * 3), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+        callers(*functions * 3), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
     )
 
 
