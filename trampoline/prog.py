@@ -258,6 +258,10 @@ class BpfPrograms:
         """Runs counted while statistics were on, over all CPUs."""
         return self._sum(prog, "cnt")
 
+    def time(self, prog: BpfProg) -> int:
+        """Nanoseconds that those took, over all CPUs."""
+        return self._sum(prog, "nsecs")
+
     def _sum(self, prog: BpfProg, field: str) -> int:
         return sum(self._kernel.percpu.values(prog.stats + bpf_prog_stats.offset(field)))
 

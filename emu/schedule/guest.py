@@ -88,6 +88,11 @@ class GuestActor:
         return self._vcpu
 
     @property
+    def ended(self) -> int:
+        """Calls that are over."""
+        return self._next
+
+    @property
     def call(self) -> GuestCall | None:
         """The call that it is in, or makes next."""
         return self.calls[self._next] if self._next < len(self.calls) else None

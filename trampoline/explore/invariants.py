@@ -9,21 +9,19 @@ from emu.schedule.actor import Actor
 from emu.schedule.guest import GuestActor, GuestCall
 from emu.schedule.violation import Violation
 from emu.schedule.world import World
-from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
+from emu.structs import PERCPU, PREEMPT_ENABLED, rq, srcu_ctr, task_struct
 from trampoline.attach import AttachType
-from trampoline.explore.plan import Deed, Operation
+from trampoline.explore.plan import Deed, Operation, Plan
 from trampoline.explore.stage import ARGUMENT, Stage
 
 
 class CallsSeeWhatTheyMay:
     """Each program runs once if it was attached all the time, not at all if it never was, and either if it came or went
-    meanwhile; the original runs once, it or its replacement; arguments and return value arrive.
+    meanwhile; the original runs once, it or its replacement; arguments, cookies and return value arrive.
     """
 
-    def __init__(
-        self, stage: Stage, attached: Mapping[str, frozenset[int]], operations: Mapping[str, Operation]
-    ) -> None:
-        self._stage, self._attached = stage, attached
+    def __init__(self, stage: Stage, plan: Plan, operations: Mapping[str, Operation]) -> None:
+        self._stage, self._attached, self._cookies = stage, plan.attached, plan.cookies
         self._deeds = [deed for operation in operations.values() for deed in operation]
         self._checked: dict[str, int] = {}
 
@@ -61,6 +59,9 @@ class CallsSeeWhatTheyMay:
                 raise Violation("program run wrongly", f"{who}: {name} ran {runs} times, not {wanted}")
             if runs and notes.seen[number] & 0xFFFFFFFF != ARGUMENT:
                 raise Violation("wrong argument", f"{who}: program {number} saw {notes.seen[number]:#x}")
+            if runs and notes.cookies[number] not in self._may_find(number, call):
+                found = notes.cookies[number]
+                raise Violation("wrong cookie", f"{who}: program {number} found {found:#x}, which it never had there")
 
     def _replaced(self, call: GuestCall) -> set[int]:
         """How often the replacement may have run in a call."""
@@ -95,20 +96,43 @@ class CallsSeeWhatTheyMay:
                 states.add(0)
         return states
 
+    def _may_find(self, number: int, call: GuestCall) -> set[int]:
+        """The cookies that a program may have found in a call."""
+        found = {self._cookies.get((number, call.name), 0)}
+        for deed in self._deeds:
+            attaches = deed.program == number and deed.attached and call.name in deed.functions
+            if attaches and 0 <= deed.begun <= call.ended:
+                cookie = deed.cookies.get(call.name, 0)
+                found = {cookie} if 0 <= deed.ended < call.begun and deed.error is None else {*found, cookie}
+        return found
+
 
 class EnterAndExitBalance:
-    """At rest no CPU and no task is in a read section, holds migration off or has a run context, and no program counts
-    itself as running.
+    """At rest no CPU and no task is in a read section, holds migration off or has a run context, no program counts
+    itself as running, a percpu_ref is held by its first holder at most, and no program took time, since none passes.
+    Behind each call no CPU counts more ends of a program's runs than beginnings: tasks do not leave a CPU in the midst
+    of one.
     """
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
+        self._ended: dict[str, int] = {}
 
     def begin(self, world: World) -> None:
         """See Invariant."""
+        self._ended.clear()
 
     def after_step(self, world: World, actor: Actor) -> None:
         """See Invariant."""
+        # Programs may be gone when all is at rest, and their counts with them.
+        if isinstance(actor, GuestActor) and (ended := actor.ended) != self._ended.get(actor.letter, 0):
+            self._ended[actor.letter] = ended
+            percpu = world.kernel.percpu
+            for prog in self._stage.programs:
+                if percpu.name(prog.active) == f"active of {prog.name}":
+                    active = percpu.values(prog.active, 4)
+                    if any(count >> 31 for count in active):
+                        raise Violation("unbalanced", f"{prog.name} ended more often than it began: {active}")
 
     def at_rest(self, world: World) -> None:
         """See Invariant."""
@@ -118,6 +142,17 @@ class EnterAndExitBalance:
             count = machine.read_u32(area + _PREEMPT_COUNT)
             if count != PREEMPT_ENABLED:
                 raise Violation("unbalanced", f"preempt_count of cpu {cpu} is {count:#x}")
+        pinned = kernel.percpu.values(_NR_PINNED, 4)
+        if any(pinned):
+            raise Violation("unbalanced", f"nr_pinned is {pinned}: tasks stay pinned to a CPU")
+        for counts in _TRACE_READERS:
+            locks, unlocks = (sum(kernel.percpu.values(count)) for count in counts)
+            if locks != unlocks:
+                raise Violation("unbalanced", f"{locks} sections of RCU-tasks-trace were entered, {unlocks} left")
+        refs = kernel.percpu_refs
+        for ref in refs.initialised:
+            if refs.count(ref) > 1:
+                raise Violation("unbalanced", f"the percpu_ref at {ref:#x} counts {refs.count(ref):#x}")
         for actor in world.actors:
             if not isinstance(actor, GuestActor):
                 continue
@@ -125,14 +160,25 @@ class EnterAndExitBalance:
                 value = int.from_bytes(machine.read(actor.task.address + offset, size), "little")
                 if value:
                     raise Violation("unbalanced", f"{field} of {actor.name} is {value:#x}")
+        programs = self._stage.lab.programs
         for prog in self._stage.programs:
-            if prog.address in self._stage.lab.programs.loaded:
+            if prog.address in programs.loaded:
                 active = kernel.percpu.values(prog.active, 4)
                 if any(active):
                     raise Violation("unbalanced", f"{prog.name} counts as running: {active}")
+                if time := programs.time(prog):
+                    raise Violation("wrong statistics", f"{prog.name} took {time:#x} ns, while no time passed")
 
 
-_PREEMPT_COUNT = PERCPU.offset("preempt_count")
+_PREEMPT_COUNT, _NR_PINNED = PERCPU.offset("preempt_count"), PERCPU.offset("runqueues") + rq.offset("nr_pinned")
+_TRACE_READERS = [
+    tuple(
+        PERCPU.offset("rcu_tasks_trace_srcu_ctrs") + number * srcu_ctr.size + srcu_ctr.offset(field)
+        for field in ("srcu_locks", "srcu_unlocks")
+    )
+    for number in range(2)
+]
+"""Where a CPU counts who enters and who leaves (7.0)."""
 _TASK_FIELDS = {
     field: (task_struct.offset(field), size)
     for field, size in (("bpf_ctx", 8), ("migration_disabled", 2), ("trc_reader_nesting", 4))

@@ -6,73 +6,37 @@ from functools import partial
 
 from emu.kernel.entry import SITE_SIZE
 from emu.kernel.errors import KernelError
-from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag
 from emu.kernel.functions import AssemblyFunctions
-from emu.process import Lock, PointKind
+from emu.process import PointKind
 from emu.schedule.violation import Violation
+from emu.structs import PERCPU
 from emu.task import TaskState
 from trampoline.designs import DESIGNS
+from trampoline.explore.parts import (
+    Attachment,
+    Livepatch,
+    Until,
+    by_program,
+    callers,
+    cookie_series,
+    detach,
+    others_wait,
+    tracer_of,
+)
 from trampoline.explore.plan import Deed, Operation, Plan, PlannedCall, PlannedTask
 from trampoline.explore.stage import MODULE, MODULE_FUNCTIONS, Stage
-from trampoline.link import MultiLink
-from trampoline.prog import BpfProg
 
 _RESIZED = 15
 """Functions that make the hash grow beyond its first 16 buckets when they come, and shrink when they go."""
 
-_FIRST_TASK = "task on cpu 0"
 _MOST_POINTS = 60
 """Points of a kind in one operation at most."""
-
-
-def _callers(*functions: str, cpus: int = 2, both: bool = False) -> list[PlannedTask]:
-    """A task on each CPU, which calls the functions one after the other."""
-    every = tuple(range(cpus))
-    return [
-        PlannedTask(f"task on cpu {cpu}", (cpu, *(other for other in every if other != cpu)) if both else (cpu,),
-                    tuple(PlannedCall(function) for function in functions))
-        for cpu in every
-    ]  # fmt: skip
-
-
-class _Attachment:
-    """A link that an operation makes, and perhaps takes off again."""
-
-    def __init__(self, stage: Stage, prog: BpfProg, *functions: str, cookies: bool = False) -> None:
-        self._stage, self._prog, self._functions = stage, prog, functions
-        self._cookies = tuple(range(1, len(functions) + 1)) if cookies else None
-        self._link: MultiLink | None = None
-
-    def attach(self) -> None:
-        """Attach."""
-        self._link = self._stage.attach(self._prog, *self._functions, cookies=self._cookies)
-
-    def detach(self) -> None:
-        """Detach what was attached; nothing where that was refused."""
-        if self._link is not None:
-            self._link.detach()
-
-    def deed(self, *, attached: bool) -> Deed:
-        """Attaching, or detaching, as part of an operation."""
-        number = self._stage.programs.index(self._prog)
-        verb = "attach" if attached else "detach"
-        do = self.attach if attached else self.detach
-        return Deed(f"{verb} {self._prog.name}", do, number, self._functions, attached)
-
-
-def _detach(stage: Stage, link: MultiLink, prog: BpfProg, *, unload: bool = True) -> list[Deed]:
-    """Detach what was attached from the start, and let go of the program."""
-    number = stage.programs.index(prog)
-    deeds = [Deed(f"detach {prog.name}", link.detach, number, link.functions, attached=False)]
-    if unload:
-        deeds.append(Deed(f"unload {prog.name}", lambda: stage.lab.unload(prog)))
-    return deeds
 
 
 def attach_during_call(stage: Stage) -> Plan:
     """A program is attached to a function that both CPUs are calling."""
     prog = stage.program("fexit")
-    return Plan(_callers("explored"), lambda: {"attach": [_Attachment(stage, prog, "explored").deed(attached=True)]})
+    return Plan(callers("explored"), lambda: {"attach": [Attachment(stage, prog, "explored").deed(attached=True)]})
 
 
 def detach_during_call(stage: Stage) -> Plan:
@@ -80,8 +44,10 @@ def detach_during_call(stage: Stage) -> Plan:
     before, behind = stage.program("fentry"), stage.program("fexit")
     links = [stage.attach(before, "explored"), stage.attach(behind, "explored")]
     return Plan(
-        _callers("explored"),
-        lambda: {"detach": _detach(stage, links[0], before) + _detach(stage, links[1], behind)},
+        callers("explored"),
+        lambda: {
+            "detach": [others_wait(stage), *detach(stage, links[0], before), *detach(stage, links[1], behind)]
+        },
         attached={"explored": frozenset({0, 1})},
         state=[links],
     )
@@ -92,8 +58,10 @@ def detach_while_sleeping(stage: Stage) -> Plan:
     before, behind = stage.program("fentry"), stage.program("fexit")
     links = [stage.attach(before, "explored_sleeps"), stage.attach(behind, "explored_sleeps")]
     return Plan(
-        _callers("explored_sleeps", both=True),
-        lambda: {"detach": _detach(stage, links[1], behind) + _detach(stage, links[0], before)},
+        callers("explored_sleeps", both=True),
+        lambda: {
+            "detach": [others_wait(stage), *detach(stage, links[1], behind), *detach(stage, links[0], before)]
+        },
         attached={"explored_sleeps": frozenset({0, 1})},
         state=[links],
     )
@@ -105,47 +73,70 @@ def modify_during_call(stage: Stage) -> Plan:
     link = stage.attach(stays, "explored")
 
     def operations() -> dict[str, Operation]:
-        attachment = _Attachment(stage, comes, "explored")
+        attachment = Attachment(stage, comes, "explored")
         return {"modify": [attachment.deed(attached=True), attachment.deed(attached=False)]}
 
-    return Plan(_callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link])
+    return Plan(callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link])
 
 
 def resize_during_lookup(stage: Stage) -> Plan:
-    """Metadata's table shrinks and grows while CPUs, and a task that sleeps, look functions up in it that stay."""
+    """Metadata's table shrinks and grows while CPUs, and a task that sleeps, look functions up in it: some that stay,
+    some that go and come with another cookie.
+    """
     stays, comes = stage.program("fexit"), stage.program("fentry")
     traced = ("explored", "explored_sleeps")
     more = [f"explored_{number}" for number in range(1, _RESIZED + 1)]
-    links = [
-        stage.attach(stays, *traced, cookies=range(1, len(traced) + 1)),
-        stage.attach(comes, *more, cookies=range(1, len(more) + 1)),
-    ]
+    first, second, third = cookie_series(len(traced), len(more), len(more))
+    links = [stage.attach(stays, *traced, cookies=first), stage.attach(comes, *more, cookies=second)]
 
     def operations() -> dict[str, Operation]:
-        again = _Attachment(stage, comes, *more, cookies=True)
+        again = Attachment(stage, comes, *more, cookies=third)
         return {
             "resize": [
-                *_detach(stage, links[1], comes, unload=False), again.deed(attached=True), again.deed(attached=False),
-                *_detach(stage, links[0], stays),
+                *detach(stage, links[1], comes, unload=False), again.deed(attached=True), again.deed(attached=False),
+                *detach(stage, links[0], stays),
             ]
         }  # fmt: skip
 
     tasks = [
-        PlannedTask("task on cpu 0", (0,), (PlannedCall("explored"),) * 3),
-        PlannedTask("task on cpu 1", (1,), (PlannedCall("explored_sleeps"), PlannedCall("explored"))),
+        PlannedTask("task on cpu 0", (0,), tuple(map(PlannedCall, ("explored", more[0], "explored", more[1])))),
+        PlannedTask("task on cpu 1", (1,), tuple(map(PlannedCall, ("explored_sleeps", "explored", more[0])))),
     ]
+    cookies = by_program(traced, first) | {(1, name): cookie for name, cookie in zip(more, second, strict=True)}
     attached = {**dict.fromkeys(traced, frozenset({0})), **dict.fromkeys(more, frozenset({1}))}
-    return Plan(tasks, operations, attached=attached, state=[links])
+    return Plan(tasks, operations, attached=attached, cookies=cookies, state=[links])
+
+
+def cookies_change(stage: Stage) -> Plan:
+    """A program leaves two functions that have another one, and a third one comes, each with cookies of its own, while
+    both CPUs call them.
+    """
+    stays, goes, comes = (stage.program("fentry") for _ in range(3))
+    functions = ("explored", "explored_1")
+    first, second, third = cookie_series(*[len(functions)] * 3)
+    links = [stage.attach(stays, *functions, cookies=first), stage.attach(goes, *functions, cookies=second)]
+
+    def operations() -> dict[str, Operation]:
+        attachment = Attachment(stage, comes, *functions, cookies=third)
+        return {"change": [*detach(stage, links[1], goes), attachment.deed(attached=True)]}
+
+    return Plan(
+        callers(*functions),
+        operations,
+        attached=dict.fromkeys(functions, frozenset({0, 1})),
+        cookies=by_program(functions, first, second),
+        state=[links],
+    )
 
 
 def two_attaches(stage: Stage) -> Plan:
     """Two programs are attached at once, while both CPUs call the function."""
     first, second = stage.program("fentry"), stage.program("fexit")
     return Plan(
-        _callers("explored"),
+        callers("explored"),
         lambda: {
-            "attach P0": [_Attachment(stage, first, "explored").deed(attached=True)],
-            "attach P1": [_Attachment(stage, second, "explored").deed(attached=True)],
+            "attach P0": [Attachment(stage, first, "explored").deed(attached=True)],
+            "attach P1": [Attachment(stage, second, "explored").deed(attached=True)],
         },
     )
 
@@ -156,10 +147,10 @@ def batch_patching(stage: Stage) -> Plan:
     functions = ("explored", "explored_1", "explored_2")
 
     def operations() -> dict[str, Operation]:
-        attachment = _Attachment(stage, prog, *functions)
+        attachment = Attachment(stage, prog, *functions)
         return {"batch": [attachment.deed(attached=True), attachment.deed(attached=False)]}
 
-    return Plan(_callers("explored", "explored_2"), operations)
+    return Plan(callers("explored", "explored_2"), operations)
 
 
 def livepatch_meets_fexit(stage: Stage) -> Plan:
@@ -167,10 +158,10 @@ def livepatch_meets_fexit(stage: Stage) -> Plan:
     prog = stage.program("fexit")
     patch = stage.livepatch("explored")
     return Plan(
-        _callers("explored"),
+        callers("explored"),
         lambda: {
             "livepatch": [Deed("livepatch", patch.enable, functions=("explored",), livepatched=True)],
-            "attach": [_Attachment(stage, prog, "explored").deed(attached=True)],
+            "attach": [Attachment(stage, prog, "explored").deed(attached=True)],
         },
         may_refuse=frozenset({EBUSY, EAGAIN}),
     )
@@ -184,32 +175,13 @@ def module_unload(stage: Stage) -> Plan:
     inside = f"{MODULE}:{MODULE_FUNCTIONS[0].name}"
 
     def operations() -> dict[str, Operation]:
-        attachment = _Attachment(stage, prog, "explored", inside)
+        attachment = Attachment(stage, prog, "explored", inside)
         return {
             "trace": [attachment.deed(attached=True), attachment.deed(attached=False)],
             "unload": [Deed("unload the module", lambda: kernel.modules.unload(MODULE))],
         }
 
-    return Plan(_callers("explored"), operations, may_refuse=frozenset({EWOULDBLOCK, ENOENT}))
-
-
-class _Until(Lock):
-    """Is waited for like a lock that is held until the first task is in one of some states."""
-
-    def __init__(self, stage: Stage, *states: TaskState) -> None:
-        super().__init__(stage.lab.kernel.process, f"until a task is {' or '.join(states)}")
-        self._stage, self._states = stage, states
-
-    @property
-    def held(self) -> bool:
-        """Whether to wait."""
-        tasks = (task for task in self._stage.lab.kernel.machine.tasks if task.name == _FIRST_TASK)
-        return any(task.state not in self._states for task in tasks)
-
-    def deed(self) -> Deed:
-        """Waiting, as part of an operation."""
-        process = self._stage.lab.kernel.process
-        return Deed("wait", lambda: process.point(PointKind.LOCK, self.name, self))
+    return Plan(callers("explored"), operations, may_refuse=frozenset({EWOULDBLOCK, ENOENT}))
 
 
 def detach_while_program_sleeps(stage: Stage) -> Plan:
@@ -220,26 +192,27 @@ def detach_while_program_sleeps(stage: Stage) -> Plan:
     """
     sleeps = stage.program("fentry", sleeps=True)
     link = stage.attach(sleeps, "explored")
-    asleep = _Until(stage, TaskState.SLEEPING, TaskState.DONE)
+    asleep = Until(stage, TaskState.SLEEPING, TaskState.DONE)
 
     def operations() -> dict[str, Operation]:
-        return {"detach": [asleep.deed(), *_detach(stage, link, sleeps)]}
+        return {"detach": [others_wait(stage), asleep.deed(), *detach(stage, link, sleeps)]}
 
     return Plan(
-        _callers("explored", both=True)[:1], operations, attached={"explored": frozenset({0})}, state=[link]
+        callers("explored", both=True)[:1], operations, attached={"explored": frozenset({0})}, state=[link]
     )
 
 
 def tracer_comes_and_goes(stage: Stage) -> Plan:
-    """A function tracer comes to a function that has a program, and leaves it, while both CPUs call it."""
+    """A function tracer comes to a function that has a program and to one that has none, where its own trampoline is
+    called, and leaves them, while both CPUs call them.
+    """
     prog = stage.program("fentry")
     link = stage.attach(prog, "explored")
     kernel = stage.lab.kernel
-    site = kernel.function("explored").site
-    assert site is not None
+    functions = ("explored", "explored_1")
 
     def operations() -> dict[str, Operation]:
-        ops = FtraceOps("tracer", lambda ip, parent, ops, regs: None, FtraceOpsFlag(0), filter={site})
+        ops = tracer_of(stage, *functions)
         return {
             "trace": [
                 Deed("register", lambda: kernel.ftrace.register_ftrace_function(ops)),
@@ -248,56 +221,80 @@ def tracer_comes_and_goes(stage: Stage) -> Plan:
         }
 
     return Plan(
-        _callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+        callers(*reversed(functions)), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
     )
 
 
-class _Livepatch:
-    """A livepatch that comes, unless it is refused, and goes."""
+def tracer_stays(stage: Stage) -> Plan:
+    """A function has a tracer beside its program, so that both CPUs, which call it, walk the list of ftrace_ops and
+    look into their filters, while another program comes to other functions and leaves them.
+    """
+    stays, comes = stage.program("fentry"), stage.program("fexit")
+    link = stage.attach(stays, "explored")
+    stage.lab.kernel.ftrace.register_ftrace_function(tracer_of(stage, "explored"))
 
-    def __init__(self, stage: Stage, function: str) -> None:
-        self._patch, self._functions = stage.livepatch(function), (function,)
+    def operations() -> dict[str, Operation]:
+        attachment = Attachment(stage, comes, "explored_1", "explored_2")
+        return {"trace": [attachment.deed(attached=True), attachment.deed(attached=False)]}
 
-    def deed(self, *, on: bool) -> Deed:
-        """Coming, or going."""
-        if on:
-            return Deed("livepatch", self._patch.enable, functions=self._functions, livepatched=True)
-        return Deed("no livepatch", self._disable, functions=self._functions, livepatched=False)
+    return Plan(
+        callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+    )
 
-    def _disable(self) -> None:
-        if self._patch.enabled:
-            self._patch.disable()
+
+def statistics_meet_attach(stage: Stage) -> Plan:
+    """Run-time statistics are turned on and off, while a second program comes and goes and both CPUs call. One CPU's
+    clock says 0, which programs take for a time that nobody wants to know.
+    """
+    stays, comes = stage.program("fentry"), stage.program("fexit")
+    link = stage.attach(stays, "explored")
+    lab = stage.lab
+    PERCPU.view(lab.kernel.machine, lab.kernel.percpu_areas[1]).sched_clock = 1000
+
+    def operations() -> dict[str, Operation]:
+        attachment = Attachment(stage, comes, "explored")
+        return {
+            "statistics": [
+                Deed("statistics", lambda: lab.stats(enabled=True), functions=("explored",)),
+                Deed("no statistics", lambda: lab.stats(enabled=False), functions=("explored",)),
+            ],
+            "trace": [attachment.deed(attached=True), attachment.deed(attached=False)],
+        }
+
+    return Plan(
+        callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+    )
 
 
 def livepatch_comes_and_goes(stage: Stage) -> Plan:
     """A function is livepatched, gets programs, is called, is itself again, and loses them."""
     progs = stage.program("fentry"), stage.program("fexit")
-    patch, called = _Livepatch(stage, "explored"), _Until(stage, TaskState.DONE)
+    patch, called = Livepatch(stage, "explored"), Until(stage, TaskState.DONE)
 
     def operations() -> dict[str, Operation]:
-        attachments = [_Attachment(stage, prog, "explored") for prog in progs]
+        attachments = [Attachment(stage, prog, "explored") for prog in progs]
         come, go = ([one.deed(attached=on) for one in attachments] for on in (True, False))
         return {"livepatch": [patch.deed(on=True), *come, called.deed(), patch.deed(on=False), *go]}
 
     return Plan(
-        _callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
+        callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
     )
 
 
 def livepatch_meets_modify(stage: Stage) -> Plan:
     """A function is livepatched and is itself again, while programs come and go, and both CPUs call it."""
     progs = stage.program("fentry"), stage.program("fexit")
-    patch = _Livepatch(stage, "explored")
+    patch = Livepatch(stage, "explored")
 
     def operations() -> dict[str, Operation]:
-        attachments = [_Attachment(stage, prog, "explored") for prog in progs]
+        attachments = [Attachment(stage, prog, "explored") for prog in progs]
         return {
             "livepatch": [patch.deed(on=True), patch.deed(on=False)],
             "trace": [one.deed(attached=on) for on in (True, False) for one in attachments],
         }
 
     return Plan(
-        _callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
+        callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
     )
 
 
@@ -331,7 +328,7 @@ def failures_on_the_way(stage: Stage) -> Plan:
     def operations() -> dict[str, Operation]:
         deeds = []
         for kinds in ((PointKind.PATCH, PointKind.ALLOC), (PointKind.ALLOC, PointKind.PATCH)):
-            attachment = _Attachment(stage, comes, *functions)
+            attachment = Attachment(stage, comes, *functions)
             for attached, kind in zip((True, False), kinds, strict=True):
                 deed = attachment.deed(attached=attached)
                 deed.do = partial(persistently, deed.do, kind)
@@ -339,7 +336,7 @@ def failures_on_the_way(stage: Stage) -> Plan:
         return {"modify": deeds}
 
     return Plan(
-        _callers(*functions), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+        callers(*functions * 3), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
     )
 
 
@@ -351,12 +348,15 @@ SCENARIOS: dict[str, Scenario] = {
     "detach-while-sleeping": detach_while_sleeping,
     "modify-during-call": modify_during_call,
     "resize-during-lookup": resize_during_lookup,
+    "cookies-change": cookies_change,
     "two-attaches": two_attaches,
     "batch-patching": batch_patching,
     "livepatch-meets-fexit": livepatch_meets_fexit,
     "module-unload": module_unload,
     "detach-while-program-sleeps": detach_while_program_sleeps,
     "tracer-comes-and-goes": tracer_comes_and_goes,
+    "tracer-stays": tracer_stays,
+    "statistics-meet-attach": statistics_meet_attach,
     "livepatch-comes-and-goes": livepatch_comes_and_goes,
     "livepatch-meets-modify": livepatch_meets_modify,
     "failures-on-the-way": failures_on_the_way,

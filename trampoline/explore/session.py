@@ -247,7 +247,7 @@ class Session:
             actors.append(ControlActor(world, len(actors), letter, name, partial(self._do, operations[name])))
         actors.append(GraceActor(world, len(actors)))
         invariants: list[Invariant] = [
-            CallsSeeWhatTheyMay(self.stage, self.plan.attached, operations),
+            CallsSeeWhatTheyMay(self.stage, self.plan, operations),
             EnterAndExitBalance(self.stage),
             EndsAsSomeOrder(self.stage, operations, lambda: self._orders_without(operations)),
         ]

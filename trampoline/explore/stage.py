@@ -17,9 +17,13 @@ from trampoline.prog import BpfProg, Uses
 
 PROGRAMS = 6
 """Programs of a scenario at most."""
-NOTES = 128
-"""Bytes in which one call is noted: how often the original and its replacement ran, then each program."""
-_ORIGINAL, _REPLACEMENT, _PROGRAMS, _SEEN = 0, 4, 8, 64
+NOTES = 160
+"""Bytes in which one call is noted: how often the original and its replacement ran, then each program, and the first
+argument and the cookie as each saw them.
+"""
+_ORIGINAL, _REPLACEMENT, _PROGRAMS, _SEEN, _COOKIES = 0, 4, 8, 64, 112
+_ROOM = 4096
+"""Bytes for the notes of all calls."""
 ARGUMENT = 41
 """The first argument of every call; functions return one more."""
 
@@ -57,6 +61,8 @@ class Notes:
     programs: tuple[int, ...]
     seen: tuple[int, ...]
     """The first argument as each program saw it."""
+    cookies: tuple[int, ...]
+    """The cookie that each program found."""
 
 
 class Stage:
@@ -83,23 +89,29 @@ class Stage:
         )
         kernel = self.lab.kernel
         self.design, self.vcpus = design, vcpus
-        self._notes = kernel.module_data(4096, 4096)
+        self._notes = kernel.module_data(_ROOM, 4096)
         self._used = 0
         self.programs: list[BpfProg] = []
         self.patches: list[LivePatch] = []
 
     def program(self, kind: str, *, sleepable: bool = False, sleeps: bool = False) -> BpfProg:
-        """Load a program that counts itself, and notes the first argument, in memory that the second points to.
+        """Load a program that counts itself, and notes the first argument and its cookie, in memory that the second
+        argument points to.
 
-        ``sleeps``: then it waits until somebody wakes the task.
+        ``sleeps``: then it waits until somebody wakes the task, and does so again: grace periods that begin meanwhile
+        see it asleep and awake.
         """
         number = len(self.programs)
-        schedule = "sub rsp, 8\n    call schedule\n    add rsp, 8" if sleeps else ""
+        schedule = "sub rsp, 8\n    call schedule\n    call schedule\n    add rsp, 8" if sleeps else ""
         text = f"""
     mov rdx, qword ptr [rdi + 8]                   ; notes
     inc dword ptr [rdx + {_PROGRAMS + 4 * number}]
     mov rax, qword ptr [rdi]
     mov qword ptr [rdx + {_SEEN + 8 * number}], rax
+    mov rax, qword ptr gs:[percpu.current_task]    ; bpf_get_attach_cookie()
+    mov rax, qword ptr [rax + task_struct.bpf_ctx]
+    mov rax, qword ptr [rax + bpf_tramp_run_ctx.bpf_cookie]
+    mov qword ptr [rdx + {_COOKIES + 8 * number}], rax
     {schedule}
     xor eax, eax
     ret
@@ -123,7 +135,7 @@ class Stage:
     def notes(self) -> int:
         """Guest address of memory for the notes of one more call."""
         self._used += 1
-        if self._used * NOTES > 4096:
+        if self._used * NOTES > _ROOM:
             raise KernelError(EINVAL, "no room for the notes of more calls")
         return self._notes + (self._used - 1) * NOTES
 
@@ -141,6 +153,7 @@ class Stage:
             word(_REPLACEMENT),
             tuple(word(_PROGRAMS + 4 * number) for number in range(count)),
             tuple(word(_SEEN + 8 * number, 8) for number in range(count)),
+            tuple(word(_COOKIES + 8 * number, 8) for number in range(count)),
         )
 
     def clear_notes(self, address: int) -> None:
@@ -156,7 +169,7 @@ class Stage:
         layout = self.lab.kernel.layout
         code = ((layout.text, TEXT_SIZE), (layout.modules, EXEC_SIZE))
         world = World(self.lab.kernel, [self.lab, *self.programs, *self.patches, *roots], code)
-        world.private.append((self._notes, self._notes + 4096))
+        world.private.append((self._notes, self._notes + _ROOM))
         return world
 
     def close(self) -> None:

@@ -6,15 +6,22 @@ import pytest
 
 from emu.kernel.errors import KernelError
 from emu.schedule.action import BadSchedule
+from emu.schedule.guest import GuestActor
 from emu.schedule.pct import Pct
+from emu.schedule.replay import Replay
+from emu.schedule.run import Choice
 from emu.schedule.spec import scheduler_for
+from emu.schedule.violation import Violation
+from emu.structs import PERCPU, percpu_ref, rq, srcu_ctr
 from trampoline.cli import main
 from trampoline.designs import DESIGNS
 from trampoline.errors import TrampolineError
 from trampoline.explore.address import ScheduleAddress
 from trampoline.explore.campaign import campaign, explore
+from trampoline.explore.invariants import EnterAndExitBalance
 from trampoline.explore.scenarios import SCENARIOS, applies
 from trampoline.explore.session import Session
+from trampoline.structs import bpf_prog_stats
 
 AS_POSTED = {"seed-v2"}
 """Designs with defects that are to be found."""
@@ -116,6 +123,70 @@ def test_lazy_kernels_preempt_and_migrate():
             texts.append(outcome.text)
             assert outcome.violation is None
         assert any("P" in text for text in texts)
+
+
+BALANCES = {
+    "nr_pinned": PERCPU.offset("runqueues") + rq.offset("nr_pinned"),
+    "RCU-tasks-trace": PERCPU.offset("rcu_tasks_trace_srcu_ctrs") + srcu_ctr.offset("srcu_locks"),
+}
+
+
+@pytest.mark.parametrize("what", [*BALANCES, "percpu_ref", "counts as running", "took 0x1 ns"])
+def test_what_is_left_unbalanced_at_rest_is_seen(what):
+    with Session("modify-during-call", "per-function", "7.2", "none") as session:
+        kernel, prog = session.stage.lab.kernel, session.stage.programs[0]
+        balance = EnterAndExitBalance(session.stage)
+        balance.at_rest(session.world)
+        reference = next(iter(kernel.percpu_refs.initialised))
+        counter = percpu_ref.view(kernel.machine, reference).percpu_count_ptr
+        nsecs = prog.stats + bpf_prog_stats.offset("nsecs")
+        offset = {**BALANCES, "percpu_ref": counter, "counts as running": prog.active, "took 0x1 ns": nsecs}[what]
+        address = kernel.percpu.address(offset, 1)
+        kernel.machine.write_u32(address, kernel.machine.read_u32(address) + 1)
+        with pytest.raises(Violation, match=what):
+            balance.at_rest(session.world)
+
+
+def test_a_program_that_ends_on_another_cpu_is_seen_behind_the_call():
+    with Session("detach-while-program-sleeps", "per-function", "7.2", "none") as session:
+        kernel, prog = session.stage.lab.kernel, session.stage.programs[0]
+        session.run(_Last())
+        call = next(actor for actor in session.world.actors if isinstance(actor, GuestActor))
+        balance = EnterAndExitBalance(session.stage)
+        balance.begin(session.world)
+        # The program is gone, and its count may belong to others.
+        balance.after_step(session.world, call)
+        session.world.reset()
+        balance.begin(session.world)
+        kernel.machine.write_u32(kernel.percpu.address(prog.active, 1), (1 << 32) - 1)
+        with pytest.raises(Violation, match="ended more often than it began"):
+            balance.after_step(session.world, call)
+
+
+class _Last(Replay):
+    """Operations and grace periods go first."""
+
+    def __init__(self):
+        super().__init__((), strict=False)
+
+    def choose(self, actions, last, step):
+        return Choice(actions[-1])
+
+
+@pytest.mark.parametrize("design", ["per-function", "tramplab", "seed-v2-repaired"])
+def test_a_cookie_that_a_program_never_had_is_seen(design):
+    with Session("cookies-change", design) as session:
+        assert explore(session, Pct(1), schedules=3).found is None
+        session.plan.cookies = {**session.plan.cookies, (1, "explored_1"): 7}
+        violation = session.run(_Last()).violation
+        assert violation is None, "the program was gone before anybody called"
+        scheduler = Pct(1)
+        scheduler.begin()
+        session.plan.operations = lambda: {"change": []}
+        violation = session.run(scheduler).violation
+        assert violation.kind == "wrong cookie"
+        assert "explored_1" in str(violation)
+        assert "program 1" in str(violation)
 
 
 def test_addresses():
