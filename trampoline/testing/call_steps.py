@@ -52,8 +52,9 @@ class CallSteps(Steps):
         loaded = self.load(first, multi=multi, sleepable=sleepable)
         link = self._come(data, loaded)
         self.let_go(loaded)
-        happened, task = self.watched.start(SLEEPER, (1, 2), cpu)
-        asleep = self.returned(SLEEPER, task, happened, *self.reference.start(SLEEPER, (1, 2), cpu))
+        args = self.watched.functions[SLEEPER].distinct()
+        happened, task = self.watched.start(SLEEPER, args, cpu)
+        asleep = self.returned(SLEEPER, task, happened, *self.reference.start(SLEEPER, args, cpu))
         self._goes(loaded, link)
         more: list[tuple[Loaded, Link | MultiLink]] = []
         for number in range(data.draw(st.integers(0, 3), "others")):
@@ -94,7 +95,7 @@ class CallSteps(Steps):
             loaded = self.load(program, multi=multi, sleepable=True)
             links[program.number] = self.watched.attach(program, loaded.prog, (name,), (program.number,), multi=multi)
             self.reference.attach(program, (name,), (program.number,), multi=multi)
-        args = tuple(range(1, self.watched.functions[name].model.nr_regs + 1))
+        args = self.watched.functions[name].distinct()
         expected, value = self.reference.call(name, args, cpu)
         sleeps_in, self.watched.sleeps_in = self.watched.sleeps_in, lambda program, _: program.number == sleeper.number
         happened, task = self.watched.start(name, args, cpu)

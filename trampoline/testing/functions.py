@@ -19,6 +19,7 @@ _PARTS = {
     "r8": {1: "r8b", 2: "r8w", 4: "r8d"},
     "r9": {1: "r9b", 2: "r9w", 4: "r9d"},
 }
+_FIRST_WORD, _NEXT_WORD, _OTHER_WORDS = 0x9182_7364_5546_3728, 0x1111_1111_1111_1111, 0x0101_0101_0101_0101
 _MAY_CHANGE = ("edi", "esi", "edx", "ecx", "r8d", "r9d", "r10d", "r11d")
 _WIDTHS = {1: "byte", 2: "word", 4: "dword", 8: "qword"}
 
@@ -90,6 +91,11 @@ class Traced:
         for word, (place, in_registers) in zip(words, word_places(self.model), strict=True):
             (registers if in_registers else stack)[place] = word
         return [registers[n] for n in sorted(registers)], [stack[n] for n in sorted(stack)]
+
+    def distinct(self, salt: int = 0) -> tuple[int, ...]:
+        """Argument words in which each byte differs from that of the next word, and from that of the next salt."""
+        words = range(self.model.nr_regs)
+        return tuple(_FIRST_WORD + _NEXT_WORD * n + _OTHER_WORDS * salt & MASK for n in words)
 
     @property
     def has_stack_words(self) -> bool:

@@ -155,7 +155,7 @@ class ObservedSteps(Steps):
             with suppress(MachineError):
                 self.lab.kernel.machine.vcpus[OBSERVER].see_new(site)
         model = self.watched.functions[name].model
-        args = (steps,) * model.nr_regs
+        args = self.watched.functions[name].distinct(steps)
         happened, value = self.watched.call(name, args, cpu=OBSERVER)
         cut = (1 << 8 * model.ret_size) - 1
         known = {loaded.program.number for loaded in self.loaded}

@@ -78,9 +78,9 @@ EVERYTHING = frozenset({"ip", "cookie", "count"})
 class Program:
     """A program as the model knows it. ``result``: what it returns, which matters for fmod_ret.
 
-    ``calls``: a function that it calls each time it runs, with arguments that are all 1. ``sleeps``: it sleeps in a
-    task, where it is alone on its function. ``reads``: what it asks for beside arguments. ``session``: it keeps its
-    number from entry to exit.
+    ``calls``: a function that it calls each time it runs, with its distinct arguments. ``sleeps``: it sleeps in a task,
+    where it is alone on its function. ``reads``: what it asks for beside arguments. ``session``: it keeps its number
+    from entry to exit.
     """
 
     number: int
@@ -385,7 +385,7 @@ class Reference:
             self._active.add(running)
             callee = self.functions[program.calls].traced
             nested = _Course(course.cpu, happened=course.happened)
-            _whole(self._call(program.calls, (1,) * callee.model.nr_regs, nested))
+            _whole(self._call(program.calls, callee.distinct(), nested))
             self._active.discard(running)
         if course.task and self.sleeps_in(program, traced.name):
             self._active.add(running)

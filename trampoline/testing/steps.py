@@ -303,7 +303,7 @@ class Steps(RuleBasedStateMachine):
     def compare_calls(self, names: Sequence[str]) -> None:
         """Call functions, four at most."""
         for name in sorted(set(names))[:4]:
-            self.compare_call(name, range(1, self.watched.functions[name].model.nr_regs + 1), cpu=0)
+            self.compare_call(name, self.watched.functions[name].distinct(), cpu=0)
 
     def compare_call(self, name: str, args: Sequence[int], cpu: int) -> None:
         """Call a function, in the kernel and in the model."""

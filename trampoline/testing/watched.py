@@ -101,7 +101,7 @@ class WatchedLab:
                 context.kernel.machine.write_u64(_session_cookie(context), program.number)
             if program.calls:
                 callee = self.functions[program.calls]
-                registers, stack = callee.travel((1,) * callee.model.nr_regs)
+                registers, stack = callee.travel(callee.distinct())
                 self._nested += 1
                 try:
                     self.lab.call(callee.address, *registers, stack_args=stack, cpu=vcpu.index)
