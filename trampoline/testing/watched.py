@@ -38,6 +38,7 @@ _READERS = {
     field: (task_struct.offset(field), size)
     for field, size in (("bpf_ctx", 8), ("migration_disabled", 2), ("trc_reader_nesting", 4))
 }
+_SECTIONS = {field: _READERS[field] for field in ("trc_reader_nesting", "migration_disabled")}
 
 
 class WatchedLab:
@@ -80,7 +81,8 @@ class WatchedLab:
         self._directs: dict[str, FtraceOps] = {}
         self._kept = [RegisterBatch(vcpu.regs.engine, _KEPT) for vcpu in kernel.machine.vcpus]
         self._clobbered = [RegisterBatch(vcpu.regs.engine, _CLOBBERED) for vcpu in kernel.machine.vcpus]
-        self._nested = 0
+        self._running: list[bool] = []
+        """Whether each program is sleepable that runs now, the innermost last."""
 
     def add(self, prototypes: Sequence[Prototype]) -> None:
         """Put more functions into the kernel."""
@@ -94,26 +96,11 @@ class WatchedLab:
         """A program that tells what it sees, and leaves rubbish in the registers that it may change."""
 
         def run(context: ProgContext) -> int:
-            vcpu = context.vcpu
-            traced, seen = self._seen(program, context)
-            self.happened.append(seen)
-            if program.session and seen.phase is Phase.ENTRY:
-                context.kernel.machine.write_u64(_session_cookie(context), program.number)
-            if program.calls:
-                callee = self.functions[program.calls]
-                registers, stack = callee.travel(callee.distinct())
-                self._nested += 1
-                try:
-                    self.lab.call(callee.address, *registers, stack_args=stack, cpu=vcpu.index)
-                finally:
-                    self._nested -= 1
-                program_again = self._seen(program, context, keeps=seen.phase is Phase.ENTRY)[1]
-                assert program_again == seen, f"after a nested call {program_again}, not {seen}"
-            self._clobbered[vcpu.index].write(_RUBBISH)
-            in_task = vcpu.task is not vcpu.idle and not self._nested
-            if in_task and self.sleeps_in(program, traced.name):
-                vcpu.sleep()
-            return program.result
+            self._running.append(sleepable)
+            try:
+                return self._run_program(program, context)
+            finally:
+                self._running.pop()
 
         kind = f"{program.kind}_multi" if multi else str(program.kind)
         reads = program.reads
@@ -124,6 +111,45 @@ class WatchedLab:
             session_cookie=program.session,
         )
         return self.lab.prog(kind, run, name=f"{_NAME}{program.number}", sleepable=sleepable, uses=uses)
+
+    def _run_program(self, program: Program, context: ProgContext) -> int:
+        vcpu = context.vcpu
+        self._check_section(program, vcpu)
+        traced, seen = self._seen(program, context)
+        self.happened.append(seen)
+        if program.session and seen.phase is Phase.ENTRY:
+            context.kernel.machine.write_u64(_session_cookie(context), program.number)
+        if program.calls:
+            callee = self.functions[program.calls]
+            registers, stack = callee.travel(callee.distinct())
+            self.lab.call(callee.address, *registers, stack_args=stack, cpu=vcpu.index)
+            program_again = self._seen(program, context, keeps=seen.phase is Phase.ENTRY)[1]
+            assert program_again == seen, f"after a nested call {program_again}, not {seen}"
+            self._check_section(program, vcpu)
+        self._clobbered[vcpu.index].write(_RUBBISH)
+        in_task = vcpu.task is not vcpu.idle and len(self._running) == 1
+        if in_task and self.sleeps_in(program, traced.name):
+            vcpu.sleep()
+        return program.result
+
+    def _check_section(self, program: Program, vcpu: Vcpu) -> None:
+        """While a program runs its task is in the read section of its kind, as often as programs of that kind run, and
+        can't migrate where the section alone would let it.
+        """
+        kernel = self.lab.kernel
+        config, task = kernel.config, vcpu.task.address
+        sleepable = sum(self._running)
+        plain = len(self._running) - sleepable
+        pinned = sleepable if config.dont_migrate else sleepable + plain
+        held = {field: kernel.machine.read(task + offset, size) for field, (offset, size) in _SECTIONS.items()}
+        for field, least in (("trc_reader_nesting", sleepable), ("migration_disabled", pinned)):
+            value = int.from_bytes(held[field], "little")
+            assert value >= least, f"program {program.number} runs with {field} {value:#x}, not {least}"
+        count = kernel.machine.read_u32(kernel.percpu_areas[vcpu.index] + _PREEMPT_COUNT) - PREEMPT_ENABLED
+        least = plain if config.preempt_count else 0
+        assert count >= least, f"program {program.number} runs with preempt_count {count:#x}, not {least}"
+        # Who may sleep must be let.
+        assert plain or not count, f"sleepable program {program.number} runs with preempt_count {count:#x}"
 
     def _seen(self, program: Program, context: ProgContext, *, keeps: bool = False) -> tuple[Traced, Ran]:
         """What a program sees, and on which function. ``keeps``: a session's own word is not looked at yet."""
