@@ -1,6 +1,6 @@
 """percpu_ref in process context: initialise, kill, release (lib/percpu-refcount.c). Guest code gets and puts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from emu.kernel.rcu import Rcu, RcuFlavour
 from emu.kernel.slab import PerCpu, Slab
@@ -54,6 +54,11 @@ class PercpuRefs:
         if total >= PERCPU_COUNT_BIAS >> 1:
             total += sum(self._percpu.values(head.percpu_count_ptr & ~PERCPU_REF_ATOMIC_DEAD)) - PERCPU_COUNT_BIAS
         return total & _MASK
+
+    @property
+    def initialised(self) -> Collection[int]:
+        """The refs that have not been given up by ``exit``."""
+        return self._release.keys()
 
     def exit(self, ref: int) -> None:
         """``percpu_ref_exit``: free what the ref holds. Nothing happens for one that was never initialised."""

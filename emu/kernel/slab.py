@@ -108,6 +108,11 @@ class PerCpu:
         """Offset and name of everything allocated."""
         return {offset: found.name for offset, found in self._objects.items()}
 
+    def name(self, offset: int) -> str:
+        """The name of what is allocated at an offset; nothing where that is free."""
+        found = self._objects.get(offset)
+        return "" if found is None else found.name
+
     @property
     def used(self) -> int:
         """Bytes in use on each CPU."""

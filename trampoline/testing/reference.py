@@ -245,6 +245,10 @@ class Reference:
         """Whether a program goes to sleep when a task calls this function."""
         return program.sleeps and len(self.functions[name].attached) == 1
 
+    def runs_on(self, program: Program, cpu: int) -> bool:
+        """Whether a program is in the midst of a run on a CPU, since a task sleeps in it."""
+        return (program.number, cpu) in self._active
+
     def patch(self, name: str, *, on: bool) -> None:
         """A livepatch has come to a function, or left it: trampolines that call the original are made anew."""
         self.functions[name].patched = on

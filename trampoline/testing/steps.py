@@ -19,6 +19,7 @@ from trampoline.errors import KernelError
 from trampoline.flavour import Flavour
 from trampoline.link import Link, MultiLink
 from trampoline.prog import BpfProg
+from trampoline.testing.balance import unbalanced, written_since
 from trampoline.testing.functions import Prototype
 from trampoline.testing.holdings import Holdings, text_of
 from trampoline.testing.kernels import Kernels, limited, variants
@@ -354,9 +355,18 @@ class Steps(RuleBasedStateMachine):
             expected = self.reference.misses[number], self.reference.runs[number]
             found = counted.get(number)
             assert found == expected, f"misses and runs of program {number} are {found}, not {expected}"
-            if not any(asleep.in_program for _, asleep in self.sleepers):
-                active = self.lab.kernel.percpu.values(loaded.prog.active, 4)
-                assert not any(active), f"program {number} counts as running: {active}"
+            active = self.lab.kernel.percpu.values(loaded.prog.active, 4)
+            running = [int(self.reference.runs_on(loaded.program, cpu)) for cpu in range(CPUS)]
+            assert active == running, f"program {number} counts as running {active}, not {running}"
+
+    @invariant()
+    @look
+    def counts_are_those_of_who_sleeps(self) -> None:
+        """Pinned tasks, sections of RCU-tasks-trace and references are counted for nobody but who sleeps in them."""
+        if not self.booted:
+            return
+        for what in unbalanced(self.lab.kernel):
+            raise AssertionError(what)
 
     @invariant()
     @look
@@ -432,6 +442,8 @@ class Steps(RuleBasedStateMachine):
             self.lab.stats(enabled=False)
         difference = self.at_boot.difference(self.holdings())
         assert not difference, f"at rest something is left over: {difference}"
+        for what in written_since(self.lab.kernel, self.watched.counters):
+            raise AssertionError(what)
 
     def wake_up(self, task: Task, asleep: Asleep, cpu: int) -> Asleep | None:
         """Let a call go on, that of a program where it is; gives it where it sleeps again."""
@@ -455,6 +467,7 @@ class Steps(RuleBasedStateMachine):
 LOOKS = (
     Steps.sites_are_patched_where_somebody_is.__name__,
     Steps.programs_are_counted.__name__,
+    Steps.counts_are_those_of_who_sleeps.__name__,
     Steps.memory_is_held_for_what_is_there.__name__,
     Steps.images_are_code_that_nobody_writes.__name__,
 )

@@ -81,6 +81,8 @@ class WatchedLab:
         self._directs: dict[str, FtraceOps] = {}
         self._kept = [RegisterBatch(vcpu.regs.engine, _KEPT) for vcpu in kernel.machine.vcpus]
         self._clobbered = [RegisterBatch(vcpu.regs.engine, _CLOBBERED) for vcpu in kernel.machine.vcpus]
+        self.counters: set[int] = set()
+        """Per-CPU offsets at which programs counted that they run, of those too that are gone."""
         self._running: list[bool] = []
         """Whether each program is sleepable that runs now, the innermost last."""
 
@@ -110,7 +112,9 @@ class WatchedLab:
             run_ctx="cookie" in reads,
             session_cookie=program.session,
         )
-        return self.lab.prog(kind, run, name=f"{_NAME}{program.number}", sleepable=sleepable, uses=uses)
+        prog = self.lab.prog(kind, run, name=f"{_NAME}{program.number}", sleepable=sleepable, uses=uses)
+        self.counters.add(prog.active)
+        return prog
 
     def _run_program(self, program: Program, context: ProgContext) -> int:
         vcpu = context.vcpu
