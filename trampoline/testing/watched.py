@@ -342,6 +342,9 @@ class WatchedLab:
         number = vcpu.regs.rax
         patched = bool(number >> 63)
         name = self._names[~number & (1 << 64) - 1 if patched else number]
+        # Who passes arguments on the stack aligns it for that; telling us took a call.
+        aligned = vcpu.regs.rsp % 16 == 0 or not self.functions[name].has_stack_words
+        assert aligned, f"{name} is entered with rsp misaligned, at {vcpu.regs.rsp + 8:#x}"
         self.happened.append(Original(name, patched))
 
     def _direct(self, vcpu: Vcpu) -> None:
