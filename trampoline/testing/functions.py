@@ -55,7 +55,7 @@ class Traced:
     sleeps: bool = False
 
     def result(self, words: Sequence[int]) -> int:
-        """What its own code returns in rax."""
+        """What its own code leaves in rax, of which a narrow return value is the low part."""
         return self._sum(words, 0)
 
     def patched_result(self, words: Sequence[int]) -> int:
@@ -66,7 +66,7 @@ class Traced:
         sizes = word_sizes(self.model)
         cut = [word & (1 << 8 * size) - 1 for word, size in zip(words, sizes, strict=True)]
         total = sum((n + 1) * word for n, word in enumerate(cut))
-        return (total + base) & (0xFFFFFFFF if self.model.ret_size == 4 else MASK)
+        return (total + base) & MASK
 
     def cut(self, value: int) -> int | None:
         """A return value as programs see it; None where the prototype has none."""
@@ -165,7 +165,5 @@ def _weighed(model: FuncModel, base: int, pushed: int = 0) -> list[str]:
             source = f"{_WIDTHS[size]} ptr [rsp + {8 + pushed + 8 * place:#x}]"
         load = {8: f"mov r10, {source}", 4: f"mov r10d, {source}"}.get(size, f"movzx r10d, {source}")
         lines += [load, f"imul r10, r10, {n + 1}", "add rax, r10"]
-    if model.ret_size == 4:
-        lines.append("mov eax, eax ; an int")
     # As any C function may.
     return lines + [f"mov {register}, {0x5A5A0000 + n:#x}" for n, register in enumerate(_MAY_CHANGE)]

@@ -24,7 +24,7 @@ from trampoline.testing.functions import Prototype
 from trampoline.testing.holdings import Holdings, text_of
 from trampoline.testing.kernels import Kernels, limited, variants
 from trampoline.testing.reference import EVERYTHING, Asleep, Happening, Program, Reference
-from trampoline.testing.strategies import cookies, kinds, prototypes
+from trampoline.testing.strategies import cookies, kinds, prototypes, results
 from trampoline.testing.traits import Traits
 from trampoline.testing.watched import WatchedLab
 
@@ -204,7 +204,7 @@ class Steps(RuleBasedStateMachine):
         """A new program, of any kind where none is given."""
         self._programs += 1
         kind = kind or data.draw(kinds(self.traits, self.flavour), "kind")
-        result = data.draw(st.sampled_from((0, 0, 7, -22)), "returns") if kind is AttachType.MODIFY_RETURN else 0
+        result = data.draw(results(), "returns") if kind is AttachType.MODIFY_RETURN else 0
         calls = data.draw(st.sampled_from(("", "", "", INNER, OUTER)), "calls")
         session = kind is AttachType.FSESSION and data.draw(st.booleans(), "keeps a word")
         sleeps = sleepable and data.draw(st.booleans(), "sleeps")

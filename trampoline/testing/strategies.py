@@ -19,7 +19,7 @@ _STRUCTS = {
 }
 _LARGE = ("struct tramplab_12", "struct tramplab_16")
 _SMALL = tuple(name for name in _STRUCTS if name not in _LARGE)
-_RETURNS = ("int", "u64", "long")
+_RETURNS = ("int", "u64", "long", "u64", "long", "int", "char", "u16")
 
 
 @st.composite
@@ -50,6 +50,11 @@ def words(model: FuncModel) -> SearchStrategy[tuple[int, ...]]:
 def cookies() -> SearchStrategy[int]:
     """A link's cookie; each way to load it as a constant."""
     return st.sampled_from((0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 32, (1 << 64) - 1)) | st.integers(0, (1 << 64) - 1)
+
+
+def results() -> SearchStrategy[int]:
+    """What a program returns: often 0, or what is none in some part of it."""
+    return st.sampled_from((0, 0, 0, 7, -22, 1 << 32, 1 << 63))
 
 
 def flavours() -> SearchStrategy[Flavour]:
