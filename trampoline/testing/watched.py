@@ -31,6 +31,7 @@ _KEPT = ("rbx", "rbp", "r12", "r13", "r14", "r15")
 _CLOBBERED = ("rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11")
 """Registers that a program, as any function, may change, with rax."""
 _RUBBISH = [0xDEAD_0000_BEEF_0001 + 0x1_0000_0101 * n for n in range(len(_CLOBBERED))]
+_STACK_RUBBISH = bytes(range(0x80, 0x100)) * 16
 _PATTERN = [0xC0DE_5AFE_0000_1001 + 0x11_0001_0010_0101 * n for n in range(len(_KEPT))]
 _CALL_DEPTH = PERCPU.offset("call_depth")
 _PREEMPT_COUNT = PERCPU.offset("preempt_count")
@@ -271,6 +272,7 @@ class WatchedLab:
         traced = self.functions[name]
         registers, stack = traced.travel(words)
         kept = self._kept[cpu]
+        self._dirty(self.lab.kernel.machine.vcpus[cpu].task)
         with self._listening() as happened:
             kept.write(_PATTERN)
             call = self.lab.call(traced.address, *registers, stack_args=stack, cpu=cpu)
@@ -291,6 +293,7 @@ class WatchedLab:
         registers, stack = traced.travel(words)
         assert not stack, "a task's function takes its arguments in registers"
         task = self.lab.kernel.task(f"calls {name}", traced.address, *registers)
+        self._dirty(task)
         for register, pattern in zip(_KEPT, _PATTERN, strict=True):
             task.registers[SAVED.index(register)] = pattern
         return self._run(task, cpu), task
@@ -308,6 +311,10 @@ class WatchedLab:
         self._check_readers(name, task.address)
         self.lab.kernel.remove_task(task)
         return self._value(self.functions[name], task.value)
+
+    def _dirty(self, task: Task) -> None:
+        """Fill the stack where a task's calls begin: nobody finds zeroes there that he did not write."""
+        self.lab.kernel.machine.write(task.first_rsp - len(_STACK_RUBBISH), _STACK_RUBBISH)
 
     def _run(self, task: Task, cpu: int) -> list[Happening]:
         with self._listening() as happened:
