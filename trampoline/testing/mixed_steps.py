@@ -100,7 +100,7 @@ class MixedSteps(Steps):
         self.compare_calls((name,))
 
     def _comes(self, data: st.DataObject, program: Program, name: str, *, multi: bool) -> Linked:
-        loaded = self.load(program, multi=multi, sleepable=False)
+        loaded = self.load(program, multi=multi, sleepable=data.draw(st.booleans(), "sleepable"))
         wanted = self.draw_cookies(data, program, (name,))
         link = self.watched.attach(program, loaded.prog, (name,), wanted, multi=multi)
         return self._linked_with(loaded, name, wanted, link)

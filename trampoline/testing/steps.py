@@ -133,6 +133,7 @@ class Steps(RuleBasedStateMachine):
 
     SUBJECT: Subject
     watched: WatchedLab
+    _last_kind: AttachType | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,9 +204,10 @@ class Steps(RuleBasedStateMachine):
     ) -> Program:
         """A new program, of any kind where none is given."""
         self._programs += 1
-        kind = kind or data.draw(kinds(self.traits, self.flavour), "kind")
+        kind = self._last_kind = kind or data.draw(kinds(self.traits, self.flavour, self._last_kind), "kind")
         result = data.draw(results(), "returns") if kind is AttachType.MODIFY_RETURN else 0
-        calls = data.draw(st.sampled_from(("", "", "", INNER, OUTER)), "calls")
+        # Sleepable programs count their sections in the task: often one within another's.
+        calls = data.draw(st.sampled_from(("", INNER, OUTER) if sleepable else ("", "", "", INNER, OUTER)), "calls")
         session = kind is AttachType.FSESSION and data.draw(st.booleans(), "keeps a word")
         sleeps = sleepable and data.draw(st.booleans(), "sleeps")
         reads = EVERYTHING

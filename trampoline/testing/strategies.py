@@ -62,6 +62,9 @@ def flavours() -> SearchStrategy[Flavour]:
     return st.sampled_from(tuple(FLAVOURS.values()))
 
 
-def kinds(traits: Traits, flavour: Flavour) -> SearchStrategy[AttachType]:
-    """An attach type that a design has on a flavour, in its plain form."""
-    return st.sampled_from(traits.kinds(flavour))
+def kinds(traits: Traits, flavour: Flavour, last: AttachType | None = None) -> SearchStrategy[AttachType]:
+    """An attach type that a design has on a flavour, in its plain form; that of the last program more often, since
+    programs of one kind share an order, a limit and places in a frame.
+    """
+    again = () if last is None else (last, last)
+    return st.sampled_from((*traits.kinds(flavour), *again))
