@@ -12,7 +12,8 @@ from asm.encodings import NOPS, call_rel32
 from emu.errors import MachineError
 from emu.process import ControlTask, PointKind
 from trampoline.testing.reference import Reference
-from trampoline.testing.steps import MOST_LINKS, Steps, step
+from trampoline.testing.steps import MOST_LINKS, step
+from trampoline.testing.user_steps import UserSteps
 from trampoline.testing.watched import DIRECT_CALLERS
 
 OBSERVER = 1
@@ -21,7 +22,7 @@ _TOO_LONG = 20_000
 """Steps of one change: more is none that ends."""
 
 
-class ObservedSteps(Steps):
+class ObservedSteps(UserSteps):
     """Changes observed midway."""
 
     @precondition(lambda self: len(self.linked) < MOST_LINKS)
@@ -55,22 +56,19 @@ class ObservedSteps(Steps):
         if not self.may_change((name,)):
             return
         changes: list[tuple[Callable[[], Any], Callable[[Reference], None]]] = []
-        if who == "tracer":
-            if 1 in function.tracers:
+        if who != "direct":
+            if who == "livepatch" and (function.patched or function.direct is not None):
                 return
-            changes.append((partial(watched.trace, name, 1), lambda one: one.trace(name, 1, on=True)))
-            changes.append((partial(watched.untrace, name, 1), lambda one: one.trace(name, 1, on=False)))
-        elif who == "livepatch":
-            if function.patched or function.direct is not None:
-                return
-            changes.append((partial(watched.patch, name), lambda one: one.patch(name, on=True)))
-            changes.append((partial(watched.unpatch, name), lambda one: one.patch(name, on=False)))
+            visitor = self.visitor(name, livepatch=who == "livepatch")
+            changes.append((visitor.come, lambda one: visitor.tell(one, True)))
+            changes.append((visitor.go, lambda one: visitor.tell(one, False)))
         else:
             if function.attached or function.patched or function.direct is not None:
                 return
-            changes.append((partial(watched.direct, name, 0), lambda one: one.direct(name, 0)))
-            changes.append((partial(watched.redirect, name, 1), lambda one: one.direct(name, 1)))
-            changes.append((partial(watched.undirect, name, 1), lambda one: one.direct(name, None)))
+            ops = watched.direct_ops((name,))
+            changes.append((partial(watched.direct, ops, 0), lambda one: one.direct((name,), 0)))
+            changes.append((partial(watched.redirect, ops, 1), lambda one: one.direct((name,), 1)))
+            changes.append((partial(watched.undirect, ops, 1), lambda one: one.direct((name,), None)))
         for change, modelled in changes:
 
             def changed(reference: Reference, some: Sequence[str], modelled: Any = modelled) -> None:
@@ -102,8 +100,7 @@ class ObservedSteps(Steps):
         for on in (True, False):
 
             def reached(reference: Reference, some: Sequence[str], on: bool = on) -> None:
-                for name in some:
-                    reference.direct(name, 0 if on else None)
+                reference.direct(some, 0 if on else None)
 
             self._observe(partial(patch, on), names, every, reached)
 

@@ -212,17 +212,16 @@ class Reference:
             function.generation += 1
             function.incarnation += not function.attached
 
-    def trace(self, name: str, number: int, *, on: bool) -> None:
-        """A function tracer has come to a function, or left it."""
-        tracers = self.functions[name].tracers
-        if on:
-            tracers.append(number)
-        else:
-            tracers.remove(number)
+    def trace(self, number: int, names: Sequence[str]) -> None:
+        """A function tracer is on these functions now. Numbers are in the order in which tracers came."""
+        for name, function in self.functions.items():
+            others = [other for other in function.tracers if other != number]
+            function.tracers = sorted([*others, number]) if name in names else others
 
-    def direct(self, name: str, caller: int | None) -> None:
-        """Somebody else's direct caller has come to a function, is another one now, or has left it."""
-        self.functions[name].direct = caller
+    def direct(self, names: Sequence[str], caller: int | None) -> None:
+        """Somebody else's direct caller has come to functions, is another one now, or has left them."""
+        for name in names:
+            self.functions[name].direct = caller
 
     def time(self, *, on: bool) -> None:
         """Runs are counted from now on, or no more; where images do that, all are made anew."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from asm import Image
+from emu.kernel.ftrace import FtraceOps
 from emu.paging import RW
 from emu.process import CAN_FAIL, PointKind
 from emu.task import Task
@@ -141,7 +142,9 @@ class Steps(RuleBasedStateMachine):
         self.sleepers: list[Sleeper] = []
         self.linked: list[Linked] = []
         self.loaded: list[Loaded] = []
-        self._programs = self._own_cookies = 0
+        self._programs = self._own_cookies = self.tracers_made = 0
+        self.tracers: dict[int, FtraceOps] = {}
+        self.directs: dict[str, FtraceOps] = {}
         self._seen_images: dict[int, Image] = {}
 
     # Boot -----------------------------------------------------------------------------------------------------------
@@ -279,6 +282,23 @@ class Steps(RuleBasedStateMachine):
         self.compare_calls(names)
         return False, bool(struck)
 
+    def or_again(
+        self,
+        data: st.DataObject,
+        change: Callable[[], Any],
+        refusals: frozenset[int] = frozenset(),
+        failure: Failure | None = None,
+        *,
+        names: Sequence[str] = (),
+        remakes: bool = False,
+    ) -> bool:
+        """As ``all_or_nothing``; what failed is tried once more at once, perhaps, and works then."""
+        made, struck = self.all_or_nothing(change, refusals, failure, names=names, remakes=remakes)
+        if made or not struck or refusals or data.draw(st.booleans(), "gives up"):
+            return made
+        change()
+        return True
+
     def fails_everywhere(
         self,
         data: st.DataObject,
@@ -286,13 +306,16 @@ class Steps(RuleBasedStateMachine):
         names: Sequence[str],
         most: int,
         then: Callable[[], None] = lambda: None,
+        *,
+        remakes: bool = False,
     ) -> Any:
         """What a change gives that is tried with the first point of a kind failing, the second, and so on until it
         works. ``then``: what is done after each failure.
         """
         kind = data.draw(st.sampled_from(sorted(CAN_FAIL)), "what fails")
         for nth in range(1, most):
-            made, result = self.all_or_nothing(change, failure=(kind, nth), names=names if nth == 1 else ())
+            called = names if nth == 1 else ()
+            made, result = self.all_or_nothing(change, failure=(kind, nth), names=called, remakes=remakes)
             if made:
                 return result
             then()
@@ -421,13 +444,13 @@ class Steps(RuleBasedStateMachine):
         for loaded in self.loaded:
             if loaded.held:
                 self.lab.unload(loaded.prog)
+        for tracer in self.tracers.values():
+            self.lab.kernel.ftrace.unregister_ftrace_function(tracer)
         for name, function in self.reference.functions.items():
-            for number in function.tracers:
-                self.watched.untrace(name, number)
             if function.patched:
                 self.watched.unpatch(name)
-            if function.direct is not None:
-                self.watched.undirect(name, function.direct)
+            if function.direct is not None and self.directs[name].enabled:
+                self.watched.undirect(self.directs[name], function.direct)
         if self.reference.timed:
             self.lab.stats(enabled=False)
         difference = self.at_boot.difference(self.holdings())

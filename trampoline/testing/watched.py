@@ -75,9 +75,7 @@ class WatchedLab:
         """Whether a program goes to sleep in a task's call of a function."""
         self._function_of: dict[tuple[int, int], str] = {}
         """By a program that does not read where it is, and its cookie there."""
-        self._tracers: dict[tuple[str, int], FtraceOps] = {}
         self._patches: dict[str, LivePatch] = {}
-        self._directs: dict[str, FtraceOps] = {}
         self._kept = [RegisterBatch(vcpu.regs.engine, _KEPT) for vcpu in kernel.machine.vcpus]
         self._clobbered = [RegisterBatch(vcpu.regs.engine, _CLOBBERED) for vcpu in kernel.machine.vcpus]
         self._nested = 0
@@ -185,54 +183,52 @@ class WatchedLab:
 
     # Others ---------------------------------------------------------------------------------------------------------
 
-    def trace(self, name: str, number: int, flags: FtraceOpsFlag = FtraceOpsFlag(0)) -> None:  # noqa: B008
-        """Register a function tracer on a function."""
-        site = self.lab.kernel.function(name).site
-        assert site is not None
+    def tracer(self, number: int, names: Sequence[str], flags: FtraceOpsFlag) -> FtraceOps:
+        """A function tracer of functions, of all where no names are given; it is not registered yet."""
+        at = {self.site(name): name for name in names or self.functions}
 
         def told(ip: int, *_: object) -> None:
-            assert ip == site, f"a tracer of {name} is told of {ip:#x}"
-            self.happened.append(Tracer(name, number))
+            if ip in at:
+                self.happened.append(Tracer(at[ip], number))
+            else:
+                assert not names, f"a tracer of {', '.join(names)} is told of {ip:#x}"
 
-        ops = FtraceOps(f"tracer {number} of {name}", told, flags, filter={site})
-        self.lab.kernel.ftrace.register_ftrace_function(ops)
-        self._tracers[name, number] = ops
+        return FtraceOps(f"tracer {number}", told, flags, filter=set(at) if names else set())
 
-    def untrace(self, name: str, number: int) -> None:
-        """Take it off."""
-        self.lab.kernel.ftrace.unregister_ftrace_function(self._tracers[name, number])
-        del self._tracers[name, number]
-
-    def direct(self, name: str, caller: int) -> None:
-        """Let a function reach a direct caller that is no trampoline."""
+    def site(self, name: str) -> int:
+        """Where a function is patched."""
         site = self.lab.kernel.function(name).site
         assert site is not None
-        ops = FtraceOps(f"direct caller of {name}", filter={site})
+        return site
+
+    def direct_ops(self, names: Sequence[str]) -> FtraceOps:
+        """A direct caller of functions that is no trampoline; it is not registered yet."""
+        return FtraceOps(f"direct caller of {', '.join(names)}", filter={self.site(name) for name in names})
+
+    def direct(self, ops: FtraceOps, caller: int) -> None:
+        """Let its functions reach a direct caller."""
         self.lab.kernel.ftrace.register_ftrace_direct(ops, self._caller(caller))
-        self._directs[name] = ops
 
-    def redirect(self, name: str, caller: int) -> None:
-        """Let it reach another one."""
-        self.lab.kernel.ftrace.modify_ftrace_direct(self._directs[name], self._caller(caller))
+    def redirect(self, ops: FtraceOps, caller: int) -> None:
+        """Let them reach another one."""
+        self.lab.kernel.ftrace.modify_ftrace_direct(ops, self._caller(caller))
 
-    def undirect(self, name: str, caller: int) -> None:
+    def undirect(self, ops: FtraceOps, caller: int) -> None:
         """Take it off, which must be the one that is there."""
-        self.lab.kernel.ftrace.unregister_ftrace_direct(self._directs[name], self._caller(caller))
-        del self._directs[name]
+        self.lab.kernel.ftrace.unregister_ftrace_direct(ops, self._caller(caller))
 
     def _caller(self, number: int) -> int:
         return self.lab.kernel.kallsyms.address(DIRECT_CALLERS[number])
 
     def patch(self, name: str) -> None:
-        """Livepatch a function."""
-        patch = LivePatch(self.lab.kernel, name, f"{name}_patched")
-        patch.enable()
-        self._patches[name] = patch
+        """Livepatch a function, by the same patch each time."""
+        if name not in self._patches:
+            self._patches[name] = LivePatch(self.lab.kernel, name, f"{name}_patched")
+        self._patches[name].enable()
 
     def unpatch(self, name: str) -> None:
         """Let it be called again."""
         self._patches[name].disable()
-        del self._patches[name]
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
