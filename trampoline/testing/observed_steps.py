@@ -10,11 +10,12 @@ from hypothesis.stateful import precondition, rule
 
 from asm.encodings import NOPS, call_rel32
 from emu.errors import MachineError
+from emu.kernel.text_poke import VECTOR_SIZE
 from emu.process import ControlTask, PointKind
 from trampoline.testing.reference import Reference
 from trampoline.testing.steps import MOST_LINKS, step
 from trampoline.testing.user_steps import UserSteps
-from trampoline.testing.watched import DIRECT_CALLERS
+from trampoline.testing.watched import AREA, AREA_SITES, COUNTS, DIRECT_CALLERS
 
 OBSERVER = 1
 """The CPU that calls meanwhile."""
@@ -103,6 +104,25 @@ class ObservedSteps(UserSteps):
                 reference.direct(some, 0 if on else None)
 
             self._observe(partial(patch, on), names, every, reached)
+
+    @rule(
+        many=st.sampled_from((VECTOR_SIZE - 1, VECTOR_SIZE, VECTOR_SIZE + 1, AREA_SITES)),
+        first=st.sampled_from((0, 1, VECTOR_SIZE // 2)),
+    )
+    @step
+    def long_batch(self, many: int, first: int) -> None:
+        """About as many sites as one batch takes are patched, in order or not, and back again: all of them are."""
+        kernel = self.lab.kernel
+        function, counts = kernel.function(AREA), kernel.kallsyms.address(COUNTS)
+        nops = kernel.machine.read(function.address, function.size).find(NOPS[5])
+        sites = [function.address + nops + 5 * number for number in range(many)]
+        for on in (True, False):
+            with kernel.text_poke.text_mutex:
+                for site in (*sites[first:], *sites[:first]):
+                    kernel.text_poke.batch_add(site, call_rel32(site, counts) if on else NOPS[5])
+                kernel.text_poke.batch_finish()
+            found = self.lab.call(function.address).value
+            assert found == on * many, f"of {many} sites in a batch {found} call what {many * on} should"
 
     def _observe(
         self,

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag
 from emu.kernel.functions import Function
 from emu.kernel.livepatch import LivePatch
+from emu.kernel.text_poke import VECTOR_SIZE
 from emu.registers import SAVED, RegisterBatch
 from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
 from emu.task import Task, TaskState
@@ -23,6 +24,9 @@ from trampoline.testing.reference import Direct, Happening, Original, Phase, Pro
 TOLD, DIRECT_TOLD = "tramplab_testing_original", "tramplab_testing_direct"
 DIRECT_CALLERS = ("tramplab_direct_0", "tramplab_direct_1")
 """Code that a site may reach as somebody else's direct caller."""
+AREA, COUNTS = "tramplab_testing_area", "tramplab_testing_counts"
+"""Code with more nops to be patched than one batch takes, and what adds 1 to the value that it returns."""
+AREA_SITES = VECTOR_SIZE + 4
 _NAME = "watched"
 _IS_RETURN = 1 << 63
 """Of the word that counts arguments, since sessions are there (7.0)."""
@@ -66,6 +70,10 @@ class WatchedLab:
                 Function(name, f"mov eax, {number}\ncall {DIRECT_TOLD}\nret", traceable=False)
                 for number, name in enumerate(DIRECT_CALLERS)
             )
+        )
+        kernel.add_functions(
+            Function(COUNTS, "inc rax\nret", traceable=False),
+            Function(AREA, "\n".join(["xor eax, eax", *["nop5"] * AREA_SITES, "ret"]), traceable=False),
         )
         self.functions: dict[str, Traced] = {}
         self._names: list[str] = []
