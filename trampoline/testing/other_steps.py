@@ -21,13 +21,12 @@ _COUNTER = 0x7A11_0000_C0DE_0021
 class OtherSteps(UserSteps):
     """Everybody else."""
 
-    @precondition(lambda self: not any(asleep.in_program for _, asleep in self.sleepers))
     @rule(data=st.data())
     @step
     def statistics(self, data: st.DataObject) -> None:
-        """Run-time statistics are turned on, or off."""
+        """Run-time statistics are turned on, or off, whoever is in a program."""
         on = not self.reference.timed
-        if self.all_or_nothing(lambda: self.lab.stats(enabled=on), failure=self.draw_failure(data))[0]:
+        if self.or_again(data, lambda: self.lab.stats(enabled=on), failure=self.draw_failure(data)):
             self.reference.time(on=on)
 
     @rule(on=st.booleans())

@@ -114,6 +114,15 @@ class _Course:
 
 
 @dataclass(slots=True)
+class _Frame:
+    """One call of a function with programs. ``timed``: whether runs were counted when it began."""
+
+    timed: bool
+    sessions: set[int] = field(default_factory=set)
+    """Programs that run behind the original, since they ran before it."""
+
+
+@dataclass(slots=True)
 class Asleep:
     """A call in which somebody sleeps: an original, which may go on elsewhere, or a program, which can't."""
 
@@ -152,6 +161,10 @@ class Reference:
         self.functions = {function.name: _Function(function) for function in functions}
         self.timed = False
         """Whether runs of programs are counted (``kernel.bpf_stats_enabled``)."""
+        self.clock = 1000
+        """What sched_clock() answers: a run is counted if that is more than 1 when the program is entered, which is
+        NO_START_TIME, and statistics are on then and when it is left.
+        """
         self.misses: Counter[int] = Counter()
         """Runs of each program that the recursion guard refused."""
         self.runs: Counter[int] = Counter()
@@ -289,26 +302,26 @@ class Reference:
         calls_original, after_sleep = self._calls_original(function), self._traits_at(function).after_sleep
         patched, came = function.patched, (function.generation, function.incarnation)
         there, exits = list(function.attached), list(self._listed(function, Kind.FEXIT))
-        sessions: set[int] = set()
+        frame = _Frame(self.timed)
         for attached in self._listed(function, Kind.FENTRY):
             ret = 0 if _kind(attached) is Kind.FSESSION else None
-            if (yield from self._run(function, attached, Phase.ENTRY, words, ret, course, sessions)):
-                sessions.add(attached.program.number)
+            if (yield from self._run(function, attached, Phase.ENTRY, words, ret, course, frame)):
+                frame.sessions.add(attached.program.number)
         for attached in self._listed(function, Kind.MODIFY_RETURN):
-            ran = yield from self._run(function, attached, Phase.ENTRY, words, 0, course, sessions)
+            ran = yield from self._run(function, attached, Phase.ENTRY, words, 0, course, frame)
             if ran and attached.program.result:
                 value = attached.program.result & MASK
                 listed = self._listed(function, Kind.FEXIT)
-                yield from self._run_exits(listed, function, words, value, course, sessions)
+                yield from self._run_exits(listed, function, words, value, course, frame)
                 return value
         value = yield from self._original(function, words, patched, course)
         now = (function.generation, function.incarnation)
         same = now == came if after_sleep is AfterSleep.NONE else now[1] == came[1]
         if not same and after_sleep is AfterSleep.NONE and self._is_kept(function, there, exits, course):
-            yield from self._run_exits(exits, function, words, value, course, sessions)
+            yield from self._run_exits(exits, function, words, value, course, frame)
         elif calls_original and same:
             listed = self._listed(function, Kind.FEXIT)
-            yield from self._run_exits(listed, function, words, value, course, sessions)
+            yield from self._run_exits(listed, function, words, value, course, frame)
         return value
 
     def _is_kept(
@@ -343,11 +356,11 @@ class Reference:
         words: tuple[int, ...],
         value: int,
         course: _Course,
-        sessions: set[int],
+        frame: _Frame,
     ) -> Generator[str, None, None]:
         for attached in listed:
             ret = function.traced.cut(value)
-            yield from self._run(function, attached, Phase.EXIT, words, ret, course, sessions)
+            yield from self._run(function, attached, Phase.EXIT, words, ret, course, frame)
 
     def _run(
         self,
@@ -357,7 +370,7 @@ class Reference:
         words: tuple[int, ...],
         ret: int | None,
         course: _Course,
-        sessions: set[int],
+        frame: _Frame,
     ) -> Generator[str, None, bool]:
         program = attached.program
         if (program.number, course.cpu) in self._active:
@@ -365,7 +378,7 @@ class Reference:
             return False
         traced, reads = function.traced, program.reads
         counts = "count" in reads and self._traits_at(function).count_is_actual
-        kept = program.number if phase is Phase.EXIT and program.number in sessions else 0
+        kept = program.number if phase is Phase.EXIT and program.number in frame.sessions else 0
         course.happened.append(
             Ran(
                 program.number,
@@ -378,7 +391,7 @@ class Reference:
                 kept if program.session else None,
             )
         )
-        timed = self.timed
+        by_image, began = self._traits_at(function).times_by_image, self.timed and self.clock > 1
         running = program.number, course.cpu
         if program.calls:
             self._active.add(running)
@@ -392,7 +405,7 @@ class Reference:
             yield IN_PROGRAM
             function.inside -= 1
             self._active.discard(running)
-        self.runs[program.number] += timed
+        self.runs[program.number] += frame.timed if by_image else began and self.timed
         return True
 
     def _listed(self, function: _Function, where: Kind) -> list[Attached]:

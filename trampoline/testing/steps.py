@@ -160,6 +160,7 @@ class Steps(RuleBasedStateMachine):
         self.flavour = limited(known[self.variant.flavour], self.variant)
         able = self.SUBJECT.metadata if self.variant.any_metadata else (None,)
         metadata = data.draw(st.sampled_from(able), "metadata") if len(able) > 1 else None
+        clock, timed = data.draw(st.sampled_from((0, 1, 2, 1000, 1000)), "clock"), data.draw(st.booleans(), "timed")
         slots = min(self.traits.slots(self.flavour) + 1, 12)
         drawn = [data.draw(prototypes(f"tramplab_f{n}", max_slots=slots), f"function {n}") for n in range(3)]
         self.watched = self.SUBJECT.kernels.take(known[self.variant.flavour], self.variant, metadata)
@@ -173,6 +174,11 @@ class Steps(RuleBasedStateMachine):
         focus = data.draw(st.sampled_from(self.names), "focus")
         self.likely = [*self.names, *[focus] * (len(self.names) // 2)]
         self.at_boot = self.holdings()
+        self.lab.kernel.advance_clock(clock)
+        self.reference.clock = clock
+        if timed:
+            self.lab.stats(enabled=True)
+            self.reference.time(on=True)
 
     def holdings(self) -> Holdings:
         """What the kernel holds now, but for what the design keeps."""

@@ -62,7 +62,6 @@ class WatchedLab:
         self.lab = Tracing(flavour, config, design=design, vcpus=vcpus, boot=boot, metadata=metadata, counting="off")
         self._counts = counts
         kernel = self.lab.kernel
-        kernel.advance_clock(1000)
         kernel.kallsyms.add(TOLD, kernel.machine.host_call(TOLD, self._original), 1)
         kernel.kallsyms.add(DIRECT_TOLD, kernel.machine.host_call(DIRECT_TOLD, self._direct), 1)
         kernel.add_functions(
