@@ -78,16 +78,16 @@ EVERYTHING = frozenset({"ip", "cookie", "count"})
 class Program:
     """A program as the model knows it. ``result``: what it returns, which matters for fmod_ret.
 
-    ``calls``: a function that it calls each time it runs, with arguments that are all 1. ``sleeps``: it sleeps in a
-    task, where it is alone on its function. ``reads``: what it asks for beside arguments. ``session``: it keeps its
-    number from entry to exit.
+    ``calls``: a function that it calls each time it runs, with arguments that are all 1. ``sleeps``: how often it
+    sleeps in a task, where it is alone on its function. ``reads``: what it asks for beside arguments. ``session``: it
+    keeps its number from entry to exit.
     """
 
     number: int
     kind: AttachType
     result: int = 0
     calls: str = ""
-    sleeps: bool = False
+    sleeps: int = 0
     reads: frozenset[str] = EVERYTHING
     session: bool = False
 
@@ -255,7 +255,7 @@ class Reference:
 
     def sleeps_in(self, program: Program, name: str) -> bool:
         """Whether a program goes to sleep when a task calls this function."""
-        return program.sleeps and len(self.functions[name].attached) == 1
+        return program.sleeps > 0 and len(self.functions[name].attached) == 1
 
     def patch(self, name: str, *, on: bool) -> None:
         """A livepatch has come to a function, or left it: trampolines that call the original are made anew."""
@@ -402,7 +402,8 @@ class Reference:
         if course.task and self.sleeps_in(program, traced.name):
             self._active.add(running)
             function.inside += 1
-            yield IN_PROGRAM
+            for _ in range(program.sleeps):
+                yield IN_PROGRAM
             function.inside -= 1
             self._active.discard(running)
         self.runs[program.number] += frame.timed if by_image else began and self.timed

@@ -215,7 +215,7 @@ class Steps(RuleBasedStateMachine):
         result = data.draw(st.sampled_from((0, 0, 7, -22)), "returns") if kind is AttachType.MODIFY_RETURN else 0
         calls = data.draw(st.sampled_from(("", "", "", INNER, OUTER)), "calls")
         session = kind is AttachType.FSESSION and data.draw(st.booleans(), "keeps a word")
-        sleeps = sleepable and data.draw(st.booleans(), "sleeps")
+        sleeps = data.draw(st.sampled_from((0, 0, 1, 2)), "sleeps") if sleepable else 0
         reads = EVERYTHING
         if not (sleeps or kind is AttachType.FSESSION):
             leaves = data.draw(st.sampled_from(("", "", "ip", "cookie", "count", "ip count")), "does not read")

@@ -74,6 +74,8 @@ class WatchedLab:
             Function(COUNTS, "inc rax\nret", traceable=False),
             Function(AREA, "\n".join(["xor eax, eax", *["nop5"] * AREA_SITES, "ret"]), traceable=False),
         )
+        again = Function("tramplab_testing_sleep", "push rax\ncall schedule\npop rax\nret", traceable=False)
+        self._sleeps_again = kernel.add_functions(again)[0].address
         self.functions: dict[str, Traced] = {}
         self._names: list[str] = []
         self.add(prototypes)
@@ -117,6 +119,10 @@ class WatchedLab:
             self._clobbered[vcpu.index].write(_RUBBISH)
             in_task = vcpu.task is not vcpu.idle and not self._nested
             if in_task and self.sleeps_in(program, traced.name):
+                # As if it called schedule() once more before it returns.
+                for _ in range(1, program.sleeps):
+                    vcpu.regs.rsp -= 8
+                    context.kernel.machine.write_u64(vcpu.regs.rsp, self._sleeps_again)
                 vcpu.sleep()
             return program.result
 
