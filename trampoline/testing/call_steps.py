@@ -47,7 +47,7 @@ class CallSteps(SleepSteps):
     @step
     def sleep_through_changes(self, data: st.DataObject, cpu: int, multi: bool, sleepable: bool) -> None:
         """While a call sleeps, the program that it came by goes, and others come, into memory that was free."""
-        first, names = self.draw_program(data, sleepable=sleepable), (SLEEPER,)
+        first, names = self.draw_program(data, sleepable=sleepable, multi=multi), (SLEEPER,)
         if not self.may_change(names) or self.reference.refusals(first, names, multi=multi):
             return
         loaded = self.load(first, multi=multi, sleepable=sleepable)
@@ -60,7 +60,7 @@ class CallSteps(SleepSteps):
             self._goes(loaded, link)
             self.pass_time(data)
             for number in range(data.draw(st.integers(0, 3), "others")):
-                other = self.load(self.draw_program(data), multi=multi, sleepable=False)
+                other = self.load(self.draw_program(data, multi=multi), multi=multi, sleepable=False)
                 if self.may_change(names) and not self.reference.refusals(other.program, names, multi=multi):
                     more.append((other, self._come(data, other)))
                 self.let_go(other)

@@ -42,7 +42,7 @@ class MixedSteps(UserSteps):
                 visitor = self.visitor(name, livepatch=beside == "livepatch")
                 self._visit(name, visitor, on=True)
                 came.append(visitor)
-            program = self.draw_program(data)
+            program = self.draw_program(data, multi=multi)
             if number < together and not self.reference.refusals(program, (name,), multi=multi):
                 came.append(linked := self._comes(data, program, name, multi=multi))
                 if data.draw(st.booleans(), "comes again"):

@@ -31,7 +31,7 @@ class ObservedSteps(UserSteps):
     @step
     def observed_attach(self, data: st.DataObject, multi: bool, every: int) -> None:
         """A link comes and goes while another CPU calls its functions: each call shows it or doesn't, and is right."""
-        program = self.draw_program(data)
+        program = self.draw_program(data, multi=multi)
         names = self.draw_functions(data, multi=multi)
         if self.reference.refusals(program, names, multi=multi) or not self.may_change(names):
             return

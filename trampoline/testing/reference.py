@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from errno import E2BIG, EEXIST, EOPNOTSUPP
 
-from trampoline.attach import AttachType, Kind
+from trampoline.attach import AttachType, Kind, kind_of
 from trampoline.errors import ENOTSUPP
 from trampoline.flavour import Flavour
 from trampoline.testing.functions import Traced
@@ -304,7 +304,7 @@ class Reference:
         there, exits = list(function.attached), list(self._listed(function, Kind.FEXIT))
         frame = _Frame(self.timed)
         for attached in self._listed(function, Kind.FENTRY):
-            ret = 0 if _kind(attached) is Kind.FSESSION else None
+            ret = 0 if _kind(attached, function) is Kind.FSESSION else None
             if (yield from self._run(function, attached, Phase.ENTRY, words, ret, course, frame)):
                 frame.sessions.add(attached.program.number)
         for attached in self._listed(function, Kind.MODIFY_RETURN):
@@ -373,7 +373,7 @@ class Reference:
         frame: _Frame,
     ) -> Generator[str, None, bool]:
         program = attached.program
-        if (program.number, course.cpu) in self._active:
+        if (program.number, course.cpu) in self._active and not program.kind.is_lsm:
             self.misses[program.number] += 1
             return False
         traced, reads = function.traced, program.reads
@@ -406,17 +406,19 @@ class Reference:
                 yield IN_PROGRAM
             function.inside -= 1
             self._active.discard(running)
-        self.runs[program.number] += frame.timed if by_image else began and self.timed
+        # A cgroup's shim keeps no statistics.
+        by_cgroup = program.kind is AttachType.LSM_CGROUP
+        self.runs[program.number] += not by_cgroup and (frame.timed if by_image else began and self.timed)
         return True
 
     def _listed(self, function: _Function, where: Kind) -> list[Attached]:
         """A list of the function, in the order in which it runs; sessions stand in two."""
         kinds = {where} | ({Kind.FSESSION} if where is not Kind.MODIFY_RETURN else set())
-        found = [attached for attached in function.attached if _kind(attached) in kinds]
+        found = [attached for attached in function.attached if _kind(attached, function) in kinds]
         return found if self._traits_at(function).order is Order.OLDEST_FIRST else found[::-1]
 
     def _calls_original(self, function: _Function) -> bool:
-        return any(_kind(attached) is not Kind.FENTRY for attached in function.attached)
+        return any(_kind(attached, function) is not Kind.FENTRY for attached in function.attached)
 
     def _traits_of(self, multi: bool) -> Traits:
         return self._traits if multi or self._traits.plain is None else self._traits.plain
@@ -429,14 +431,6 @@ class Reference:
         return not traits.struct_on_stack and traced.skips_registers
 
 
-_KINDS = {
-    AttachType.FENTRY: Kind.FENTRY,
-    AttachType.FEXIT: Kind.FEXIT,
-    AttachType.MODIFY_RETURN: Kind.MODIFY_RETURN,
-    AttachType.FSESSION: Kind.FSESSION,
-}
-
-
 def _whole(steps: _Steps) -> int:
     """A call in which nobody else comes to run: who sleeps is woken at once."""
     while True:
@@ -446,8 +440,8 @@ def _whole(steps: _Steps) -> int:
             return int(stop.value)
 
 
-def _kind(attached: Attached) -> Kind:
-    return _KINDS[attached.program.kind]
+def _kind(attached: Attached, function: _Function) -> Kind:
+    return kind_of(attached.program.kind, function.traced.model)
 
 
 def _weight(program: Program) -> int:

@@ -207,13 +207,20 @@ class Steps(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(CAN_FAIL)), "at"), data.draw(st.integers(1, 16), "the one")
 
     def draw_program(
-        self, data: st.DataObject, *, sleepable: bool = False, kind: AttachType | None = None
+        self,
+        data: st.DataObject,
+        *,
+        sleepable: bool = False,
+        multi: bool = True,
+        kind: AttachType | None = None,
     ) -> Program:
-        """A new program, of any kind where none is given."""
+        """A new program, of any kind where none is given that it may have by a multi link, or by a plain one."""
         self._programs += 1
-        kind = kind or data.draw(kinds(self.traits, self.flavour), "kind")
-        result = data.draw(st.sampled_from((0, 0, 7, -22)), "returns") if kind is AttachType.MODIFY_RETURN else 0
-        calls = data.draw(st.sampled_from(("", "", "", INNER, OUTER)), "calls")
+        kind = kind or data.draw(kinds(self.traits, self.flavour, multi=multi, sleepable=sleepable), "kind")
+        modifies = kind is AttachType.MODIFY_RETURN or kind.is_lsm
+        result = data.draw(st.sampled_from((0, 0, 7, -22)), "returns") if modifies else 0
+        # Nothing would keep an LSM program from calling itself.
+        calls = "" if kind.is_lsm else data.draw(st.sampled_from(("", "", "", INNER, OUTER)), "calls")
         session = kind is AttachType.FSESSION and data.draw(st.booleans(), "keeps a word")
         sleeps = data.draw(st.sampled_from((0, 0, 1, 2)), "sleeps") if sleepable else 0
         reads = EVERYTHING
@@ -347,7 +354,7 @@ class Steps(RuleBasedStateMachine):
     def same(self, name: str, got: list[Happening], value: int, expected: list[Happening], wanted: int) -> None:
         """Compare what happened and what came back."""
         assert got == expected, f"in a call of {name}: {got}, not {expected}"
-        size = self.watched.functions[name].model.ret_size or 8
+        size = self.watched.functions[name].model.ret_size
         assert value == wanted & (1 << 8 * size) - 1, f"{name} returned {value:#x}, not {wanted:#x}"
 
     # What holds at any time -----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ _STRUCTS = {
 }
 _LARGE = ("struct tramplab_12", "struct tramplab_16")
 _SMALL = tuple(name for name in _STRUCTS if name not in _LARGE)
-_RETURNS = ("int", "u64", "long")
+_RETURNS = ("int", "u64", "long", "void")
 
 
 @st.composite
@@ -57,6 +57,9 @@ def flavours() -> SearchStrategy[Flavour]:
     return st.sampled_from(tuple(FLAVOURS.values()))
 
 
-def kinds(traits: Traits, flavour: Flavour) -> SearchStrategy[AttachType]:
-    """An attach type that a design has on a flavour, in its plain form."""
-    return st.sampled_from(traits.kinds(flavour))
+def kinds(
+    traits: Traits, flavour: Flavour, *, multi: bool = True, sleepable: bool = False
+) -> SearchStrategy[AttachType]:
+    """An attach type that a design has on a flavour, in its plain form; of plain links, those of LSM programs too."""
+    lsm = () if multi else (AttachType.LSM_MAC,) if sleepable else (AttachType.LSM_MAC, AttachType.LSM_CGROUP)
+    return st.sampled_from((*traits.kinds(flavour), *lsm))

@@ -11,7 +11,7 @@ from emu.registers import SAVED, RegisterBatch
 from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
 from emu.task import Task, TaskState
 from emu.vcpu import StopReason, Vcpu
-from trampoline.attach import AttachType
+from trampoline.attach import AttachType, Kind, kind_of
 from trampoline.designs import Factory
 from trampoline.flavour import Flavour
 from trampoline.generator import Boot
@@ -151,7 +151,7 @@ class WatchedLab:
             traced = self.functions[name]
         counted = "count" in reads
         word = machine.read_u64(context.address - 8) if counted else 0
-        behind = program.kind is AttachType.FEXIT or bool(word & _IS_RETURN)
+        behind = kind_of(program.kind, traced.model) is Kind.FEXIT or bool(word & _IS_RETURN)
         ret: int | None = None
         if program.kind is not AttachType.FENTRY and counted:
             # In a session's entry, and in fmod_ret, the word is what was returned so far: all of it.
@@ -315,7 +315,7 @@ class WatchedLab:
 
     @staticmethod
     def _value(traced: Traced, rax: int) -> int:
-        return rax & (1 << 8 * (traced.model.ret_size or 8)) - 1
+        return rax & (1 << 8 * traced.model.ret_size) - 1
 
     def _original(self, vcpu: Vcpu) -> None:
         number = vcpu.regs.rax
