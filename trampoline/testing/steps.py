@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from asm import Image
+from emu.kernel.ftrace import FtraceOps
 from emu.paging import RW
 from emu.process import CAN_FAIL, PointKind
 from emu.task import Task
@@ -143,7 +144,9 @@ class Steps(RuleBasedStateMachine):
         self.sleepers: list[Sleeper] = []
         self.linked: list[Linked] = []
         self.loaded: list[Loaded] = []
-        self._programs = self._own_cookies = 0
+        self._programs = self._own_cookies = self.tracers_made = 0
+        self.tracers: dict[int, FtraceOps] = {}
+        self.directs: dict[str, FtraceOps] = {}
         self._seen_images: dict[int, Image] = {}
 
     # Boot -----------------------------------------------------------------------------------------------------------
@@ -159,6 +162,7 @@ class Steps(RuleBasedStateMachine):
         self.flavour = limited(known[self.variant.flavour], self.variant)
         able = self.SUBJECT.metadata if self.variant.any_metadata else (None,)
         metadata = data.draw(st.sampled_from(able), "metadata") if len(able) > 1 else None
+        clock, timed = data.draw(st.sampled_from((0, 1, 2, 1000, 1000)), "clock"), data.draw(st.booleans(), "timed")
         slots = min(self.traits.slots(self.flavour) + 1, 12)
         drawn = [data.draw(prototypes(f"tramplab_f{n}", max_slots=slots), f"function {n}") for n in range(3)]
         self.watched = self.SUBJECT.kernels.take(known[self.variant.flavour], self.variant, metadata)
@@ -172,6 +176,11 @@ class Steps(RuleBasedStateMachine):
         focus = data.draw(st.sampled_from(self.names), "focus")
         self.likely = [*self.names, *[focus] * (len(self.names) // 2)]
         self.at_boot = self.holdings()
+        self.lab.kernel.advance_clock(clock)
+        self.reference.clock = clock
+        if timed:
+            self.lab.stats(enabled=True)
+            self.reference.time(on=True)
 
     def holdings(self) -> Holdings:
         """What the kernel holds now, but for what the design keeps."""
@@ -200,16 +209,25 @@ class Steps(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(CAN_FAIL)), "at"), data.draw(st.integers(1, 16), "the one")
 
     def draw_program(
-        self, data: st.DataObject, *, sleepable: bool = False, kind: AttachType | None = None
+        self,
+        data: st.DataObject,
+        *,
+        sleepable: bool = False,
+        multi: bool = True,
+        kind: AttachType | None = None,
     ) -> Program:
-        """A new program, of any kind where none is given."""
+        """A new program, of any kind where none is given that it may have by a multi link, or by a plain one."""
         self._programs += 1
-        kind = self._last_kind = kind or data.draw(kinds(self.traits, self.flavour, self._last_kind), "kind")
-        result = data.draw(results(), "returns") if kind is AttachType.MODIFY_RETURN else 0
-        # Sleepable programs count their sections in the task: often one within another's.
-        calls = data.draw(st.sampled_from(("", INNER, OUTER) if sleepable else ("", "", "", INNER, OUTER)), "calls")
+        able = kinds(self.traits, self.flavour, multi=multi, sleepable=sleepable, last=self._last_kind)
+        kind = self._last_kind = kind or data.draw(able, "kind")
+        modifies = kind is AttachType.MODIFY_RETURN or kind.is_lsm
+        result = data.draw(results(), "returns") if modifies else 0
+        # Sleepable programs count their sections in the task: often one within another's. Nothing would keep an LSM
+        # program from calling itself.
+        callees = ("", INNER, OUTER) if sleepable else ("", "", "", INNER, OUTER)
+        calls = "" if kind.is_lsm else data.draw(st.sampled_from(callees), "calls")
         session = kind is AttachType.FSESSION and data.draw(st.booleans(), "keeps a word")
-        sleeps = sleepable and data.draw(st.booleans(), "sleeps")
+        sleeps = data.draw(st.sampled_from((0, 0, 1, 2)), "sleeps") if sleepable else 0
         reads = EVERYTHING
         if not (sleeps or kind is AttachType.FSESSION):
             leaves = data.draw(st.sampled_from(("", "", "ip", "cookie", "count", "ip count")), "does not read")
@@ -282,6 +300,23 @@ class Steps(RuleBasedStateMachine):
         self.compare_calls(names)
         return False, bool(struck)
 
+    def or_again(
+        self,
+        data: st.DataObject,
+        change: Callable[[], Any],
+        refusals: frozenset[int] = frozenset(),
+        failure: Failure | None = None,
+        *,
+        names: Sequence[str] = (),
+        remakes: bool = False,
+    ) -> bool:
+        """As ``all_or_nothing``; what failed is tried once more at once, perhaps, and works then."""
+        made, struck = self.all_or_nothing(change, refusals, failure, names=names, remakes=remakes)
+        if made or not struck or refusals or data.draw(st.booleans(), "gives up"):
+            return made
+        change()
+        return True
+
     def fails_everywhere(
         self,
         data: st.DataObject,
@@ -289,13 +324,16 @@ class Steps(RuleBasedStateMachine):
         names: Sequence[str],
         most: int,
         then: Callable[[], None] = lambda: None,
+        *,
+        remakes: bool = False,
     ) -> Any:
         """What a change gives that is tried with the first point of a kind failing, the second, and so on until it
         works. ``then``: what is done after each failure.
         """
         kind = data.draw(st.sampled_from(sorted(CAN_FAIL)), "what fails")
         for nth in range(1, most):
-            made, result = self.all_or_nothing(change, failure=(kind, nth), names=names if nth == 1 else ())
+            called = names if nth == 1 else ()
+            made, result = self.all_or_nothing(change, failure=(kind, nth), names=called, remakes=remakes)
             if made:
                 return result
             then()
@@ -321,7 +359,7 @@ class Steps(RuleBasedStateMachine):
     def same(self, name: str, got: list[Happening], value: int, expected: list[Happening], wanted: int) -> None:
         """Compare what happened and what came back."""
         assert got == expected, f"in a call of {name}: {got}, not {expected}"
-        size = self.watched.functions[name].model.ret_size or 8
+        size = self.watched.functions[name].model.ret_size
         assert value == wanted & (1 << 8 * size) - 1, f"{name} returned {value:#x}, not {wanted:#x}"
 
     # What holds at any time -----------------------------------------------------------------------------------------
@@ -433,13 +471,13 @@ class Steps(RuleBasedStateMachine):
         for loaded in self.loaded:
             if loaded.held:
                 self.lab.unload(loaded.prog)
+        for tracer in self.tracers.values():
+            self.lab.kernel.ftrace.unregister_ftrace_function(tracer)
         for name, function in self.reference.functions.items():
-            for number in function.tracers:
-                self.watched.untrace(name, number)
             if function.patched:
                 self.watched.unpatch(name)
-            if function.direct is not None:
-                self.watched.undirect(name, function.direct)
+            if function.direct is not None and self.directs[name].enabled:
+                self.watched.undirect(self.directs[name], function.direct)
         if self.reference.timed:
             self.lab.stats(enabled=False)
         difference = self.at_boot.difference(self.holdings())

@@ -19,7 +19,7 @@ _STRUCTS = {
 }
 _LARGE = ("struct tramplab_12", "struct tramplab_16")
 _SMALL = tuple(name for name in _STRUCTS if name not in _LARGE)
-_RETURNS = ("int", "u64", "long", "u64", "long", "int", "char", "u16")
+_RETURNS = ("int", "u64", "long", "u64", "long", "int", "char", "u16", "void", "void")
 
 
 @st.composite
@@ -62,9 +62,12 @@ def flavours() -> SearchStrategy[Flavour]:
     return st.sampled_from(tuple(FLAVOURS.values()))
 
 
-def kinds(traits: Traits, flavour: Flavour, last: AttachType | None = None) -> SearchStrategy[AttachType]:
-    """An attach type that a design has on a flavour, in its plain form; that of the last program more often, since
-    programs of one kind share an order, a limit and places in a frame.
+def kinds(
+    traits: Traits, flavour: Flavour, *, multi: bool = True, sleepable: bool = False, last: AttachType | None = None
+) -> SearchStrategy[AttachType]:
+    """An attach type that a design has on a flavour, in its plain form; of plain links, those of LSM programs too. That
+    of the last program comes more often: programs of one kind share an order, a limit and places in a frame.
     """
-    again = () if last is None else (last, last)
-    return st.sampled_from((*traits.kinds(flavour), *again))
+    lsm = () if multi else (AttachType.LSM_MAC,) if sleepable else (AttachType.LSM_MAC, AttachType.LSM_CGROUP)
+    able = (*traits.kinds(flavour), *lsm)
+    return st.sampled_from((*able, *[last] * 2) if last in able else able)

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag
 from emu.kernel.functions import Function
 from emu.kernel.livepatch import LivePatch
+from emu.kernel.text_poke import VECTOR_SIZE
 from emu.registers import SAVED, RegisterBatch
 from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
 from emu.task import Task, TaskState
 from emu.vcpu import StopReason, Vcpu
-from trampoline.attach import AttachType
+from trampoline.attach import AttachType, Kind, kind_of
 from trampoline.designs import Factory
 from trampoline.flavour import Flavour
 from trampoline.generator import Boot
@@ -23,6 +24,9 @@ from trampoline.testing.reference import Direct, Happening, Original, Phase, Pro
 TOLD, DIRECT_TOLD = "tramplab_testing_original", "tramplab_testing_direct"
 DIRECT_CALLERS = ("tramplab_direct_0", "tramplab_direct_1")
 """Code that a site may reach as somebody else's direct caller."""
+AREA, COUNTS = "tramplab_testing_area", "tramplab_testing_counts"
+"""Code with more nops to be patched than one batch takes, and what adds 1 to the value that it returns."""
+AREA_SITES = VECTOR_SIZE + 4
 _NAME = "watched"
 _IS_RETURN = 1 << 63
 """Of the word that counts arguments, since sessions are there (7.0)."""
@@ -60,7 +64,6 @@ class WatchedLab:
         self.lab = Tracing(flavour, config, design=design, vcpus=vcpus, boot=boot, metadata=metadata, counting="off")
         self._counts = counts
         kernel = self.lab.kernel
-        kernel.advance_clock(1000)
         kernel.kallsyms.add(TOLD, kernel.machine.host_call(TOLD, self._original), 1)
         kernel.kallsyms.add(DIRECT_TOLD, kernel.machine.host_call(DIRECT_TOLD, self._direct), 1)
         kernel.add_functions(
@@ -69,6 +72,12 @@ class WatchedLab:
                 for number, name in enumerate(DIRECT_CALLERS)
             )
         )
+        kernel.add_functions(
+            Function(COUNTS, "inc rax\nret", traceable=False),
+            Function(AREA, "\n".join(["xor eax, eax", *["nop5"] * AREA_SITES, "ret"]), traceable=False),
+        )
+        again = Function("tramplab_testing_sleep", "push rax\ncall schedule\npop rax\nret", traceable=False)
+        self._sleeps_again = kernel.add_functions(again)[0].address
         self.functions: dict[str, Traced] = {}
         self._names: list[str] = []
         self.add(prototypes)
@@ -77,9 +86,7 @@ class WatchedLab:
         """Whether a program goes to sleep in a task's call of a function."""
         self._function_of: dict[tuple[int, int], str] = {}
         """By a program that does not read where it is, and its cookie there."""
-        self._tracers: dict[tuple[str, int], FtraceOps] = {}
         self._patches: dict[str, LivePatch] = {}
-        self._directs: dict[str, FtraceOps] = {}
         self._kept = [RegisterBatch(vcpu.regs.engine, _KEPT) for vcpu in kernel.machine.vcpus]
         self._clobbered = [RegisterBatch(vcpu.regs.engine, _CLOBBERED) for vcpu in kernel.machine.vcpus]
         self.counters: set[int] = set()
@@ -134,6 +141,10 @@ class WatchedLab:
         self._clobbered[vcpu.index].write(_RUBBISH)
         in_task = vcpu.task is not vcpu.idle and len(self._running) == 1
         if in_task and self.sleeps_in(program, traced.name):
+            # As if it called schedule() once more before it returns.
+            for _ in range(1, program.sleeps):
+                vcpu.regs.rsp -= 8
+                context.kernel.machine.write_u64(vcpu.regs.rsp, self._sleeps_again)
             vcpu.sleep()
         return program.result
 
@@ -171,7 +182,7 @@ class WatchedLab:
             traced = self.functions[name]
         counted = "count" in reads
         word = machine.read_u64(context.address - 8) if counted else 0
-        behind = program.kind is AttachType.FEXIT or bool(word & _IS_RETURN)
+        behind = kind_of(program.kind, traced.model) is Kind.FEXIT or bool(word & _IS_RETURN)
         ret: int | None = None
         if program.kind is not AttachType.FENTRY and counted:
             # In a session's entry, and in fmod_ret, the word is what was returned so far: all of it.
@@ -216,54 +227,52 @@ class WatchedLab:
 
     # Others ---------------------------------------------------------------------------------------------------------
 
-    def trace(self, name: str, number: int, flags: FtraceOpsFlag = FtraceOpsFlag(0)) -> None:  # noqa: B008
-        """Register a function tracer on a function."""
-        site = self.lab.kernel.function(name).site
-        assert site is not None
+    def tracer(self, number: int, names: Sequence[str], flags: FtraceOpsFlag) -> FtraceOps:
+        """A function tracer of functions, of all where no names are given; it is not registered yet."""
+        at = {self.site(name): name for name in names or self.functions}
 
         def told(ip: int, *_: object) -> None:
-            assert ip == site, f"a tracer of {name} is told of {ip:#x}"
-            self.happened.append(Tracer(name, number))
+            if ip in at:
+                self.happened.append(Tracer(at[ip], number))
+            else:
+                assert not names, f"a tracer of {', '.join(names)} is told of {ip:#x}"
 
-        ops = FtraceOps(f"tracer {number} of {name}", told, flags, filter={site})
-        self.lab.kernel.ftrace.register_ftrace_function(ops)
-        self._tracers[name, number] = ops
+        return FtraceOps(f"tracer {number}", told, flags, filter=set(at) if names else set())
 
-    def untrace(self, name: str, number: int) -> None:
-        """Take it off."""
-        self.lab.kernel.ftrace.unregister_ftrace_function(self._tracers[name, number])
-        del self._tracers[name, number]
-
-    def direct(self, name: str, caller: int) -> None:
-        """Let a function reach a direct caller that is no trampoline."""
+    def site(self, name: str) -> int:
+        """Where a function is patched."""
         site = self.lab.kernel.function(name).site
         assert site is not None
-        ops = FtraceOps(f"direct caller of {name}", filter={site})
+        return site
+
+    def direct_ops(self, names: Sequence[str]) -> FtraceOps:
+        """A direct caller of functions that is no trampoline; it is not registered yet."""
+        return FtraceOps(f"direct caller of {', '.join(names)}", filter={self.site(name) for name in names})
+
+    def direct(self, ops: FtraceOps, caller: int) -> None:
+        """Let its functions reach a direct caller."""
         self.lab.kernel.ftrace.register_ftrace_direct(ops, self._caller(caller))
-        self._directs[name] = ops
 
-    def redirect(self, name: str, caller: int) -> None:
-        """Let it reach another one."""
-        self.lab.kernel.ftrace.modify_ftrace_direct(self._directs[name], self._caller(caller))
+    def redirect(self, ops: FtraceOps, caller: int) -> None:
+        """Let them reach another one."""
+        self.lab.kernel.ftrace.modify_ftrace_direct(ops, self._caller(caller))
 
-    def undirect(self, name: str, caller: int) -> None:
+    def undirect(self, ops: FtraceOps, caller: int) -> None:
         """Take it off, which must be the one that is there."""
-        self.lab.kernel.ftrace.unregister_ftrace_direct(self._directs[name], self._caller(caller))
-        del self._directs[name]
+        self.lab.kernel.ftrace.unregister_ftrace_direct(ops, self._caller(caller))
 
     def _caller(self, number: int) -> int:
         return self.lab.kernel.kallsyms.address(DIRECT_CALLERS[number])
 
     def patch(self, name: str) -> None:
-        """Livepatch a function."""
-        patch = LivePatch(self.lab.kernel, name, f"{name}_patched")
-        patch.enable()
-        self._patches[name] = patch
+        """Livepatch a function, by the same patch each time."""
+        if name not in self._patches:
+            self._patches[name] = LivePatch(self.lab.kernel, name, f"{name}_patched")
+        self._patches[name].enable()
 
     def unpatch(self, name: str) -> None:
         """Let it be called again."""
         self._patches[name].disable()
-        del self._patches[name]
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
@@ -343,7 +352,7 @@ class WatchedLab:
 
     @staticmethod
     def _value(traced: Traced, rax: int) -> int:
-        return rax & (1 << 8 * (traced.model.ret_size or 8)) - 1
+        return rax & (1 << 8 * traced.model.ret_size) - 1
 
     def _original(self, vcpu: Vcpu) -> None:
         number = vcpu.regs.rax
