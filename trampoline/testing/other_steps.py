@@ -9,8 +9,11 @@ from hypothesis.stateful import precondition, rule
 
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.vcpu import Vcpu
+from trampoline.attach import AttachType
 from trampoline.errors import KernelError
-from trampoline.testing.steps import INNER, step
+from trampoline.prog import ProgContext
+from trampoline.testing.reference import Original
+from trampoline.testing.steps import CPUS, INNER, OUTER, SLEEPER, step
 from trampoline.testing.user_steps import UserSteps
 
 MODULE, MODULE_FUNCTION = "tramplab_module", "tramplab_of_module"
@@ -95,6 +98,46 @@ class OtherSteps(UserSteps):
             ftrace.unregister_ftrace_function(ops)
             self.reference.trace(number, ())
             self.compare_calls((INNER,))
+
+    @rule(data=st.data(), cpu=st.integers(0, CPUS - 1), cgroup=st.booleans(), result=st.sampled_from((0, 7, -22)))
+    @step
+    def hook(self, data: st.DataObject, cpu: int, cgroup: bool, result: int) -> None:
+        """An LSM program on a function that nobody else uses calls it once more: nothing keeps it from running in
+        itself. Where the function returns nothing, it runs behind it, and can't keep it from running.
+        """
+        functions = self.watched.functions
+        free = [name for name in self.names if not self.reference.is_used(name) and name not in (OUTER, SLEEPER)]
+        free = [name for name in free if functions[name].model.nr_regs <= self.traits.slots(self.flavour)]
+        free = [name for name in free if not functions[name].skips_registers or self.traits.struct_on_stack]
+        if not free:
+            return
+        hooks = [name for name in free if not functions[name].model.ret_size]
+        name = data.draw(st.sampled_from([*free, *hooks * 3]), "function")
+        traced = functions[name]
+        words = (1,) * traced.model.nr_regs
+        registers, stack = traced.travel(words)
+        originals: list[int] = []
+        """How many there were when the program ran."""
+
+        def run(context: ProgContext) -> int:
+            originals.append(len(self.watched.happened))
+            if len(originals) == 1:
+                self.lab.call(traced.address, *registers, stack_args=stack, cpu=context.vcpu.index)
+            return result
+
+        kind = AttachType.LSM_CGROUP if cgroup else AttachType.LSM_MAC
+        prog = self.lab.prog(str(kind), run, name="hook")
+        link = self.lab.attach(prog, name)
+        happened, value = self.watched.call(name, words, cpu)
+        if not traced.model.ret_size:
+            expected, wanted, runs = 2, 0, [1, 2]
+        else:
+            expected, wanted, runs = (0, result, [0, 0]) if result else (2, traced.result(words), [0, 0])
+        assert originals == runs, f"an LSM program ran behind {originals} calls of {name}, not behind {runs}"
+        self.same(name, happened, value, [Original(name)] * expected, wanted)
+        assert not self.lab.programs.misses(prog), "an LSM program missed a run"
+        link.detach()
+        self.lab.unload(prog)
 
     @rule(
         data=st.data(),

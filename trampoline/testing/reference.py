@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from errno import E2BIG, EEXIST, EOPNOTSUPP
 
-from trampoline.attach import AttachType, Kind, kind_of
+from trampoline.attach import AttachType, Kind
 from trampoline.errors import ENOTSUPP
 from trampoline.flavour import Flavour
 from trampoline.testing.functions import Traced
@@ -435,6 +435,14 @@ class Reference:
         return not traits.struct_on_stack and traced.skips_registers
 
 
+_KINDS = {
+    AttachType.FENTRY: Kind.FENTRY,
+    AttachType.FEXIT: Kind.FEXIT,
+    AttachType.MODIFY_RETURN: Kind.MODIFY_RETURN,
+    AttachType.FSESSION: Kind.FSESSION,
+}
+
+
 def _whole(steps: _Steps) -> int:
     """A call in which nobody else comes to run: who sleeps is woken at once."""
     while True:
@@ -444,8 +452,15 @@ def _whole(steps: _Steps) -> int:
             return int(stop.value)
 
 
+def kind_on(attach: AttachType, traced: Traced) -> Kind:
+    """The list that a program of an attach type is in on a function. The model's own: not what the design asks."""
+    if attach.is_lsm:
+        return Kind.MODIFY_RETURN if traced.model.ret_size else Kind.FEXIT
+    return _KINDS[attach]
+
+
 def _kind(attached: Attached, function: _Function) -> Kind:
-    return kind_of(attached.program.kind, function.traced.model)
+    return kind_on(attached.program.kind, function.traced)
 
 
 def _weight(program: Program) -> int:

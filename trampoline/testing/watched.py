@@ -11,7 +11,7 @@ from emu.registers import SAVED, RegisterBatch
 from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
 from emu.task import Task, TaskState
 from emu.vcpu import StopReason, Vcpu
-from trampoline.attach import AttachType, Kind, kind_of
+from trampoline.attach import AttachType, Kind
 from trampoline.designs import Factory
 from trampoline.flavour import Flavour
 from trampoline.generator import Boot
@@ -19,7 +19,7 @@ from trampoline.lab import Tracing
 from trampoline.link import Link, MultiLink
 from trampoline.prog import BpfProg, ProgContext, Uses
 from trampoline.testing.functions import Prototype, Traced, add_functions
-from trampoline.testing.reference import Direct, Happening, Original, Phase, Program, Ran, Tracer
+from trampoline.testing.reference import Direct, Happening, Original, Phase, Program, Ran, Tracer, kind_on
 
 TOLD, DIRECT_TOLD = "tramplab_testing_original", "tramplab_testing_direct"
 DIRECT_CALLERS = ("tramplab_direct_0", "tramplab_direct_1")
@@ -182,7 +182,7 @@ class WatchedLab:
             traced = self.functions[name]
         counted = "count" in reads
         word = machine.read_u64(context.address - 8) if counted else 0
-        behind = kind_of(program.kind, traced.model) is Kind.FEXIT or bool(word & _IS_RETURN)
+        behind = kind_on(program.kind, traced) is Kind.FEXIT or bool(word & _IS_RETURN)
         ret: int | None = None
         if program.kind is not AttachType.FENTRY and counted:
             # In a session's entry, and in fmod_ret, the word is what was returned so far: all of it.
