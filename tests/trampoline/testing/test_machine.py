@@ -109,7 +109,7 @@ def watched():
 
 
 def attach(watched, program, name, **options):
-    prog = watched.load(program, multi=False, sleepable=program.sleeps)
+    prog = watched.load(program, multi=False, sleepable=program.sleeps > 0)
     return watched.attach(program, prog, (name,), (7,), multi=False, **options)
 
 
@@ -242,5 +242,5 @@ def freed_at_once(programs, prog):
 )
 def test_historic_bugs_are_found(monkeypatch, owner, name, bug):
     monkeypatch.setattr(owner, name, bug)
-    found = run_sequences("batched", flavours=[FLAVOURS["6.1"]], seed_number=2, examples=30)
+    found = run_sequences("batched", flavours=[FLAVOURS["6.1"]], seed_number=3, examples=60)
     assert found.failure is not None
