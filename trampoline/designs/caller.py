@@ -300,13 +300,14 @@ class _Template:
 
     def _invoke(self, prog: CallerProg, modified: str, *, is_exit: bool) -> Iterator[str]:
         number, frame = next(self._numbers), self._frame
+        timed = self._spec.stats and prog.timed
         yield ".phase enter"
         yield from self._session_word(prog, is_exit=is_exit)
         yield from self._set_cookie(prog)
         if prog.guarded:
             yield f"bts dword ptr gs:[{prog.active:#x}], 0 ; prog->active of {prog.name}"
             yield f"jb .Lrecursion{number}"
-        if self._spec.stats:
+        if timed:
             yield from self._call("sched_clock")
             yield self._push("rax", "when it began", word="start")
         yield ".phase program"
@@ -316,7 +317,7 @@ class _Template:
         yield ".phase exit"
         if modified:
             yield f"mov {frame['ret']}, rax ; the return value"
-        if self._spec.stats:
+        if timed:
             yield from self._call("sched_clock")
             yield "pop rcx"
             frame.depth -= WORD

@@ -23,6 +23,8 @@ class CallerProg:
     cookie: int = 0
     slot: int | None = None
     is_session: bool = False
+    timed: bool = True
+    """Its runs are counted while statistics are on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class CallerSpec:
     ``places``: for each argument slot, in the order of the context, whether it comes in a register, and which
     register or word of the stack. ``narrow``: the only slot on the stack has 4 bytes at most. ``ip``: the traced
     function's address where nothing else tells it. ``thunk``: it is reached through a thunk, which left the function in
-    r10, its record in rax, and on the stack what a call at the site would have left there. ``stats``: programs are
-    timed.
+    r10, its record in rax, and on the stack what a call at the site would have left there. ``stats``: statistics
+    are on.
     """
 
     places: tuple[tuple[bool, int], ...]

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 
 from emu.kernel.kernel import Kernel
-from trampoline.attach import Kind
+from trampoline.attach import AttachType, Kind
 from trampoline.bpf_trampoline import BpfTrampoline
 from trampoline.designs.caller_image import CallerImage
 from trampoline.designs.caller_spec import CallerProg, CallerSpec, Places
@@ -155,4 +155,6 @@ def _caller_prog(kind: Kind, link: TrampLink, *, found: bool) -> CallerProg:
         0 if slot is not None else link.cookie,
         slot,
         kind is Kind.FSESSION,
+        # An LSM cgroup shim keeps none: the programs behind it have their own.
+        timed=prog.attach_type is not AttachType.LSM_CGROUP,
     )

@@ -9,14 +9,15 @@ from hypothesis.stateful import Bundle, consumes, multiple, precondition, rule
 from emu.task import TaskState
 from trampoline.link import Link, MultiLink
 from trampoline.testing.reference import EVERYTHING, Original
-from trampoline.testing.steps import CPUS, SLEEPER, Linked, Loaded, Sleeper, Steps, step
+from trampoline.testing.sleep_steps import SleepSteps
+from trampoline.testing.steps import CPUS, SLEEPER, Linked, Loaded, Sleeper, step
 from trampoline.testing.strategies import words
 
 ASLEEP = Bundle("asleep")
 MOST_SLEEPERS = 3
 
 
-class CallSteps(Steps):
+class CallSteps(SleepSteps):
     """Calls."""
 
     @rule(data=st.data(), cpu=st.integers(0, CPUS - 1))
@@ -46,25 +47,31 @@ class CallSteps(Steps):
     @step
     def sleep_through_changes(self, data: st.DataObject, cpu: int, multi: bool, sleepable: bool) -> None:
         """While a call sleeps, the program that it came by goes, and others come, into memory that was free."""
-        first, names = self.draw_program(data, sleepable=sleepable), (SLEEPER,)
+        first, names = self.draw_program(data, sleepable=sleepable, multi=multi), (SLEEPER,)
         if not self.may_change(names) or self.reference.refusals(first, names, multi=multi):
             return
         loaded = self.load(first, multi=multi, sleepable=sleepable)
         link = self._come(data, loaded)
         self.let_go(loaded)
-        happened, task = self.watched.start(SLEEPER, (1, 2), cpu)
-        asleep = self.returned(SLEEPER, task, happened, *self.reference.start(SLEEPER, (1, 2), cpu))
-        self._goes(loaded, link)
+        args = self.watched.functions[SLEEPER].distinct()
         more: list[tuple[Loaded, Link | MultiLink]] = []
-        for number in range(data.draw(st.integers(0, 3), "others")):
-            other = self.load(self.draw_program(data), multi=multi, sleepable=False)
-            if self.may_change(names) and not self.reference.refusals(other.program, names, multi=multi):
-                more.append((other, self._come(data, other)))
-            self.let_go(other)
-            if number == 1 and more:
-                self._goes(*more.pop(0))
-        while asleep is not None:
-            asleep = self.wake_up(task, asleep, CPUS - 1 - cpu)
+        with self.others_wait(data):
+            happened, task = self.watched.start(SLEEPER, args, cpu)
+            asleep = self.returned(SLEEPER, task, happened, *self.reference.start(SLEEPER, args, cpu))
+            self._goes(loaded, link)
+            self.pass_time(data)
+            for number in range(data.draw(st.integers(0, 3), "others")):
+                other = self.load(self.draw_program(data, multi=multi), multi=multi, sleepable=False)
+                if self.may_change(names) and not self.reference.refusals(other.program, names, multi=multi):
+                    more.append((other, self._come(data, other)))
+                self.let_go(other)
+                if number == 1 and more:
+                    self._goes(*more.pop(0))
+            while asleep is not None:
+                self.pass_time(data)
+                if asleep.in_program:
+                    self.is_there(loaded)
+                asleep = self.wake_up(task, asleep, CPUS - 1 - cpu)
         self.compare_calls(names)
         for other, link in more:
             self._goes(other, link)
@@ -84,7 +91,8 @@ class CallSteps(Steps):
         if not free:
             return
         name = data.draw(st.sampled_from(free), "function")
-        sleeper = replace(self.draw_program(data), sleeps=True, reads=EVERYTHING, result=0, calls="")
+        sleeps = data.draw(st.integers(1, 2), "sleeps")
+        sleeper = replace(self.draw_program(data), sleeps=sleeps, reads=EVERYTHING, result=0, calls="")
         other = replace(self.draw_program(data), reads=EVERYTHING, result=0, calls="")
         pair = (sleeper, other) if newest else (other, sleeper)
         if any(self.reference.refusals(program, (name,), multi=multi) for program in pair):
@@ -94,7 +102,7 @@ class CallSteps(Steps):
             loaded = self.load(program, multi=multi, sleepable=True)
             links[program.number] = self.watched.attach(program, loaded.prog, (name,), (program.number,), multi=multi)
             self.reference.attach(program, (name,), (program.number,), multi=multi)
-        args = tuple(range(1, self.watched.functions[name].model.nr_regs + 1))
+        args = self.watched.functions[name].distinct()
         expected, value = self.reference.call(name, args, cpu)
         sleeps_in, self.watched.sleeps_in = self.watched.sleeps_in, lambda program, _: program.number == sleeper.number
         happened, task = self.watched.start(name, args, cpu)

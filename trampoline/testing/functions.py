@@ -19,6 +19,7 @@ _PARTS = {
     "r8": {1: "r8b", 2: "r8w", 4: "r8d"},
     "r9": {1: "r9b", 2: "r9w", 4: "r9d"},
 }
+_FIRST_WORD, _NEXT_WORD, _OTHER_WORDS = 0x9182_7364_5546_3728, 0x1111_1111_1111_1111, 0x0101_0101_0101_0101
 _MAY_CHANGE = ("edi", "esi", "edx", "ecx", "r8d", "r9d", "r10d", "r11d")
 _WIDTHS = {1: "byte", 2: "word", 4: "dword", 8: "qword"}
 
@@ -54,7 +55,7 @@ class Traced:
     sleeps: bool = False
 
     def result(self, words: Sequence[int]) -> int:
-        """What its own code returns in rax."""
+        """What its own code leaves in rax, of which a narrow return value is the low part."""
         return self._sum(words, 0)
 
     def patched_result(self, words: Sequence[int]) -> int:
@@ -65,7 +66,7 @@ class Traced:
         sizes = word_sizes(self.model)
         cut = [word & (1 << 8 * size) - 1 for word, size in zip(words, sizes, strict=True)]
         total = sum((n + 1) * word for n, word in enumerate(cut))
-        return (total + base) & (0xFFFFFFFF if self.model.ret_size == 4 else MASK)
+        return (total + base) & MASK
 
     def cut(self, value: int) -> int | None:
         """A return value as programs see it; None where the prototype has none."""
@@ -90,6 +91,11 @@ class Traced:
         for word, (place, in_registers) in zip(words, word_places(self.model), strict=True):
             (registers if in_registers else stack)[place] = word
         return [registers[n] for n in sorted(registers)], [stack[n] for n in sorted(stack)]
+
+    def distinct(self, salt: int = 0) -> tuple[int, ...]:
+        """Argument words in which each byte differs from that of the next word, and from that of the next salt."""
+        words = range(self.model.nr_regs)
+        return tuple(_FIRST_WORD + _NEXT_WORD * n + _OTHER_WORDS * salt & MASK for n in words)
 
     @property
     def has_stack_words(self) -> bool:
@@ -159,7 +165,5 @@ def _weighed(model: FuncModel, base: int, pushed: int = 0) -> list[str]:
             source = f"{_WIDTHS[size]} ptr [rsp + {8 + pushed + 8 * place:#x}]"
         load = {8: f"mov r10, {source}", 4: f"mov r10d, {source}"}.get(size, f"movzx r10d, {source}")
         lines += [load, f"imul r10, r10, {n + 1}", "add rax, r10"]
-    if model.ret_size == 4:
-        lines.append("mov eax, eax ; an int")
     # As any C function may.
     return lines + [f"mov {register}, {0x5A5A0000 + n:#x}" for n, register in enumerate(_MAY_CHANGE)]

@@ -21,6 +21,8 @@ class Holdings:
     """How many there are."""
     direct_functions: dict[int, int]
     ftrace_ops: list[str]
+    sites: list[int]
+    """Every patch site, also where nobody is."""
     users: dict[int, list[str]]
     """Names of the users of each patch site that has some."""
     trampolines: dict[str, tuple[int, int]]
@@ -48,6 +50,7 @@ class Holdings:
             len(kernel.kallsyms),
             dict(kernel.ftrace.direct_functions),
             sorted(ops.name for ops in kernel.ftrace.ops),
+            sorted(kernel.ftrace.records),
             {
                 site: sorted(ops.name for ops in record.users)
                 for site, record in kernel.ftrace.records.items()

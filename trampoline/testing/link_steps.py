@@ -25,7 +25,8 @@ class LinkSteps(Steps):
     @step
     def attach(self, data: st.DataObject, multi: bool, sleepable: bool) -> Any:
         """A new program comes; memory or patching may fail on the way."""
-        loaded = self.load(self.draw_program(data, sleepable=sleepable), multi=multi, sleepable=sleepable)
+        program = self.draw_program(data, sleepable=sleepable, multi=multi)
+        loaded = self.load(program, multi=multi, sleepable=sleepable)
         names = self.draw_functions(data, multi=multi)
         made = self._attach(data, loaded, names, self.draw_failure(data))
         self.let_go(loaded)
@@ -45,7 +46,8 @@ class LinkSteps(Steps):
     @step
     def keep_program(self, data: st.DataObject, multi: bool, sleepable: bool) -> Loaded:
         """A program that stays while its links come and go."""
-        return self.load(self.draw_program(data, sleepable=sleepable), multi=multi, sleepable=sleepable)
+        program = self.draw_program(data, sleepable=sleepable, multi=multi)
+        return self.load(program, multi=multi, sleepable=sleepable)
 
     @precondition(lambda self: len(self.linked) < MOST_LINKS)
     @rule(target=LINKS, data=st.data(), loaded=PROGRAMS)
@@ -60,7 +62,7 @@ class LinkSteps(Steps):
     @step
     def attach_failing_everywhere(self, data: st.DataObject, multi: bool) -> Any:
         """Every point of an attach fails, one after the other; each time everything is as before, and then it works."""
-        loaded = self.load(self.draw_program(data), multi=multi, sleepable=False)
+        loaded = self.load(self.draw_program(data, multi=multi), multi=multi, sleepable=False)
         names = self.draw_functions(data, multi=multi)
         made = None
         if self.may_change(names) and not self.reference.refusals(loaded.program, names, multi=multi):

@@ -15,9 +15,10 @@ from trampoline.testing.observed_steps import ObservedSteps
 from trampoline.testing.other_steps import OtherSteps
 from trampoline.testing.steps import CPUS, FIXED, Subject, Tally
 from trampoline.testing.traits import TRAITS, Traits
+from trampoline.testing.user_steps import UserSteps
 
 
-class LabMachine(LinkSteps, CallSteps, MixedSteps, OtherSteps, ObservedSteps):
+class LabMachine(LinkSteps, CallSteps, MixedSteps, OtherSteps, ObservedSteps, UserSteps):
     """The state machine of some design; ``lab_machine`` makes them."""
 
 

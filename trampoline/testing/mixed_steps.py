@@ -5,15 +5,19 @@ from functools import partial
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from trampoline.attach import AttachType
 from trampoline.link import Link, MultiLink
 from trampoline.testing.reference import Program
-from trampoline.testing.steps import MOST_LINKS, Linked, Loaded, Steps, step
+from trampoline.testing.steps import MOST_LINKS, Linked, Loaded, step
+from trampoline.testing.user_steps import UserSteps, Visitor
 
 _MOST_TOGETHER = 3
 _MOST_POINTS = 40
+_OTHERS = {"nobody": 0, "tracer": 1, "two tracers": 2, "livepatch": 1}
+"""How many others are there beside programs."""
 
 
-class MixedSteps(Steps):
+class MixedSteps(UserSteps):
     """Several on one function."""
 
     @precondition(lambda self: len(self.linked) < MOST_LINKS)
@@ -21,24 +25,25 @@ class MixedSteps(Steps):
         data=st.data(),
         multi=st.booleans(),
         together=st.integers(1, _MOST_TOGETHER),
-        beside=st.sampled_from(("nobody", "tracer", "livepatch")),
+        beside=st.sampled_from(("nobody", "tracer", "two tracers", "livepatch")),
     )
     @step
     def some_together(self, data: st.DataObject, multi: bool, together: int, beside: str) -> None:
-        """Programs of any kinds, and somebody else perhaps, come to one function in any order, and go in another."""
+        """Programs of any kinds, and others perhaps, come to one function in any order, and go in another."""
         name = self.draw_function(data)
         function = self.reference.functions[name]
         if not self.may_change((name,)):
             return
-        taken = function.patched or function.direct is not None or 1 in function.tracers
-        other = beside if self.traits.shares_sites and not taken else "nobody"
-        when = data.draw(st.integers(0, together), "the other comes as") if other != "nobody" else -1
-        came: list[Linked | None] = []
+        taken = beside == "livepatch" and (function.patched or function.direct is not None)
+        others = _OTHERS[beside] if self.traits.shares_sites and not taken else 0
+        when = [data.draw(st.integers(0, together), "another comes as") for _ in range(others)]
+        came: list[Linked | Visitor] = []
         for number in range(together + 1):
-            if number == when:
-                self._visit(name, livepatch=other == "livepatch", on=True)
-                came.append(None)
-            program = self.draw_program(data)
+            for _ in range(when.count(number)):
+                visitor = self.visitor(name, livepatch=beside == "livepatch")
+                self._visit(name, visitor, on=True)
+                came.append(visitor)
+            program = self.draw_program(data, multi=multi)
             if number < together and not self.reference.refusals(program, (name,), multi=multi):
                 came.append(linked := self._comes(data, program, name, multi=multi))
                 if data.draw(st.booleans(), "comes again"):
@@ -47,8 +52,8 @@ class MixedSteps(Steps):
                     refusals = self.reference.refusals(program, (name,), multi=multi)
                     self.all_or_nothing(again, refusals, names=(name,))
         for one in data.draw(st.permutations(came), "go in this order"):
-            if one is None:
-                self._visit(name, livepatch=other == "livepatch", on=False)
+            if isinstance(one, Visitor):
+                self._visit(name, one, on=False)
             else:
                 self._leaves(one)
 
@@ -68,9 +73,11 @@ class MixedSteps(Steps):
         if any(self.reference.refusals(program, (name,), multi=multi) for program in pair):
             return
 
+        visitor = self.visitor(name, livepatch=livepatch)
+
         def visit() -> None:
-            self._visit(name, livepatch=livepatch, on=True)
-            self._visit(name, livepatch=livepatch, on=False)
+            self._visit(name, visitor, on=True)
+            self._visit(name, visitor, on=False)
 
         stays = self._comes(data, pair[0], name, multi=multi)
         loaded = self.load(pair[1], multi=multi, sleepable=False)
@@ -85,22 +92,15 @@ class MixedSteps(Steps):
             self.let_go(loaded)
         self._leaves(stays)
 
-    def _visit(self, name: str, *, livepatch: bool, on: bool) -> None:
-        """A livepatch, or a tracer, comes or goes."""
-        reference, watched = self.reference, self.watched
-        if livepatch:
-            (watched.patch if on else watched.unpatch)(name)
-            reference.patch(name, on=on)
-        elif on:
-            watched.trace(name, 1)
-            reference.trace(name, 1, on=True)
-        else:
-            watched.untrace(name, 1)
-            reference.trace(name, 1, on=False)
+    def _visit(self, name: str, visitor: Visitor, *, on: bool) -> None:
+        """Somebody else comes or goes."""
+        (visitor.come if on else visitor.go)()
+        visitor.tell(self.reference, on)
         self.compare_calls((name,))
 
     def _comes(self, data: st.DataObject, program: Program, name: str, *, multi: bool) -> Linked:
-        loaded = self.load(program, multi=multi, sleepable=False)
+        sleepable = program.kind is not AttachType.LSM_CGROUP and data.draw(st.booleans(), "sleepable")
+        loaded = self.load(program, multi=multi, sleepable=sleepable)
         wanted = self.draw_cookies(data, program, (name,))
         link = self.watched.attach(program, loaded.prog, (name,), wanted, multi=multi)
         return self._linked_with(loaded, name, wanted, link)

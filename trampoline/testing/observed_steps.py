@@ -10,10 +10,12 @@ from hypothesis.stateful import precondition, rule
 
 from asm.encodings import NOPS, call_rel32
 from emu.errors import MachineError
+from emu.kernel.text_poke import VECTOR_SIZE
 from emu.process import ControlTask, PointKind
 from trampoline.testing.reference import Reference
-from trampoline.testing.steps import MOST_LINKS, Steps, step
-from trampoline.testing.watched import DIRECT_CALLERS
+from trampoline.testing.steps import MOST_LINKS, step
+from trampoline.testing.user_steps import UserSteps
+from trampoline.testing.watched import AREA, AREA_SITES, COUNTS, DIRECT_CALLERS
 
 OBSERVER = 1
 """The CPU that calls meanwhile."""
@@ -21,7 +23,7 @@ _TOO_LONG = 20_000
 """Steps of one change: more is none that ends."""
 
 
-class ObservedSteps(Steps):
+class ObservedSteps(UserSteps):
     """Changes observed midway."""
 
     @precondition(lambda self: len(self.linked) < MOST_LINKS)
@@ -29,7 +31,7 @@ class ObservedSteps(Steps):
     @step
     def observed_attach(self, data: st.DataObject, multi: bool, every: int) -> None:
         """A link comes and goes while another CPU calls its functions: each call shows it or doesn't, and is right."""
-        program = self.draw_program(data)
+        program = self.draw_program(data, multi=multi)
         names = self.draw_functions(data, multi=multi)
         if self.reference.refusals(program, names, multi=multi) or not self.may_change(names):
             return
@@ -55,22 +57,19 @@ class ObservedSteps(Steps):
         if not self.may_change((name,)):
             return
         changes: list[tuple[Callable[[], Any], Callable[[Reference], None]]] = []
-        if who == "tracer":
-            if 1 in function.tracers:
+        if who != "direct":
+            if who == "livepatch" and (function.patched or function.direct is not None):
                 return
-            changes.append((partial(watched.trace, name, 1), lambda one: one.trace(name, 1, on=True)))
-            changes.append((partial(watched.untrace, name, 1), lambda one: one.trace(name, 1, on=False)))
-        elif who == "livepatch":
-            if function.patched or function.direct is not None:
-                return
-            changes.append((partial(watched.patch, name), lambda one: one.patch(name, on=True)))
-            changes.append((partial(watched.unpatch, name), lambda one: one.patch(name, on=False)))
+            visitor = self.visitor(name, livepatch=who == "livepatch")
+            changes.append((visitor.come, lambda one: visitor.tell(one, True)))
+            changes.append((visitor.go, lambda one: visitor.tell(one, False)))
         else:
             if function.attached or function.patched or function.direct is not None:
                 return
-            changes.append((partial(watched.direct, name, 0), lambda one: one.direct(name, 0)))
-            changes.append((partial(watched.redirect, name, 1), lambda one: one.direct(name, 1)))
-            changes.append((partial(watched.undirect, name, 1), lambda one: one.direct(name, None)))
+            ops = watched.direct_ops((name,))
+            changes.append((partial(watched.direct, ops, 0), lambda one: one.direct((name,), 0)))
+            changes.append((partial(watched.redirect, ops, 1), lambda one: one.direct((name,), 1)))
+            changes.append((partial(watched.undirect, ops, 1), lambda one: one.direct((name,), None)))
         for change, modelled in changes:
 
             def changed(reference: Reference, some: Sequence[str], modelled: Any = modelled) -> None:
@@ -102,10 +101,28 @@ class ObservedSteps(Steps):
         for on in (True, False):
 
             def reached(reference: Reference, some: Sequence[str], on: bool = on) -> None:
-                for name in some:
-                    reference.direct(name, 0 if on else None)
+                reference.direct(some, 0 if on else None)
 
             self._observe(partial(patch, on), names, every, reached)
+
+    @rule(
+        many=st.sampled_from((VECTOR_SIZE - 1, VECTOR_SIZE, VECTOR_SIZE + 1, AREA_SITES)),
+        first=st.sampled_from((0, 1, VECTOR_SIZE // 2)),
+    )
+    @step
+    def long_batch(self, many: int, first: int) -> None:
+        """About as many sites as one batch takes are patched, in order or not, and back again: all of them are."""
+        kernel = self.lab.kernel
+        function, counts = kernel.function(AREA), kernel.kallsyms.address(COUNTS)
+        nops = kernel.machine.read(function.address, function.size).find(NOPS[5])
+        sites = [function.address + nops + 5 * number for number in range(many)]
+        for on in (True, False):
+            with kernel.text_poke.text_mutex:
+                for site in (*sites[first:], *sites[:first]):
+                    kernel.text_poke.batch_add(site, call_rel32(site, counts) if on else NOPS[5])
+                kernel.text_poke.batch_finish()
+            found = self.lab.call(function.address).value
+            assert found == on * many, f"of {many} sites in a batch {found} call what {many * on} should"
 
     def _observe(
         self,
@@ -155,7 +172,7 @@ class ObservedSteps(Steps):
             with suppress(MachineError):
                 self.lab.kernel.machine.vcpus[OBSERVER].see_new(site)
         model = self.watched.functions[name].model
-        args = (steps,) * model.nr_regs
+        args = self.watched.functions[name].distinct(steps)
         happened, value = self.watched.call(name, args, cpu=OBSERVER)
         cut = (1 << 8 * model.ret_size) - 1
         known = {loaded.program.number for loaded in self.loaded}

@@ -1,97 +1,35 @@
-"""Everybody else: function tracers, livepatch, other direct callers, statistics, grace periods, modules, programs as
-targets.
-"""
+"""Everybody else: statistics, grace periods, modules, programs as targets."""
 
-from errno import EBUSY, EINVAL, EWOULDBLOCK
+from errno import EWOULDBLOCK
 from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from emu.kernel.ftrace import FtraceOpsFlag
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.vcpu import Vcpu
+from trampoline.attach import AttachType
 from trampoline.errors import KernelError
-from trampoline.testing.steps import INNER, Steps, step
-from trampoline.testing.watched import DIRECT_CALLERS
+from trampoline.prog import ProgContext
+from trampoline.testing.reference import Original
+from trampoline.testing.steps import CPUS, INNER, OUTER, SLEEPER, step
+from trampoline.testing.user_steps import UserSteps
 
 MODULE, MODULE_FUNCTION = "tramplab_module", "tramplab_of_module"
-MOST_TRACERS = 2
-_TRACER_FLAGS = (
-    FtraceOpsFlag(0),
-    FtraceOpsFlag.SAVE_REGS,
-    FtraceOpsFlag.DYNAMIC | FtraceOpsFlag.RECURSION,
-)
 _COUNTER = 0x7A11_0000_C0DE_0021
 """What stands for the pointer to a tail-call counter."""
 
 
-class OtherSteps(Steps):
+class OtherSteps(UserSteps):
     """Everybody else."""
 
-    @precondition(lambda self: self.traits.shares_sites)
-    @rule(data=st.data(), number=st.integers(0, MOST_TRACERS - 1), flags=st.sampled_from(_TRACER_FLAGS))
-    @step
-    def tracer(self, data: st.DataObject, number: int, flags: FtraceOpsFlag) -> None:
-        """A function tracer comes, or goes."""
-        name = self.draw_function(data)
-        on = number not in self.reference.functions[name].tracers
-        change = partial(self.watched.trace, name, number, flags) if on else partial(self.watched.untrace, name, number)
-        if self.all_or_nothing(change, failure=self.draw_failure(data), names=(name,))[0]:
-            self.reference.trace(name, number, on=on)
-
-    @precondition(lambda self: self.traits.shares_sites)
-    @rule(data=st.data())
-    @step
-    def livepatch(self, data: st.DataObject) -> None:
-        """A function is replaced, or is itself again."""
-        name = self.draw_function(data)
-        function = self.reference.functions[name]
-        if not self.may_change((name,)):
-            return
-        on = not function.patched
-        refusals = frozenset({EBUSY}) if on and function.direct is not None else frozenset[int]()
-        change = partial(self.watched.patch if on else self.watched.unpatch, name)
-        # A livepatch that goes lets direct callers have their sites for themselves as far as memory allows. Where one
-        # fails to come, images may have been made anew, twice.
-        failure = self.draw_failure(data) if on and not self.sleepers else None
-        if self.all_or_nothing(change, refusals, failure, names=(name,), remakes=True)[0]:
-            self.reference.patch(name, on=on)
-        self.compare_calls((name,))
-
-    @precondition(lambda self: self.traits.shares_sites)
-    @rule(data=st.data(), caller=st.integers(0, len(DIRECT_CALLERS) - 1), everywhere=st.booleans())
-    @step
-    def direct_caller(self, data: st.DataObject, caller: int, everywhere: bool) -> None:
-        """Somebody else's direct caller comes to a function, becomes another one, or goes."""
-        name = self.draw_function(data)
-        function = self.reference.functions[name]
-        refusals = set[int]()
-        becomes: int | None = caller
-        if function.direct is None:
-            change = partial(self.watched.direct, name, caller)
-            if function.attached or function.patched:
-                refusals.add(EBUSY)
-        elif function.direct == caller:
-            change, becomes = partial(self.watched.undirect, name, caller), None
-        else:
-            self.all_or_nothing(partial(self.watched.undirect, name, caller), frozenset({EINVAL}))
-            change = partial(self.watched.redirect, name, caller)
-        if everywhere and not refusals:
-            self.fails_everywhere(data, change, (name,), most=30)
-        elif not self.all_or_nothing(change, frozenset(refusals), self.draw_failure(data), names=(name,))[0]:
-            return
-        self.reference.direct(name, becomes)
-        self.compare_calls((name,))
-
-    @precondition(lambda self: not any(asleep.in_program for _, asleep in self.sleepers))
     @rule(data=st.data())
     @step
     def statistics(self, data: st.DataObject) -> None:
-        """Run-time statistics are turned on, or off."""
+        """Run-time statistics are turned on, or off, whoever is in a program."""
         on = not self.reference.timed
-        if self.all_or_nothing(lambda: self.lab.stats(enabled=on), failure=self.draw_failure(data))[0]:
+        if self.or_again(data, lambda: self.lab.stats(enabled=on), failure=self.draw_failure(data)):
             self.reference.time(on=on)
 
     @rule(on=st.booleans())
@@ -115,8 +53,8 @@ class OtherSteps(Steps):
     )
     @step
     def traced_module(self, data: st.DataObject, multi: bool, twin: bool, kind: str) -> None:
-        """A module comes, has a function traced, can't go before the link, and goes. Its function may have the name of
-        one of the kernel's.
+        """A module comes, has a function traced, can't go before the link, and goes; a tracer of all functions keeps
+        nobody. Its function may have the name of one of the kernel's.
         """
         name = INNER if twin else MODULE_FUNCTION
         body = Function(name, "lea rax, [rdi + 5]\nret", f"u64 {name}(u64 a)")
@@ -144,8 +82,62 @@ class OtherSteps(Steps):
             refused = error.errno
         assert refused == EWOULDBLOCK, "a module with a traced function was unloaded"
         link.detach()
+        ftrace, ops = kernel.ftrace, None
+        if self.traits.shares_sites and data.draw(st.booleans(), "a tracer of all meanwhile"):
+            number, ops = self.new_tracer(())
+            ftrace.register_ftrace_function(ops)
+            self.reference.trace(number, list(self.reference.functions))
+            assert self.lab.call(address, 4).value == 9
         kernel.modules.unload(MODULE)
         self.compare_calls((INNER,))
+        if ops is not None:
+            # Of all that there are now: once more, without the module.
+            ftrace.unregister_ftrace_function(ops)
+            ftrace.register_ftrace_function(ops)
+            self.compare_calls((INNER,))
+            ftrace.unregister_ftrace_function(ops)
+            self.reference.trace(number, ())
+            self.compare_calls((INNER,))
+
+    @rule(data=st.data(), cpu=st.integers(0, CPUS - 1), cgroup=st.booleans(), result=st.sampled_from((0, 7, -22)))
+    @step
+    def hook(self, data: st.DataObject, cpu: int, cgroup: bool, result: int) -> None:
+        """An LSM program on a function that nobody else uses calls it once more: nothing keeps it from running in
+        itself. Where the function returns nothing, it runs behind it, and can't keep it from running.
+        """
+        functions = self.watched.functions
+        free = [name for name in self.names if not self.reference.is_used(name) and name not in (OUTER, SLEEPER)]
+        free = [name for name in free if functions[name].model.nr_regs <= self.traits.slots(self.flavour)]
+        free = [name for name in free if not functions[name].skips_registers or self.traits.struct_on_stack]
+        if not free:
+            return
+        hooks = [name for name in free if not functions[name].model.ret_size]
+        name = data.draw(st.sampled_from([*free, *hooks * 3]), "function")
+        traced = functions[name]
+        words = (1,) * traced.model.nr_regs
+        registers, stack = traced.travel(words)
+        originals: list[int] = []
+        """How many there were when the program ran."""
+
+        def run(context: ProgContext) -> int:
+            originals.append(len(self.watched.happened))
+            if len(originals) == 1:
+                self.lab.call(traced.address, *registers, stack_args=stack, cpu=context.vcpu.index)
+            return result
+
+        kind = AttachType.LSM_CGROUP if cgroup else AttachType.LSM_MAC
+        prog = self.lab.prog(str(kind), run, name="hook")
+        link = self.lab.attach(prog, name)
+        happened, value = self.watched.call(name, words, cpu)
+        if not traced.model.ret_size:
+            expected, wanted, runs = 2, 0, [1, 2]
+        else:
+            expected, wanted, runs = (0, result, [0, 0]) if result else (2, traced.result(words), [0, 0])
+        assert originals == runs, f"an LSM program ran behind {originals} calls of {name}, not behind {runs}"
+        self.same(name, happened, value, [Original(name)] * expected, wanted)
+        assert not self.lab.programs.misses(prog), "an LSM program missed a run"
+        link.detach()
+        self.lab.unload(prog)
 
     @rule(
         data=st.data(),

@@ -78,16 +78,16 @@ EVERYTHING = frozenset({"ip", "cookie", "count"})
 class Program:
     """A program as the model knows it. ``result``: what it returns, which matters for fmod_ret.
 
-    ``calls``: a function that it calls each time it runs, with arguments that are all 1. ``sleeps``: it sleeps in a
-    task, where it is alone on its function. ``reads``: what it asks for beside arguments. ``session``: it keeps its
-    number from entry to exit.
+    ``calls``: a function that it calls each time it runs, with its distinct arguments. ``sleeps``: how often it sleeps
+    in a task, where it is alone on its function. ``reads``: what it asks for beside arguments. ``session``: it keeps
+    its number from entry to exit.
     """
 
     number: int
     kind: AttachType
     result: int = 0
     calls: str = ""
-    sleeps: bool = False
+    sleeps: int = 0
     reads: frozenset[str] = EVERYTHING
     session: bool = False
 
@@ -111,6 +111,15 @@ class _Course:
     task: bool = False
     happened: list[Happening] = field(default_factory=list)
     seen: Sequence[Happening] = ()
+
+
+@dataclass(slots=True)
+class _Frame:
+    """One call of a function with programs. ``timed``: whether runs were counted when it began."""
+
+    timed: bool
+    sessions: set[int] = field(default_factory=set)
+    """Programs that run behind the original, since they ran before it."""
 
 
 @dataclass(slots=True)
@@ -152,6 +161,10 @@ class Reference:
         self.functions = {function.name: _Function(function) for function in functions}
         self.timed = False
         """Whether runs of programs are counted (``kernel.bpf_stats_enabled``)."""
+        self.clock = 1000
+        """What sched_clock() answers: a run is counted if that is more than 1 when the program is entered, which is
+        NO_START_TIME, and statistics are on then and when it is left.
+        """
         self.misses: Counter[int] = Counter()
         """Runs of each program that the recursion guard refused."""
         self.runs: Counter[int] = Counter()
@@ -212,17 +225,16 @@ class Reference:
             function.generation += 1
             function.incarnation += not function.attached
 
-    def trace(self, name: str, number: int, *, on: bool) -> None:
-        """A function tracer has come to a function, or left it."""
-        tracers = self.functions[name].tracers
-        if on:
-            tracers.append(number)
-        else:
-            tracers.remove(number)
+    def trace(self, number: int, names: Sequence[str]) -> None:
+        """A function tracer is on these functions now. Numbers are in the order in which tracers came."""
+        for name, function in self.functions.items():
+            others = [other for other in function.tracers if other != number]
+            function.tracers = sorted([*others, number]) if name in names else others
 
-    def direct(self, name: str, caller: int | None) -> None:
-        """Somebody else's direct caller has come to a function, is another one now, or has left it."""
-        self.functions[name].direct = caller
+    def direct(self, names: Sequence[str], caller: int | None) -> None:
+        """Somebody else's direct caller has come to functions, is another one now, or has left them."""
+        for name in names:
+            self.functions[name].direct = caller
 
     def time(self, *, on: bool) -> None:
         """Runs are counted from now on, or no more; where images do that, all are made anew."""
@@ -243,7 +255,11 @@ class Reference:
 
     def sleeps_in(self, program: Program, name: str) -> bool:
         """Whether a program goes to sleep when a task calls this function."""
-        return program.sleeps and len(self.functions[name].attached) == 1
+        return program.sleeps > 0 and len(self.functions[name].attached) == 1
+
+    def runs_on(self, program: Program, cpu: int) -> bool:
+        """Whether a program counts as running on a CPU, since a task sleeps in it. LSM programs do not count."""
+        return (program.number, cpu) in self._active and not program.kind.is_lsm
 
     def patch(self, name: str, *, on: bool) -> None:
         """A livepatch has come to a function, or left it: trampolines that call the original are made anew."""
@@ -290,26 +306,26 @@ class Reference:
         calls_original, after_sleep = self._calls_original(function), self._traits_at(function).after_sleep
         patched, came = function.patched, (function.generation, function.incarnation)
         there, exits = list(function.attached), list(self._listed(function, Kind.FEXIT))
-        sessions: set[int] = set()
+        frame = _Frame(self.timed)
         for attached in self._listed(function, Kind.FENTRY):
-            ret = 0 if _kind(attached) is Kind.FSESSION else None
-            if (yield from self._run(function, attached, Phase.ENTRY, words, ret, course, sessions)):
-                sessions.add(attached.program.number)
+            ret = 0 if _kind(attached, function) is Kind.FSESSION else None
+            if (yield from self._run(function, attached, Phase.ENTRY, words, ret, course, frame)):
+                frame.sessions.add(attached.program.number)
         for attached in self._listed(function, Kind.MODIFY_RETURN):
-            ran = yield from self._run(function, attached, Phase.ENTRY, words, 0, course, sessions)
+            ran = yield from self._run(function, attached, Phase.ENTRY, words, 0, course, frame)
             if ran and attached.program.result:
                 value = attached.program.result & MASK
                 listed = self._listed(function, Kind.FEXIT)
-                yield from self._run_exits(listed, function, words, value, course, sessions)
+                yield from self._run_exits(listed, function, words, value, course, frame)
                 return value
         value = yield from self._original(function, words, patched, course)
         now = (function.generation, function.incarnation)
         same = now == came if after_sleep is AfterSleep.NONE else now[1] == came[1]
         if not same and after_sleep is AfterSleep.NONE and self._is_kept(function, there, exits, course):
-            yield from self._run_exits(exits, function, words, value, course, sessions)
+            yield from self._run_exits(exits, function, words, value, course, frame)
         elif calls_original and same:
             listed = self._listed(function, Kind.FEXIT)
-            yield from self._run_exits(listed, function, words, value, course, sessions)
+            yield from self._run_exits(listed, function, words, value, course, frame)
         return value
 
     def _is_kept(
@@ -344,11 +360,11 @@ class Reference:
         words: tuple[int, ...],
         value: int,
         course: _Course,
-        sessions: set[int],
+        frame: _Frame,
     ) -> Generator[str, None, None]:
         for attached in listed:
             ret = function.traced.cut(value)
-            yield from self._run(function, attached, Phase.EXIT, words, ret, course, sessions)
+            yield from self._run(function, attached, Phase.EXIT, words, ret, course, frame)
 
     def _run(
         self,
@@ -358,15 +374,15 @@ class Reference:
         words: tuple[int, ...],
         ret: int | None,
         course: _Course,
-        sessions: set[int],
+        frame: _Frame,
     ) -> Generator[str, None, bool]:
         program = attached.program
-        if (program.number, course.cpu) in self._active:
+        if (program.number, course.cpu) in self._active and not program.kind.is_lsm:
             self.misses[program.number] += 1
             return False
         traced, reads = function.traced, program.reads
         counts = "count" in reads and self._traits_at(function).count_is_actual
-        kept = program.number if phase is Phase.EXIT and program.number in sessions else 0
+        kept = program.number if phase is Phase.EXIT and program.number in frame.sessions else 0
         course.happened.append(
             Ran(
                 program.number,
@@ -379,31 +395,34 @@ class Reference:
                 kept if program.session else None,
             )
         )
-        timed = self.timed
+        by_image, began = self._traits_at(function).times_by_image, self.timed and self.clock > 1
         running = program.number, course.cpu
         if program.calls:
             self._active.add(running)
             callee = self.functions[program.calls].traced
             nested = _Course(course.cpu, happened=course.happened)
-            _whole(self._call(program.calls, (1,) * callee.model.nr_regs, nested))
+            _whole(self._call(program.calls, callee.distinct(), nested))
             self._active.discard(running)
         if course.task and self.sleeps_in(program, traced.name):
             self._active.add(running)
             function.inside += 1
-            yield IN_PROGRAM
+            for _ in range(program.sleeps):
+                yield IN_PROGRAM
             function.inside -= 1
             self._active.discard(running)
-        self.runs[program.number] += timed
+        # A cgroup's shim keeps no statistics.
+        by_cgroup = program.kind is AttachType.LSM_CGROUP
+        self.runs[program.number] += not by_cgroup and (frame.timed if by_image else began and self.timed)
         return True
 
     def _listed(self, function: _Function, where: Kind) -> list[Attached]:
         """A list of the function, in the order in which it runs; sessions stand in two."""
         kinds = {where} | ({Kind.FSESSION} if where is not Kind.MODIFY_RETURN else set())
-        found = [attached for attached in function.attached if _kind(attached) in kinds]
+        found = [attached for attached in function.attached if _kind(attached, function) in kinds]
         return found if self._traits_at(function).order is Order.OLDEST_FIRST else found[::-1]
 
     def _calls_original(self, function: _Function) -> bool:
-        return any(_kind(attached) is not Kind.FENTRY for attached in function.attached)
+        return any(_kind(attached, function) is not Kind.FENTRY for attached in function.attached)
 
     def _traits_of(self, multi: bool) -> Traits:
         return self._traits if multi or self._traits.plain is None else self._traits.plain
@@ -433,8 +452,15 @@ def _whole(steps: _Steps) -> int:
             return int(stop.value)
 
 
-def _kind(attached: Attached) -> Kind:
-    return _KINDS[attached.program.kind]
+def kind_on(attach: AttachType, traced: Traced) -> Kind:
+    """The list that a program of an attach type is in on a function. The model's own: not what the design asks."""
+    if attach.is_lsm:
+        return Kind.MODIFY_RETURN if traced.model.ret_size else Kind.FEXIT
+    return _KINDS[attach]
+
+
+def _kind(attached: Attached, function: _Function) -> Kind:
+    return kind_on(attached.program.kind, function.traced)
 
 
 def _weight(program: Program) -> int:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from asm import Image
+from emu.kernel.ftrace import FtraceOps
 from emu.paging import RW
 from emu.process import CAN_FAIL, PointKind
 from emu.task import Task
@@ -19,11 +20,12 @@ from trampoline.errors import KernelError
 from trampoline.flavour import Flavour
 from trampoline.link import Link, MultiLink
 from trampoline.prog import BpfProg
+from trampoline.testing.balance import unbalanced, written_since
 from trampoline.testing.functions import Prototype
 from trampoline.testing.holdings import Holdings, text_of
 from trampoline.testing.kernels import Kernels, limited, variants
 from trampoline.testing.reference import EVERYTHING, Asleep, Happening, Program, Reference
-from trampoline.testing.strategies import cookies, kinds, prototypes
+from trampoline.testing.strategies import cookies, kinds, prototypes, results
 from trampoline.testing.traits import Traits
 from trampoline.testing.watched import WatchedLab
 
@@ -132,6 +134,7 @@ class Steps(RuleBasedStateMachine):
 
     SUBJECT: Subject
     watched: WatchedLab
+    _last_kind: AttachType | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +144,9 @@ class Steps(RuleBasedStateMachine):
         self.sleepers: list[Sleeper] = []
         self.linked: list[Linked] = []
         self.loaded: list[Loaded] = []
-        self._programs = self._own_cookies = 0
+        self._programs = self._own_cookies = self.tracers_made = 0
+        self.tracers: dict[int, FtraceOps] = {}
+        self.directs: dict[str, FtraceOps] = {}
         self._seen_images: dict[int, Image] = {}
 
     # Boot -----------------------------------------------------------------------------------------------------------
@@ -157,6 +162,7 @@ class Steps(RuleBasedStateMachine):
         self.flavour = limited(known[self.variant.flavour], self.variant)
         able = self.SUBJECT.metadata if self.variant.any_metadata else (None,)
         metadata = data.draw(st.sampled_from(able), "metadata") if len(able) > 1 else None
+        clock, timed = data.draw(st.sampled_from((0, 1, 2, 1000, 1000)), "clock"), data.draw(st.booleans(), "timed")
         slots = min(self.traits.slots(self.flavour) + 1, 12)
         drawn = [data.draw(prototypes(f"tramplab_f{n}", max_slots=slots), f"function {n}") for n in range(3)]
         self.watched = self.SUBJECT.kernels.take(known[self.variant.flavour], self.variant, metadata)
@@ -170,6 +176,11 @@ class Steps(RuleBasedStateMachine):
         focus = data.draw(st.sampled_from(self.names), "focus")
         self.likely = [*self.names, *[focus] * (len(self.names) // 2)]
         self.at_boot = self.holdings()
+        self.lab.kernel.advance_clock(clock)
+        self.reference.clock = clock
+        if timed:
+            self.lab.stats(enabled=True)
+            self.reference.time(on=True)
 
     def holdings(self) -> Holdings:
         """What the kernel holds now, but for what the design keeps."""
@@ -198,15 +209,25 @@ class Steps(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(CAN_FAIL)), "at"), data.draw(st.integers(1, 16), "the one")
 
     def draw_program(
-        self, data: st.DataObject, *, sleepable: bool = False, kind: AttachType | None = None
+        self,
+        data: st.DataObject,
+        *,
+        sleepable: bool = False,
+        multi: bool = True,
+        kind: AttachType | None = None,
     ) -> Program:
-        """A new program, of any kind where none is given."""
+        """A new program, of any kind where none is given that it may have by a multi link, or by a plain one."""
         self._programs += 1
-        kind = kind or data.draw(kinds(self.traits, self.flavour), "kind")
-        result = data.draw(st.sampled_from((0, 0, 7, -22)), "returns") if kind is AttachType.MODIFY_RETURN else 0
-        calls = data.draw(st.sampled_from(("", "", "", INNER, OUTER)), "calls")
+        able = kinds(self.traits, self.flavour, multi=multi, sleepable=sleepable, last=self._last_kind)
+        kind = self._last_kind = kind or data.draw(able, "kind")
+        modifies = kind is AttachType.MODIFY_RETURN or kind.is_lsm
+        result = data.draw(results(), "returns") if modifies else 0
+        # Sleepable programs count their sections in the task: often one within another's. Nothing would keep an LSM
+        # program from calling itself.
+        callees = ("", INNER, OUTER) if sleepable else ("", "", "", INNER, OUTER)
+        calls = "" if kind.is_lsm else data.draw(st.sampled_from(callees), "calls")
         session = kind is AttachType.FSESSION and data.draw(st.booleans(), "keeps a word")
-        sleeps = sleepable and data.draw(st.booleans(), "sleeps")
+        sleeps = data.draw(st.sampled_from((0, 0, 1, 2)), "sleeps") if sleepable else 0
         reads = EVERYTHING
         if not (sleeps or kind is AttachType.FSESSION):
             leaves = data.draw(st.sampled_from(("", "", "ip", "cookie", "count", "ip count")), "does not read")
@@ -279,6 +300,23 @@ class Steps(RuleBasedStateMachine):
         self.compare_calls(names)
         return False, bool(struck)
 
+    def or_again(
+        self,
+        data: st.DataObject,
+        change: Callable[[], Any],
+        refusals: frozenset[int] = frozenset(),
+        failure: Failure | None = None,
+        *,
+        names: Sequence[str] = (),
+        remakes: bool = False,
+    ) -> bool:
+        """As ``all_or_nothing``; what failed is tried once more at once, perhaps, and works then."""
+        made, struck = self.all_or_nothing(change, refusals, failure, names=names, remakes=remakes)
+        if made or not struck or refusals or data.draw(st.booleans(), "gives up"):
+            return made
+        change()
+        return True
+
     def fails_everywhere(
         self,
         data: st.DataObject,
@@ -286,13 +324,16 @@ class Steps(RuleBasedStateMachine):
         names: Sequence[str],
         most: int,
         then: Callable[[], None] = lambda: None,
+        *,
+        remakes: bool = False,
     ) -> Any:
         """What a change gives that is tried with the first point of a kind failing, the second, and so on until it
         works. ``then``: what is done after each failure.
         """
         kind = data.draw(st.sampled_from(sorted(CAN_FAIL)), "what fails")
         for nth in range(1, most):
-            made, result = self.all_or_nothing(change, failure=(kind, nth), names=names if nth == 1 else ())
+            called = names if nth == 1 else ()
+            made, result = self.all_or_nothing(change, failure=(kind, nth), names=called, remakes=remakes)
             if made:
                 return result
             then()
@@ -303,7 +344,7 @@ class Steps(RuleBasedStateMachine):
     def compare_calls(self, names: Sequence[str]) -> None:
         """Call functions, four at most."""
         for name in sorted(set(names))[:4]:
-            self.compare_call(name, range(1, self.watched.functions[name].model.nr_regs + 1), cpu=0)
+            self.compare_call(name, self.watched.functions[name].distinct(), cpu=0)
 
     def compare_call(self, name: str, args: Sequence[int], cpu: int) -> None:
         """Call a function, in the kernel and in the model."""
@@ -318,7 +359,7 @@ class Steps(RuleBasedStateMachine):
     def same(self, name: str, got: list[Happening], value: int, expected: list[Happening], wanted: int) -> None:
         """Compare what happened and what came back."""
         assert got == expected, f"in a call of {name}: {got}, not {expected}"
-        size = self.watched.functions[name].model.ret_size or 8
+        size = self.watched.functions[name].model.ret_size
         assert value == wanted & (1 << 8 * size) - 1, f"{name} returned {value:#x}, not {wanted:#x}"
 
     # What holds at any time -----------------------------------------------------------------------------------------
@@ -354,9 +395,18 @@ class Steps(RuleBasedStateMachine):
             expected = self.reference.misses[number], self.reference.runs[number]
             found = counted.get(number)
             assert found == expected, f"misses and runs of program {number} are {found}, not {expected}"
-            if not any(asleep.in_program for _, asleep in self.sleepers):
-                active = self.lab.kernel.percpu.values(loaded.prog.active, 4)
-                assert not any(active), f"program {number} counts as running: {active}"
+            active = self.lab.kernel.percpu.values(loaded.prog.active, 4)
+            running = [int(self.reference.runs_on(loaded.program, cpu)) for cpu in range(CPUS)]
+            assert active == running, f"program {number} counts as running {active}, not {running}"
+
+    @invariant()
+    @look
+    def counts_are_those_of_who_sleeps(self) -> None:
+        """Pinned tasks, sections of RCU-tasks-trace and references are counted for nobody but who sleeps in them."""
+        if not self.booted:
+            return
+        for what in unbalanced(self.lab.kernel):
+            raise AssertionError(what)
 
     @invariant()
     @look
@@ -421,17 +471,19 @@ class Steps(RuleBasedStateMachine):
         for loaded in self.loaded:
             if loaded.held:
                 self.lab.unload(loaded.prog)
+        for tracer in self.tracers.values():
+            self.lab.kernel.ftrace.unregister_ftrace_function(tracer)
         for name, function in self.reference.functions.items():
-            for number in function.tracers:
-                self.watched.untrace(name, number)
             if function.patched:
                 self.watched.unpatch(name)
-            if function.direct is not None:
-                self.watched.undirect(name, function.direct)
+            if function.direct is not None and self.directs[name].enabled:
+                self.watched.undirect(self.directs[name], function.direct)
         if self.reference.timed:
             self.lab.stats(enabled=False)
         difference = self.at_boot.difference(self.holdings())
         assert not difference, f"at rest something is left over: {difference}"
+        for what in written_since(self.lab.kernel, self.watched.counters):
+            raise AssertionError(what)
 
     def wake_up(self, task: Task, asleep: Asleep, cpu: int) -> Asleep | None:
         """Let a call go on, that of a program where it is; gives it where it sleeps again."""
@@ -455,6 +507,7 @@ class Steps(RuleBasedStateMachine):
 LOOKS = (
     Steps.sites_are_patched_where_somebody_is.__name__,
     Steps.programs_are_counted.__name__,
+    Steps.counts_are_those_of_who_sleeps.__name__,
     Steps.memory_is_held_for_what_is_there.__name__,
     Steps.images_are_code_that_nobody_writes.__name__,
 )

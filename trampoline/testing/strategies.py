@@ -19,7 +19,7 @@ _STRUCTS = {
 }
 _LARGE = ("struct tramplab_12", "struct tramplab_16")
 _SMALL = tuple(name for name in _STRUCTS if name not in _LARGE)
-_RETURNS = ("int", "u64", "long")
+_RETURNS = ("int", "u64", "long", "u64", "long", "int", "char", "u16", "void", "void")
 
 
 @st.composite
@@ -52,11 +52,22 @@ def cookies() -> SearchStrategy[int]:
     return st.sampled_from((0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 32, (1 << 64) - 1)) | st.integers(0, (1 << 64) - 1)
 
 
+def results() -> SearchStrategy[int]:
+    """What a program returns: often 0, or what is none in some part of it."""
+    return st.sampled_from((0, 0, 0, 7, -22, 1 << 32, 1 << 63))
+
+
 def flavours() -> SearchStrategy[Flavour]:
     """A kernel's release."""
     return st.sampled_from(tuple(FLAVOURS.values()))
 
 
-def kinds(traits: Traits, flavour: Flavour) -> SearchStrategy[AttachType]:
-    """An attach type that a design has on a flavour, in its plain form."""
-    return st.sampled_from(traits.kinds(flavour))
+def kinds(
+    traits: Traits, flavour: Flavour, *, multi: bool = True, sleepable: bool = False, last: AttachType | None = None
+) -> SearchStrategy[AttachType]:
+    """An attach type that a design has on a flavour, in its plain form; of plain links, those of LSM programs too. That
+    of the last program comes more often: programs of one kind share an order, a limit and places in a frame.
+    """
+    lsm = () if multi else (AttachType.LSM_MAC,) if sleepable else (AttachType.LSM_MAC, AttachType.LSM_CGROUP)
+    able = (*traits.kinds(flavour), *lsm)
+    return st.sampled_from((*able, *[last] * 2) if last in able else able)

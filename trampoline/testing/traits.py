@@ -49,7 +49,7 @@ class Traits:
     site_taken: int = EINVAL
     """And for a function whose site has somebody else's direct caller."""
     times_by_image: bool = False
-    """Images are made anew when run-time statistics are turned on or off."""
+    """Images are made anew when run-time statistics are turned on or off; one that counts runs counts all of them."""
     accounts_calls: bool = True
     """Calls are accounted on boots that want that."""
     keeps: str = ""

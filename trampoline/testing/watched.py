@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag
 from emu.kernel.functions import Function
 from emu.kernel.livepatch import LivePatch
+from emu.kernel.text_poke import VECTOR_SIZE
 from emu.registers import SAVED, RegisterBatch
 from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
 from emu.task import Task, TaskState
 from emu.vcpu import StopReason, Vcpu
-from trampoline.attach import AttachType
+from trampoline.attach import AttachType, Kind
 from trampoline.designs import Factory
 from trampoline.flavour import Flavour
 from trampoline.generator import Boot
@@ -18,11 +19,14 @@ from trampoline.lab import Tracing
 from trampoline.link import Link, MultiLink
 from trampoline.prog import BpfProg, ProgContext, Uses
 from trampoline.testing.functions import Prototype, Traced, add_functions
-from trampoline.testing.reference import Direct, Happening, Original, Phase, Program, Ran, Tracer
+from trampoline.testing.reference import Direct, Happening, Original, Phase, Program, Ran, Tracer, kind_on
 
 TOLD, DIRECT_TOLD = "tramplab_testing_original", "tramplab_testing_direct"
 DIRECT_CALLERS = ("tramplab_direct_0", "tramplab_direct_1")
 """Code that a site may reach as somebody else's direct caller."""
+AREA, COUNTS = "tramplab_testing_area", "tramplab_testing_counts"
+"""Code with more nops to be patched than one batch takes, and what adds 1 to the value that it returns."""
+AREA_SITES = VECTOR_SIZE + 4
 _NAME = "watched"
 _IS_RETURN = 1 << 63
 """Of the word that counts arguments, since sessions are there (7.0)."""
@@ -31,6 +35,7 @@ _KEPT = ("rbx", "rbp", "r12", "r13", "r14", "r15")
 _CLOBBERED = ("rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11")
 """Registers that a program, as any function, may change, with rax."""
 _RUBBISH = [0xDEAD_0000_BEEF_0001 + 0x1_0000_0101 * n for n in range(len(_CLOBBERED))]
+_STACK_RUBBISH = bytes(range(0x80, 0x100)) * 16
 _PATTERN = [0xC0DE_5AFE_0000_1001 + 0x11_0001_0010_0101 * n for n in range(len(_KEPT))]
 _CALL_DEPTH = PERCPU.offset("call_depth")
 _PREEMPT_COUNT = PERCPU.offset("preempt_count")
@@ -38,6 +43,7 @@ _READERS = {
     field: (task_struct.offset(field), size)
     for field, size in (("bpf_ctx", 8), ("migration_disabled", 2), ("trc_reader_nesting", 4))
 }
+_SECTIONS = {field: _READERS[field] for field in ("trc_reader_nesting", "migration_disabled")}
 
 
 class WatchedLab:
@@ -58,7 +64,6 @@ class WatchedLab:
         self.lab = Tracing(flavour, config, design=design, vcpus=vcpus, boot=boot, metadata=metadata, counting="off")
         self._counts = counts
         kernel = self.lab.kernel
-        kernel.advance_clock(1000)
         kernel.kallsyms.add(TOLD, kernel.machine.host_call(TOLD, self._original), 1)
         kernel.kallsyms.add(DIRECT_TOLD, kernel.machine.host_call(DIRECT_TOLD, self._direct), 1)
         kernel.add_functions(
@@ -67,6 +72,12 @@ class WatchedLab:
                 for number, name in enumerate(DIRECT_CALLERS)
             )
         )
+        kernel.add_functions(
+            Function(COUNTS, "inc rax\nret", traceable=False),
+            Function(AREA, "\n".join(["xor eax, eax", *["nop5"] * AREA_SITES, "ret"]), traceable=False),
+        )
+        again = Function("tramplab_testing_sleep", "push rax\ncall schedule\npop rax\nret", traceable=False)
+        self._sleeps_again = kernel.add_functions(again)[0].address
         self.functions: dict[str, Traced] = {}
         self._names: list[str] = []
         self.add(prototypes)
@@ -75,12 +86,13 @@ class WatchedLab:
         """Whether a program goes to sleep in a task's call of a function."""
         self._function_of: dict[tuple[int, int], str] = {}
         """By a program that does not read where it is, and its cookie there."""
-        self._tracers: dict[tuple[str, int], FtraceOps] = {}
         self._patches: dict[str, LivePatch] = {}
-        self._directs: dict[str, FtraceOps] = {}
         self._kept = [RegisterBatch(vcpu.regs.engine, _KEPT) for vcpu in kernel.machine.vcpus]
         self._clobbered = [RegisterBatch(vcpu.regs.engine, _CLOBBERED) for vcpu in kernel.machine.vcpus]
-        self._nested = 0
+        self.counters: set[int] = set()
+        """Per-CPU offsets at which programs counted that they run, of those too that are gone."""
+        self._running: list[bool] = []
+        """Whether each program is sleepable that runs now, the innermost last."""
 
     def add(self, prototypes: Sequence[Prototype]) -> None:
         """Put more functions into the kernel."""
@@ -94,26 +106,11 @@ class WatchedLab:
         """A program that tells what it sees, and leaves rubbish in the registers that it may change."""
 
         def run(context: ProgContext) -> int:
-            vcpu = context.vcpu
-            traced, seen = self._seen(program, context)
-            self.happened.append(seen)
-            if program.session and seen.phase is Phase.ENTRY:
-                context.kernel.machine.write_u64(_session_cookie(context), program.number)
-            if program.calls:
-                callee = self.functions[program.calls]
-                registers, stack = callee.travel((1,) * callee.model.nr_regs)
-                self._nested += 1
-                try:
-                    self.lab.call(callee.address, *registers, stack_args=stack, cpu=vcpu.index)
-                finally:
-                    self._nested -= 1
-                program_again = self._seen(program, context, keeps=seen.phase is Phase.ENTRY)[1]
-                assert program_again == seen, f"after a nested call {program_again}, not {seen}"
-            self._clobbered[vcpu.index].write(_RUBBISH)
-            in_task = vcpu.task is not vcpu.idle and not self._nested
-            if in_task and self.sleeps_in(program, traced.name):
-                vcpu.sleep()
-            return program.result
+            self._running.append(sleepable)
+            try:
+                return self._run_program(program, context)
+            finally:
+                self._running.pop()
 
         kind = f"{program.kind}_multi" if multi else str(program.kind)
         reads = program.reads
@@ -123,7 +120,52 @@ class WatchedLab:
             run_ctx="cookie" in reads,
             session_cookie=program.session,
         )
-        return self.lab.prog(kind, run, name=f"{_NAME}{program.number}", sleepable=sleepable, uses=uses)
+        prog = self.lab.prog(kind, run, name=f"{_NAME}{program.number}", sleepable=sleepable, uses=uses)
+        self.counters.add(prog.active)
+        return prog
+
+    def _run_program(self, program: Program, context: ProgContext) -> int:
+        vcpu = context.vcpu
+        self._check_section(program, vcpu)
+        traced, seen = self._seen(program, context)
+        self.happened.append(seen)
+        if program.session and seen.phase is Phase.ENTRY:
+            context.kernel.machine.write_u64(_session_cookie(context), program.number)
+        if program.calls:
+            callee = self.functions[program.calls]
+            registers, stack = callee.travel(callee.distinct())
+            self.lab.call(callee.address, *registers, stack_args=stack, cpu=vcpu.index)
+            program_again = self._seen(program, context, keeps=seen.phase is Phase.ENTRY)[1]
+            assert program_again == seen, f"after a nested call {program_again}, not {seen}"
+            self._check_section(program, vcpu)
+        self._clobbered[vcpu.index].write(_RUBBISH)
+        in_task = vcpu.task is not vcpu.idle and len(self._running) == 1
+        if in_task and self.sleeps_in(program, traced.name):
+            # As if it called schedule() once more before it returns.
+            for _ in range(1, program.sleeps):
+                vcpu.regs.rsp -= 8
+                context.kernel.machine.write_u64(vcpu.regs.rsp, self._sleeps_again)
+            vcpu.sleep()
+        return program.result
+
+    def _check_section(self, program: Program, vcpu: Vcpu) -> None:
+        """While a program runs its task is in the read section of its kind, as often as programs of that kind run, and
+        can't migrate where the section alone would let it.
+        """
+        kernel = self.lab.kernel
+        config, task = kernel.config, vcpu.task.address
+        sleepable = sum(self._running)
+        plain = len(self._running) - sleepable
+        pinned = sleepable if config.dont_migrate else sleepable + plain
+        held = {field: kernel.machine.read(task + offset, size) for field, (offset, size) in _SECTIONS.items()}
+        for field, least in (("trc_reader_nesting", sleepable), ("migration_disabled", pinned)):
+            value = int.from_bytes(held[field], "little")
+            assert value >= least, f"program {program.number} runs with {field} {value:#x}, not {least}"
+        count = kernel.machine.read_u32(kernel.percpu_areas[vcpu.index] + _PREEMPT_COUNT) - PREEMPT_ENABLED
+        least = plain if config.preempt_count else 0
+        assert count >= least, f"program {program.number} runs with preempt_count {count:#x}, not {least}"
+        # Who may sleep must be let.
+        assert plain or not count, f"sleepable program {program.number} runs with preempt_count {count:#x}"
 
     def _seen(self, program: Program, context: ProgContext, *, keeps: bool = False) -> tuple[Traced, Ran]:
         """What a program sees, and on which function. ``keeps``: a session's own word is not looked at yet."""
@@ -140,7 +182,7 @@ class WatchedLab:
             traced = self.functions[name]
         counted = "count" in reads
         word = machine.read_u64(context.address - 8) if counted else 0
-        behind = program.kind is AttachType.FEXIT or bool(word & _IS_RETURN)
+        behind = kind_on(program.kind, traced) is Kind.FEXIT or bool(word & _IS_RETURN)
         ret: int | None = None
         if program.kind is not AttachType.FENTRY and counted:
             # In a session's entry, and in fmod_ret, the word is what was returned so far: all of it.
@@ -185,54 +227,52 @@ class WatchedLab:
 
     # Others ---------------------------------------------------------------------------------------------------------
 
-    def trace(self, name: str, number: int, flags: FtraceOpsFlag = FtraceOpsFlag(0)) -> None:  # noqa: B008
-        """Register a function tracer on a function."""
-        site = self.lab.kernel.function(name).site
-        assert site is not None
+    def tracer(self, number: int, names: Sequence[str], flags: FtraceOpsFlag) -> FtraceOps:
+        """A function tracer of functions, of all where no names are given; it is not registered yet."""
+        at = {self.site(name): name for name in names or self.functions}
 
         def told(ip: int, *_: object) -> None:
-            assert ip == site, f"a tracer of {name} is told of {ip:#x}"
-            self.happened.append(Tracer(name, number))
+            if ip in at:
+                self.happened.append(Tracer(at[ip], number))
+            else:
+                assert not names, f"a tracer of {', '.join(names)} is told of {ip:#x}"
 
-        ops = FtraceOps(f"tracer {number} of {name}", told, flags, filter={site})
-        self.lab.kernel.ftrace.register_ftrace_function(ops)
-        self._tracers[name, number] = ops
+        return FtraceOps(f"tracer {number}", told, flags, filter=set(at) if names else set())
 
-    def untrace(self, name: str, number: int) -> None:
-        """Take it off."""
-        self.lab.kernel.ftrace.unregister_ftrace_function(self._tracers[name, number])
-        del self._tracers[name, number]
-
-    def direct(self, name: str, caller: int) -> None:
-        """Let a function reach a direct caller that is no trampoline."""
+    def site(self, name: str) -> int:
+        """Where a function is patched."""
         site = self.lab.kernel.function(name).site
         assert site is not None
-        ops = FtraceOps(f"direct caller of {name}", filter={site})
+        return site
+
+    def direct_ops(self, names: Sequence[str]) -> FtraceOps:
+        """A direct caller of functions that is no trampoline; it is not registered yet."""
+        return FtraceOps(f"direct caller of {', '.join(names)}", filter={self.site(name) for name in names})
+
+    def direct(self, ops: FtraceOps, caller: int) -> None:
+        """Let its functions reach a direct caller."""
         self.lab.kernel.ftrace.register_ftrace_direct(ops, self._caller(caller))
-        self._directs[name] = ops
 
-    def redirect(self, name: str, caller: int) -> None:
-        """Let it reach another one."""
-        self.lab.kernel.ftrace.modify_ftrace_direct(self._directs[name], self._caller(caller))
+    def redirect(self, ops: FtraceOps, caller: int) -> None:
+        """Let them reach another one."""
+        self.lab.kernel.ftrace.modify_ftrace_direct(ops, self._caller(caller))
 
-    def undirect(self, name: str, caller: int) -> None:
+    def undirect(self, ops: FtraceOps, caller: int) -> None:
         """Take it off, which must be the one that is there."""
-        self.lab.kernel.ftrace.unregister_ftrace_direct(self._directs[name], self._caller(caller))
-        del self._directs[name]
+        self.lab.kernel.ftrace.unregister_ftrace_direct(ops, self._caller(caller))
 
     def _caller(self, number: int) -> int:
         return self.lab.kernel.kallsyms.address(DIRECT_CALLERS[number])
 
     def patch(self, name: str) -> None:
-        """Livepatch a function."""
-        patch = LivePatch(self.lab.kernel, name, f"{name}_patched")
-        patch.enable()
-        self._patches[name] = patch
+        """Livepatch a function, by the same patch each time."""
+        if name not in self._patches:
+            self._patches[name] = LivePatch(self.lab.kernel, name, f"{name}_patched")
+        self._patches[name].enable()
 
     def unpatch(self, name: str) -> None:
         """Let it be called again."""
         self._patches[name].disable()
-        del self._patches[name]
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
@@ -241,6 +281,7 @@ class WatchedLab:
         traced = self.functions[name]
         registers, stack = traced.travel(words)
         kept = self._kept[cpu]
+        self._dirty(self.lab.kernel.machine.vcpus[cpu].task)
         with self._listening() as happened:
             kept.write(_PATTERN)
             call = self.lab.call(traced.address, *registers, stack_args=stack, cpu=cpu)
@@ -261,6 +302,7 @@ class WatchedLab:
         registers, stack = traced.travel(words)
         assert not stack, "a task's function takes its arguments in registers"
         task = self.lab.kernel.task(f"calls {name}", traced.address, *registers)
+        self._dirty(task)
         for register, pattern in zip(_KEPT, _PATTERN, strict=True):
             task.registers[SAVED.index(register)] = pattern
         return self._run(task, cpu), task
@@ -278,6 +320,10 @@ class WatchedLab:
         self._check_readers(name, task.address)
         self.lab.kernel.remove_task(task)
         return self._value(self.functions[name], task.value)
+
+    def _dirty(self, task: Task) -> None:
+        """Fill the stack where a task's calls begin: nobody finds zeroes there that he did not write."""
+        self.lab.kernel.machine.write(task.first_rsp - len(_STACK_RUBBISH), _STACK_RUBBISH)
 
     def _run(self, task: Task, cpu: int) -> list[Happening]:
         with self._listening() as happened:
@@ -306,12 +352,15 @@ class WatchedLab:
 
     @staticmethod
     def _value(traced: Traced, rax: int) -> int:
-        return rax & (1 << 8 * (traced.model.ret_size or 8)) - 1
+        return rax & (1 << 8 * traced.model.ret_size) - 1
 
     def _original(self, vcpu: Vcpu) -> None:
         number = vcpu.regs.rax
         patched = bool(number >> 63)
         name = self._names[~number & (1 << 64) - 1 if patched else number]
+        # Who passes arguments on the stack aligns it for that; telling us took a call.
+        aligned = vcpu.regs.rsp % 16 == 0 or not self.functions[name].has_stack_words
+        assert aligned, f"{name} is entered with rsp misaligned, at {vcpu.regs.rsp + 8:#x}"
         self.happened.append(Original(name, patched))
 
     def _direct(self, vcpu: Vcpu) -> None:

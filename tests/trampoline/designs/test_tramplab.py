@@ -291,6 +291,17 @@ def test_statistics_are_another_caller(tramplab, kind):
     assert images(lab) == []
 
 
+def test_an_lsm_cgroup_program_has_no_statistics(tramplab):
+    """__bpf_prog_enter_lsm_cgroup() takes no time: the programs behind the shim have statistics of their own."""
+    progs = [tramplab.prog(kind, PLAIN) for kind in ("lsm_cgroup", "lsm")]
+    for prog in progs:
+        tramplab.attach(prog, "bpf_fentry_test1")
+    tramplab.kernel.advance_clock(100)
+    tramplab.stats(enabled=True)
+    tramplab.call("bpf_fentry_test1", 1)
+    assert [tramplab.programs.runs(prog) for prog in progs] == [0, 1]
+
+
 @pytest.mark.parametrize("kind", [PointKind.ALLOC, PointKind.PATCH])
 def test_turning_statistics_on_may_fail_at_every_step(tramplab, kind):
     lab, nth = tramplab, 1

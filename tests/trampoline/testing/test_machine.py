@@ -7,6 +7,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from emu.kernel.ftrace import FtraceOpsFlag
+from emu.kernel.ftrace.tracer import FunctionTracer
+from emu.kernel.text_poke import VECTOR_SIZE, TextPoke
 from trampoline.attach import AttachType
 from trampoline.bpf_trampoline import BpfTrampoline
 from trampoline.errors import TrampolineError
@@ -14,7 +17,7 @@ from trampoline.flavour import FLAVOURS
 from trampoline.prog import BpfPrograms
 from trampoline.testing import TRAITS, Order, Traits, booted_kernels, functions, lab_machine, run_sequences
 from trampoline.testing.kernels import Variant
-from trampoline.testing.reference import Program, Ran
+from trampoline.testing.reference import Original, Program, Ran, Reference, Tracer
 from trampoline.testing.strategies import prototypes
 
 FEW = settings(
@@ -106,7 +109,7 @@ def watched():
 
 
 def attach(watched, program, name, **options):
-    prog = watched.load(program, multi=False, sleepable=program.sleeps)
+    prog = watched.load(program, multi=False, sleepable=program.sleeps > 0)
     return watched.attach(program, prog, (name,), (7,), multi=False, **options)
 
 
@@ -143,6 +146,71 @@ def test_a_program_sees_its_own_context_behind_a_nested_call(watched):
     assert watched.counted() == {1: (0, 0), 2: (0, 0)}
 
 
+def test_a_program_sleeps_as_often_as_it_says(watched):
+    program = Program(1, AttachType.FENTRY, sleeps=2)
+    attach(watched, program, "tramplab_inner")
+    watched.sleeps_in = lambda program, function: program.sleeps > 0
+    happened, task = watched.start("tramplab_inner", (5,), cpu=0)
+    assert [type(one) for one in happened] == [Ran]
+    assert watched.wake(task, 0) == []
+    assert watched.wake(task, 0) == [Original("tramplab_inner")]
+    assert watched.end(task) == 5
+
+
+@pytest.mark.parametrize("clock", [0, 1, 2])
+def test_runs_are_counted_from_a_clock_of_two_on(watched, clock):
+    attach(watched, program := Program(1, AttachType.FENTRY), "tramplab_inner")
+    reference = Reference(Traits(), FLAVOURS["6.12"], list(watched.functions.values()))
+    reference.attach(program, ("tramplab_inner",), (7,), multi=False)
+    reference.time(on=True)
+    reference.clock = clock
+    watched.lab.kernel.advance_clock(clock)
+    watched.lab.stats(enabled=True)
+    assert watched.call("tramplab_inner", (1,)) == reference.call("tramplab_inner", (1,))
+    assert watched.counted()[1] == (0, int(clock > 1))
+    assert reference.runs[1] == int(clock > 1)
+
+
+@pytest.mark.parametrize(("on", "off"), [(True, False), (False, True)], ids=["comes-on", "goes-off"])
+def test_a_run_in_which_statistics_change_is_not_counted(watched, on, off):
+    attach(watched, program := Program(1, AttachType.FENTRY, sleeps=1), "tramplab_inner")
+    reference = Reference(Traits(), FLAVOURS["6.12"], list(watched.functions.values()))
+    reference.attach(program, ("tramplab_inner",), (7,), multi=False)
+    watched.sleeps_in = reference.sleeps_in
+    watched.lab.kernel.advance_clock(1000)
+    watched.lab.stats(enabled=off)
+    reference.time(on=off)
+    _, task = watched.start("tramplab_inner", (1,), cpu=0)
+    _, asleep = reference.start("tramplab_inner", (1,), cpu=0)
+    watched.lab.stats(enabled=on)
+    reference.time(on=on)
+    assert watched.wake(task, 0) == reference.wake(asleep, 0)[0]
+    assert watched.counted()[1] == (0, 0)
+    assert reference.runs[1] == 0
+
+
+@pytest.mark.parametrize("names", [("tramplab_outer", "tramplab_inner"), ()], ids=["two", "all"])
+def test_a_tracer_is_told_of_each_of_its_functions(watched, names):
+    watched.lab.kernel.ftrace.register_ftrace_function(watched.tracer(3, names, FtraceOpsFlag(0)))
+    happened, _ = watched.call("tramplab_outer", (1,))
+    both = [(Tracer(name, 3), Original(name)) for name in ("tramplab_outer", "tramplab_inner")]
+    assert happened == [one for pair in both for one in pair]
+
+
+def module_sites_stay(ftrace, module):
+    """Records of a module that went."""
+    for ops in ftrace.ops:
+        ops.sites -= {ip for ip, record in ftrace.records.items() if record.module == module}
+
+
+def site_of_a_full_vector_is_lost(poke, address, text, emulate=None, original=TextPoke.batch_add):
+    """The one that does not fit any more."""
+    if len(poke._queue) == VECTOR_SIZE:
+        poke.batch_finish()
+    else:
+        original(poke, address, text, emulate)
+
+
 def limit_without_fmod_ret(trampoline, link, original=BpfTrampoline._add):
     """B2: a2aa95b71c9b."""
     links = trampoline.links
@@ -164,10 +232,15 @@ def freed_at_once(programs, prog):
 
 @pytest.mark.parametrize(
     ("owner", "name", "bug"),
-    [(BpfTrampoline, "_add", limit_without_fmod_ret), (BpfPrograms, "put", freed_at_once)],
-    ids=["limit", "freed"],
+    [
+        (BpfTrampoline, "_add", limit_without_fmod_ret),
+        (BpfPrograms, "put", freed_at_once),
+        (FunctionTracer, "remove_sites", module_sites_stay),
+        (TextPoke, "batch_add", site_of_a_full_vector_is_lost),
+    ],
+    ids=["limit", "freed", "module", "vector"],
 )
 def test_historic_bugs_are_found(monkeypatch, owner, name, bug):
     monkeypatch.setattr(owner, name, bug)
-    found = run_sequences("batched", flavours=[FLAVOURS["6.1"]], seed_number=2, examples=30)
+    found = run_sequences("batched", flavours=[FLAVOURS["6.1"]], seed_number=3, examples=60)
     assert found.failure is not None
