@@ -226,7 +226,7 @@ class Steps(RuleBasedStateMachine):
         # program from calling itself.
         callees = ("", INNER, OUTER) if sleepable else ("", "", "", INNER, OUTER)
         calls = "" if kind.is_lsm else data.draw(st.sampled_from(callees), "calls")
-        session = kind is AttachType.FSESSION and data.draw(st.booleans(), "keeps a word")
+        session = kind is AttachType.FSESSION and data.draw(st.sampled_from((True, True, False)), "keeps a word")
         sleeps = data.draw(st.sampled_from((0, 0, 1, 2)), "sleeps") if sleepable else 0
         reads = EVERYTHING
         if not (sleeps or kind is AttachType.FSESSION):
