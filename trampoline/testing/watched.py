@@ -38,6 +38,10 @@ _RUBBISH = [0xDEAD_0000_BEEF_0001 + 0x1_0000_0101 * n for n in range(len(_CLOBBE
 _STACK_RUBBISH = bytes(range(0x80, 0x100)) * 16
 _PATTERN = [0xC0DE_5AFE_0000_1001 + 0x11_0001_0010_0101 * n for n in range(len(_KEPT))]
 _CALL_DEPTH = PERCPU.offset("call_depth")
+_CREDIT, _ACCOUNTED = 1 << 63, 0x3F
+"""The call-depth counter where the return stack was just filled, and its upper bits behind an accounted call: each
+shifts its sign in.
+"""
 _PREEMPT_COUNT = PERCPU.offset("preempt_count")
 _READERS = {
     field: (task_struct.offset(field), size)
@@ -91,6 +95,8 @@ class WatchedLab:
         self._clobbered = [RegisterBatch(vcpu.regs.engine, _CLOBBERED) for vcpu in kernel.machine.vcpus]
         self.counters: set[int] = set()
         """Per-CPU offsets at which programs counted that they run, of those too that are gone."""
+        self.accounted = False
+        """Whether a call of a program was accounted since ``fill_return_stack``."""
         self._running: list[bool] = []
         """Whether each program is sleepable that runs now, the innermost last."""
 
@@ -126,6 +132,8 @@ class WatchedLab:
 
     def _run_program(self, program: Program, context: ProgContext) -> int:
         vcpu = context.vcpu
+        depth = context.kernel.machine.read_u64(context.kernel.percpu_areas[vcpu.index] + _CALL_DEPTH)
+        self.accounted |= depth >> 58 == _ACCOUNTED
         self._check_section(program, vcpu)
         traced, seen = self._seen(program, context)
         self.happened.append(seen)
@@ -289,12 +297,11 @@ class WatchedLab:
         self._check_readers(name, self.lab.kernel.machine.vcpus[cpu].task.address)
         return happened, self._value(traced, call.value)
 
-    def call_depth(self, cpu: int, value: int | None = None) -> int:
-        """A CPU's counter of calls since its return stack was filled; sets it first where a value is given."""
-        machine, address = self.lab.kernel.machine, self.lab.kernel.percpu_areas[cpu] + _CALL_DEPTH
-        if value is not None:
-            machine.write_u64(address, value)
-        return machine.read_u64(address)
+    def fill_return_stack(self, cpu: int) -> None:
+        """Let a CPU's counter say that no call was accounted yet; ``accounted`` tells of those of programs from now on.
+        """
+        self.lab.kernel.machine.write_u64(self.lab.kernel.percpu_areas[cpu] + _CALL_DEPTH, _CREDIT)
+        self.accounted = False
 
     def start(self, name: str, words: Sequence[int], cpu: int) -> tuple[list[Happening], Task]:
         """A call as a task of its own, which sleeps or is done when this returns."""
