@@ -118,6 +118,10 @@ def from_table(request: Request) -> Encoded | None:
                 return mov_number(mnemonic, register, value)
         if mnemonic == "movabs":
             raise EncodeFailure("movabs takes a 64-bit register and a number")
+    elif mnemonic == "push" and not request.long_form:
+        match operands:
+            case (int(value),):
+                return _push_number(value)
     elif mnemonic == "nop" and len(operands) == 1:
         return _NOP_TEXTS.get((request.long_form, operand_text(operands[0])))
     return None
@@ -140,6 +144,20 @@ def mov_number(mnemonic: str, register: str, value: int) -> Encoded | None:
         value &= (1 << 32) - 1
         code = struct.pack("<BI", 0xB8 | number & 7, value)
         return _fixed(b"\x41" + code if number >> 3 else code, "mov", f"{register}, {number_text(value)}")
+    return None
+
+
+def _push_number(value: int) -> Encoded | None:
+    """`push imm` as 6a if 8 sign-extended bits hold the number, else as 68: Keystone takes 0xff80 to 0xffff for
+    16-bit numbers, which it then extends.
+    """
+    if not fits(value, 64):
+        return None
+    number = signed(value, 64)
+    if -(1 << 7) <= number < 1 << 7:
+        return _fixed(struct.pack("<Bb", 0x6A, number), "push", number_text(number))
+    if -(1 << 31) <= number < 1 << 31:
+        return _fixed(struct.pack("<Bi", 0x68, number), "push", number_text(number))
     return None
 
 
