@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from emu.kernel.balance import unbalanced
 from emu.schedule.actor import Actor
 from emu.schedule.guest import GuestActor, GuestCall
 from emu.schedule.violation import Violation
 from emu.schedule.world import World
-from emu.structs import PERCPU, PREEMPT_ENABLED, rq, srcu_ctr, task_struct
+from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
 from trampoline.attach import AttachType
 from trampoline.explore.plan import Deed, Operation, Plan
 from trampoline.explore.stage import ARGUMENT, Stage
@@ -142,17 +143,8 @@ class EnterAndExitBalance:
             count = machine.read_u32(area + _PREEMPT_COUNT)
             if count != PREEMPT_ENABLED:
                 raise Violation("unbalanced", f"preempt_count of cpu {cpu} is {count:#x}")
-        pinned = kernel.percpu.values(_NR_PINNED, 4)
-        if any(pinned):
-            raise Violation("unbalanced", f"nr_pinned is {pinned}: tasks stay pinned to a CPU")
-        for counts in _TRACE_READERS:
-            locks, unlocks = (sum(kernel.percpu.values(count)) for count in counts)
-            if locks != unlocks:
-                raise Violation("unbalanced", f"{locks} sections of RCU-tasks-trace were entered, {unlocks} left")
-        refs = kernel.percpu_refs
-        for ref in refs.initialised:
-            if refs.count(ref) > 1:
-                raise Violation("unbalanced", f"the percpu_ref at {ref:#x} counts {refs.count(ref):#x}")
+        for what in unbalanced(kernel):
+            raise Violation("unbalanced", what)
         for actor in world.actors:
             if not isinstance(actor, GuestActor):
                 continue
@@ -170,15 +162,7 @@ class EnterAndExitBalance:
                     raise Violation("wrong statistics", f"{prog.name} took {time:#x} ns, while no time passed")
 
 
-_PREEMPT_COUNT, _NR_PINNED = PERCPU.offset("preempt_count"), PERCPU.offset("runqueues") + rq.offset("nr_pinned")
-_TRACE_READERS = [
-    tuple(
-        PERCPU.offset("rcu_tasks_trace_srcu_ctrs") + number * srcu_ctr.size + srcu_ctr.offset(field)
-        for field in ("srcu_locks", "srcu_unlocks")
-    )
-    for number in range(2)
-]
-"""Where a CPU counts who enters and who leaves (7.0)."""
+_PREEMPT_COUNT = PERCPU.offset("preempt_count")
 _TASK_FIELDS = {
     field: (task_struct.offset(field), size)
     for field, size in (("bpf_ctx", 8), ("migration_disabled", 2), ("trc_reader_nesting", 4))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from asm import Image
+from emu.kernel.balance import unbalanced, written_since
 from emu.kernel.ftrace import FtraceOps
 from emu.paging import RW
 from emu.process import CAN_FAIL, PointKind
@@ -20,7 +21,6 @@ from trampoline.errors import KernelError
 from trampoline.flavour import Flavour
 from trampoline.link import Link, MultiLink
 from trampoline.prog import BpfProg
-from trampoline.testing.balance import unbalanced, written_since
 from trampoline.testing.functions import Prototype
 from trampoline.testing.holdings import Holdings, text_of
 from trampoline.testing.kernels import Kernels, limited, variants

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from emu.kernel.balance import unbalanced, written_since
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.kernel.routines.routine import Fragment
 from emu.structs import PERCPU, percpu_ref, rq, srcu_ctr, task_struct
@@ -11,7 +12,6 @@ from trampoline.attach import AttachType
 from trampoline.flavour import FLAVOURS
 from trampoline.mutants.patch import applied, replace
 from trampoline.testing import booted_kernels
-from trampoline.testing.balance import unbalanced, written_since
 from trampoline.testing.functions import Prototype
 from trampoline.testing.holdings import Holdings
 from trampoline.testing.kernels import Variant
