@@ -4,12 +4,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from emu.kernel.kernel import Kernel
+from trampoline.bpf.boot import Boot
 from trampoline.bpf_trampoline import Trampolines
 from trampoline.designs import Design
 from trampoline.designs.design import TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
 from trampoline.flavour import Flavour
-from trampoline.generator import Boot
 from trampoline.prog import BpfPrograms
 from trampoline.sites import SingleOps
 from trampoline.testing import Order, Traits, lab_machine

@@ -13,8 +13,9 @@ from emu.kernel.ftrace import FtraceOps, FtraceOpsCmd, ftrace_jmp_set
 from emu.kernel.kernel import Kernel
 from emu.process import Lock, PointKind
 from trampoline.attach import Kind, enter_exit, flags_of, kind_of, links_of
+from trampoline.bpf.boot import Boot
 from trampoline.flavour import Flavour
-from trampoline.generator import Boot, ProgCall, TrampFlag, TrampLinks
+from trampoline.generator import ProgCall, TrampFlag, TrampLinks
 from trampoline.images import Images, SiteImage
 from trampoline.kfunc_md.hash import hash_64
 from trampoline.poke import BpfTextPokeType, bpf_arch_text_poke

@@ -10,6 +10,8 @@ from errno import E2BIG
 from functools import cache
 
 from asm import Image, assemble
+from trampoline.bpf.boot import Boot
+from trampoline.bpf.ctx_words import COOKIE_INDEX_SHIFT, SESSION_IS_RETURN
 from trampoline.errors import ENOTSUPP, KernelError
 from trampoline.flavour import Flavour
 from trampoline.model import MAX_REG_SLOTS, FuncModel
@@ -17,10 +19,6 @@ from trampoline.model import MAX_REG_SLOTS, FuncModel
 ARG_REGISTERS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
 PATCH_SIZE = 5
 RUN_CTX_SIZE = 16
-SESSION_IS_RETURN = 1 << 63
-"""Bit of the count word that an fsession program reads on the way out (7.0)."""
-COOKIE_INDEX_SHIFT = 8
-"""The count word's second byte: distance of the session cookie from the context, in slots (7.0)."""
 PAGE_SIZE = 4096
 HAS_CALL_THUNK = frozenset({"__bpf_prog_enter_sleepable_recur", "__bpf_prog_exit_sleepable_recur"})
 """Callees that account for a call in their own padding: the kernel calls them itself (kern_sys_bpf), so its boot-time
@@ -39,18 +37,6 @@ class TrampFlag(enum.IntFlag):
     ORIG_STACK = 1 << 5
     SHARE_IPMODIFY = 1 << 6
     TAIL_CALL_CTX = 1 << 7
-
-
-@dataclass(frozen=True, slots=True)
-class Boot:
-    """What a boot decides about emitted code. Addresses are guest addresses.
-
-    ``return_thunk``: where every return jumps to, or None for a plain ret. ``call_depth_offset``: the GS offset of the
-    call-depth counter where calls are accounted (retbleed=stuff), or None.
-    """
-
-    return_thunk: int | None = None
-    call_depth_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

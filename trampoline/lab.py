@@ -24,6 +24,7 @@ from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNC
 from emu.layout import PAGE_MASK, AddressMap
 from emu.vcpu import Call
 from trampoline.attach import AttachType
+from trampoline.bpf.boot import Boot
 from trampoline.bpf.program import LineInfo, MapSpec, Program
 from trampoline.btf import Btf
 from trampoline.btf_writer import without_functions
@@ -32,7 +33,6 @@ from trampoline.designs import DESIGNS, METADATA, Entry, Factory
 from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import Flavour, flavour
 from trampoline.func_protos import FuncProtos
-from trampoline.generator import Boot
 from trampoline.helpers.runtime import Runtime, TraceLine
 from trampoline.link import Link, MultiLink, Skipped, modules_of, no_progress
 from trampoline.maps import BpfMap, map_layout

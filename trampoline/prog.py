@@ -16,6 +16,7 @@ from emu.kernel.rcu import RcuFlavour
 from emu.structs import task_struct
 from emu.vcpu import Vcpu
 from trampoline.attach import AttachType
+from trampoline.bpf.ctx_words import COUNT_MASK
 from trampoline.model import FuncModel
 from trampoline.part_match import AttachFunc
 from trampoline.structs import SLEEPABLE, bpf_prog, bpf_prog_aux, bpf_prog_stats, bpf_tramp_run_ctx
@@ -24,9 +25,6 @@ from trampoline.uses import Uses as Uses
 
 if TYPE_CHECKING:
     from trampoline.maps.bpf_map import BpfMap
-
-COUNT_MASK = 0xFF
-"""The count word's low byte is the count; fsession keeps more above it (7.0)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from asm import Image
 from emu.kernel.ftrace import JMP_FLAG
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.structs import PERCPU
+from trampoline.bpf.boot import Boot
 from trampoline.designs.thunks import KSYM as THUNKS
-from trampoline.generator import Boot
 from trampoline.lab import Tracing
 from trampoline.model import FuncModel
 from trampoline.prog import Uses

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from asm import DisplacementError, Image, Line
+from trampoline.bpf.boot import Boot
 from trampoline.flavour import Flavour
 from trampoline.generator import (
     PATCH_SIZE,
-    Boot,
     Skip,
     TrampFlag,
     TrampLinks,

@@ -3,8 +3,9 @@ import pytest
 from asm import DisplacementError
 from emu.kernel.errors import KernelError
 from trampoline.attach import AttachType, Kind, enter_exit, flags_of, kind_of, links_of
+from trampoline.bpf.boot import Boot
 from trampoline.flavour import FLAVOURS, flavour
-from trampoline.generator import Boot, Frame, ProgCall, TrampFlag, TrampLinks, arch_prepare_bpf_trampoline
+from trampoline.generator import Frame, ProgCall, TrampFlag, TrampLinks, arch_prepare_bpf_trampoline
 from trampoline.model import FuncModel
 
 FLAGS = {"fentry": TrampFlag.RESTORE_REGS, "fexit": TrampFlag.CALL_ORIG | TrampFlag.SKIP_FRAME}

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from asm import DisplacementError
 from trampoline.attach import Kind, flags_of, links_of
+from trampoline.bpf.boot import Boot
 from trampoline.errors import KernelError
 from trampoline.flavour import FLAVOURS
-from trampoline.generator import Boot, ProgCall, TrampFlag, arch_prepare_bpf_trampoline
+from trampoline.generator import ProgCall, TrampFlag, arch_prepare_bpf_trampoline
 from trampoline.model import Arg, FuncModel
 from trampoline.stamp import MOST_STAMPS, Stamps
 

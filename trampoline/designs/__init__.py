@@ -1,6 +1,7 @@
 """The designs: ways for programs to get onto functions, behind one interface."""
 
 from emu.kernel.kernel import Kernel
+from trampoline.bpf.boot import Boot
 from trampoline.bpf_trampoline import Trampolines
 from trampoline.designs.design import Design, Entry, Factory, TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
@@ -8,7 +9,6 @@ from trampoline.designs.generic import GenericImages
 from trampoline.designs.seed import seed_v1, seed_v2
 from trampoline.designs.tramplab import TramplabImages
 from trampoline.flavour import Flavour
-from trampoline.generator import Boot
 from trampoline.kfunc_md import SeedDefects, backend_of
 from trampoline.kfunc_md.padding import SIZE as PADDING_SIZE
 from trampoline.prog import BpfPrograms

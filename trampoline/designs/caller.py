@@ -13,14 +13,11 @@ from dataclasses import dataclass, field
 
 from emu.kernel.config import Config
 from emu.kernel.routines.routine import Fragment
+from trampoline.bpf.boot import Boot
+from trampoline.bpf.ctx_words import COOKIE_INDEX_SHIFT, SESSION_IS_RETURN
 from trampoline.designs.caller_spec import CallerProg, CallerSpec
 from trampoline.designs.read_section import CURRENT, LOAD_CURRENT, enter_section, leave_section
-from trampoline.generator import (
-    ARG_REGISTERS,
-    COOKIE_INDEX_SHIFT,
-    SESSION_IS_RETURN,
-    Boot,
-)
+from trampoline.generator import ARG_REGISTERS
 from trampoline.kfunc_md import Entered, LookupRegisters, MetadataBackend
 
 WORD = 8

@@ -7,11 +7,11 @@ from asm.encodings import jmp_rel32
 from emu.kernel.kallsyms import Symbol
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
+from trampoline.bpf.boot import Boot
 from trampoline.designs.caller import caller_text
 from trampoline.designs.caller_spec import CallerSpec
 from trampoline.designs.caller_words import caller_words
 from trampoline.designs.records import record
-from trampoline.generator import Boot
 from trampoline.kfunc_md import MetadataBackend
 from trampoline.prog import BpfPrograms
 

@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 from asm import DisplacementError
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
+from trampoline.bpf.boot import Boot
 from trampoline.bpf_trampoline import Trampolines
 from trampoline.flavour import Flavour
-from trampoline.generator import Boot
 from trampoline.multi import MultiEntry, attach_multi, check_distinct, detach_multi, remake
 from trampoline.prog import BpfProg, BpfPrograms
 from trampoline.target import Target, TrampLink

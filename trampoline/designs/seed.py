@@ -14,13 +14,14 @@ from emu.kernel.ftrace import FtraceOps, FtraceOpsCmd
 from emu.kernel.kernel import Kernel
 from emu.process import Lock
 from trampoline.attach import Kind, kind_of
+from trampoline.bpf.boot import Boot
 from trampoline.bpf_trampoline import Trampolines
 from trampoline.designs import seed_v1_caller, seed_v2_caller
 from trampoline.designs.design import Design, Entry, Factory, TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
 from trampoline.errors import Oops
 from trampoline.flavour import Flavour
-from trampoline.generator import PATCH_SIZE, Boot
+from trampoline.generator import PATCH_SIZE
 from trampoline.kfunc_md import KfuncMds, MdEntry, SeedDefects
 from trampoline.kfunc_md.structs import asm_symbols
 from trampoline.prog import BpfProg, BpfPrograms

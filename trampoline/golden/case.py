@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from trampoline.attach import AttachType
+from trampoline.bpf.boot import Boot
 from trampoline.errors import GoldenError
 from trampoline.flavour import FLAVOURS, Flavour
-from trampoline.generator import Boot
 from trampoline.golden.fields import Fields, read_each
 from trampoline.model import Arg, FuncModel
 

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from trampoline.bpf.boot import Boot
 from trampoline.errors import GoldenError
-from trampoline.generator import Boot
 from trampoline.golden.case import DEFAULT_THUNK
 from trampoline.golden.jit_case import JitCase, RecordedPoke, call_immediates
 from trampoline.jit import IndirectJump, JitBoot

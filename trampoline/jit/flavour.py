@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from trampoline.generator import Boot
+from trampoline.bpf.boot import Boot
 from trampoline.jit.encode import R8, R10, R13, R14, R15, RAX, RBP, RBX, RCX, RDI, RDX, RSI
 
 _REGISTERS = (RAX, RDI, RSI, RDX, RCX, R8, RBX, R13, R14, R15, RBP)

@@ -8,9 +8,9 @@ from functools import cache
 from emu.checkpoint import Checkpoint
 from emu.machine import Snapshot
 from emu.structs import PERCPU
+from trampoline.bpf.boot import Boot
 from trampoline.designs import Factory
 from trampoline.flavour import Flavour
-from trampoline.generator import Boot
 from trampoline.lab import Tracing
 from trampoline.testing.functions import Prototype
 from trampoline.testing.watched import WatchedLab

@@ -12,9 +12,9 @@ from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
 from emu.task import Task, TaskState
 from emu.vcpu import StopReason, Vcpu
 from trampoline.attach import AttachType, Kind
+from trampoline.bpf.boot import Boot
 from trampoline.designs import Factory
 from trampoline.flavour import Flavour
-from trampoline.generator import Boot
 from trampoline.lab import Tracing
 from trampoline.link import Link, MultiLink
 from trampoline.prog import BpfProg, ProgContext, Uses

@@ -11,10 +11,10 @@ from emu.process import PointKind
 from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
 from emu.task import TaskState
 from trampoline.bench import FULL, PLAIN, phases_of
+from trampoline.bpf.boot import Boot
 from trampoline.designs import METADATA
 from trampoline.designs.records import SLOTS
 from trampoline.errors import KernelError
-from trampoline.generator import Boot
 from trampoline.lab import Tracing
 from trampoline.prog import NOTHING, Uses
 

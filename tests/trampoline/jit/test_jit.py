@@ -4,8 +4,8 @@ import pytest
 
 from asm import decode
 from trampoline.bpf import parse
+from trampoline.bpf.boot import Boot
 from trampoline.bpf.insn import CALL, EXIT, GOTOX, NOSPEC, TAIL_CALL, Insn
-from trampoline.generator import Boot
 from trampoline.jit import JIT_FLAVOURS, Arena, IndirectJump, JitBoot, JitError, JitFunc, Poke, compile_func
 
 ADDRESS = 0xFFFFFFFFC0001000

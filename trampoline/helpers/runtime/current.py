@@ -8,7 +8,7 @@ from errno import EINVAL
 from emu.kernel.routines.preempt import preempt_disable, preempt_enable
 from emu.kernel.routines.rcu import rcu_read_lock, rcu_read_unlock
 from emu.structs import task_struct
-from trampoline.generator import COOKIE_INDEX_SHIFT
+from trampoline.bpf.ctx_words import COOKIE_INDEX_SHIFT
 from trampoline.helpers.runtime.definition import GuestHelper, Helper, HelperCall, python_helper
 
 _CLOCK = "    mov rax, qword ptr gs:[percpu.sched_clock]\n    ret\n"
