@@ -10,6 +10,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from asm.encodings import ENDBR64
+from emu.elf_errors import ElfError
 from emu.kernel.elf_sections import MAX_OBJECT_SIZE, lief_binary, object_bytes, text_of
 from emu.kernel.entry import NOP5, SITE_SIZE
 from emu.kernel.linking import LinkedFunction, LinkedObject, LinkedSection, link_object
@@ -69,8 +70,11 @@ def read_object(source: str | Path | bytes, name: str = "") -> ObjectFile:
     object or a damaged one, and for what the kernel's code model has no use for: other relocation types, TLS, common
     symbols, compressed sections.
     """
-    with object_bytes(source, name) as (raw, name), lief_binary(raw) as binary:
-        return _Reader(binary).read(name)
+    try:
+        with object_bytes(source, name) as (raw, name), lief_binary(raw) as binary:
+            return _Reader(binary).read(name)
+    except ElfError as error:
+        raise ObjectError(error.reason, section=error.section, object_name=error.object_name) from error.__cause__
 
 
 class _Reader:

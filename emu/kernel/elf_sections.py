@@ -13,7 +13,7 @@ from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from emu.kernel.object_file import ObjectError
+from emu.elf_errors import ElfError
 
 if TYPE_CHECKING:
     import lief
@@ -128,16 +128,16 @@ class ElfFile:
     def relocations(self, section: ElfSection) -> tuple[ElfRelocation, ...]:
         """The entries of a REL or RELA section.
 
-        Raises ObjectError for a size that is no number of entries, and for a symbol that does not exist.
+        Raises ElfError for a size that is no number of entries, and for a symbol that does not exist.
         """
         layout = _RELA if section.type == SectionType.RELA else _REL
         if len(section.content) % layout.size:
-            raise ObjectError("damaged relocations", section=section.name, object_name=self.name)
+            raise ElfError("damaged relocations", section=section.name, object_name=self.name)
         entries = []
         for offset, info, *addend in layout.iter_unpack(section.content):
             if info >> 32 >= len(self.symbols):
                 reason = f"the relocation at {offset:#x} has symbol {info >> 32} of {len(self.symbols)}"
-                raise ObjectError(reason, section=section.name, object_name=self.name)
+                raise ElfError(reason, section=section.name, object_name=self.name)
             entries.append(ElfRelocation(offset, info & 0xFFFFFFFF, info >> 32, addend[0] if addend else None))
         return tuple(entries)
 
@@ -145,7 +145,7 @@ class ElfFile:
 def read_elf(source: str | Path | bytes, name: str = "") -> ElfFile:
     """Read the file at the path `source`, or whose bytes it is.
 
-    `name` is for messages; by default the file's own. Raises ObjectError for what can't be read, is no 64-bit
+    `name` is for messages; by default the file's own. Raises ElfError for what can't be read, is no 64-bit
     little-endian ELF, or has sections or symbols that reach beyond the file.
     """
     with object_bytes(source, name) as (raw, name), lief_binary(raw) as binary:
@@ -154,7 +154,7 @@ def read_elf(source: str | Path | bytes, name: str = "") -> ElfFile:
 
 @contextmanager
 def object_bytes(source: str | Path | bytes, name: str) -> Iterator[tuple[bytes, str]]:
-    """The bytes of the file at the path `source`, or `source` itself, and the name under which an ObjectError of the
+    """The bytes of the file at the path `source`, or `source` itself, and the name under which an ElfError of the
     block is raised: the one given, or the file's own.
     """
     if isinstance(source, bytes):
@@ -164,25 +164,25 @@ def object_bytes(source: str | Path | bytes, name: str) -> Iterator[tuple[bytes,
         raw = _read_file(Path(source), name)
     try:
         yield raw, name
-    except ObjectError as error:
-        raise ObjectError(error.reason, section=error.section, object_name=name) from None
+    except ElfError as error:
+        raise ElfError(error.reason, section=error.section, object_name=name) from None
 
 
 def _read_file(path: Path, name: str) -> bytes:
-    """The bytes of a regular file, one more than MAX_OBJECT_SIZE at most; raises ObjectError under this name."""
+    """The bytes of a regular file, one more than MAX_OBJECT_SIZE at most; raises ElfError under this name."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ObjectError("not a regular file", object_name=name)
+            raise ElfError("not a regular file", object_name=name)
         with path.open("rb") as file:
             return file.read(MAX_OBJECT_SIZE + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
-        raise ObjectError(reason or str(error), object_name=name) from error
+        raise ElfError(reason or str(error), object_name=name) from error
 
 
 @contextmanager
 def lief_binary(raw: bytes) -> "Iterator[lief.ELF.Binary]":
-    """LIEF's view of these bytes: sections and symbols, no relocations. Raises ObjectError where it has none.
+    """LIEF's view of these bytes: sections and symbols, no relocations. Raises ElfError where it has none.
 
     LIEF forgives damage, so whoever uses a part of the view checks it.
     """
@@ -190,9 +190,9 @@ def lief_binary(raw: bytes) -> "Iterator[lief.ELF.Binary]":
     import lief
 
     if len(raw) > MAX_OBJECT_SIZE:
-        raise ObjectError(f"larger than {MAX_OBJECT_SIZE} bytes")
+        raise ElfError(f"larger than {MAX_OBJECT_SIZE} bytes")
     if raw[:4] != b"\x7fELF":
-        raise ObjectError("not an ELF file")
+        raise ElfError("not an ELF file")
     config = lief.ELF.ParserConfig()
     config.parse_relocations = config.parse_dyn_symbols = config.parse_symbol_versions = False
     config.parse_notes = config.parse_overlay = False
@@ -204,16 +204,16 @@ def lief_binary(raw: bytes) -> "Iterator[lief.ELF.Binary]":
             warnings.simplefilter("ignore", RuntimeWarning)
             binary = lief.ELF.parse(raw, config)
             if binary is None:
-                raise ObjectError("damaged ELF header")
+                raise ElfError("damaged ELF header")
             yield binary
     finally:
         lief.logging.set_level(level)
 
 
 def text_of(name: str | bytes, what: str) -> str:
-    """A name as LIEF gives it; raises ObjectError for one that is not printable text."""
+    """A name as LIEF gives it; raises ElfError for one that is not printable text."""
     if isinstance(name, bytes) or not name.isprintable():
-        raise ObjectError(f"a {what} is not text: {name!r}")
+        raise ElfError(f"a {what} is not text: {name!r}")
     return name
 
 
@@ -222,15 +222,15 @@ def _elf_file(binary: "lief.ELF.Binary", raw: bytes, name: str) -> ElfFile:
 
     header = binary.header
     if header.identity_class != ELF.Header.CLASS.ELF64 or header.identity_data != ELF.Header.ELF_DATA.LSB:
-        raise ObjectError("not 64-bit little-endian ELF")
+        raise ElfError("not 64-bit little-endian ELF")
     headers = list(binary.sections)
     if len(headers) != header.numberof_sections or len(headers) > MAX_SECTIONS:
-        raise ObjectError("damaged section headers, or a truncated file")
+        raise ElfError("damaged section headers, or a truncated file")
     # The numbers of the file: LIEF has its own for those of some machines.
     kind, machine = (int.from_bytes(raw[at : at + 2], "little") for at in (16, 18))
     # Sections lie side by side; where they overlap, a small file could claim any amount of memory.
     if sum(one.size for one in headers if one.type != ELF.Section.TYPE.NOBITS) > len(raw):
-        raise ObjectError("sections overlap, or the file is truncated")
+        raise ElfError("sections overlap, or the file is truncated")
     sections = tuple(_section(index, one, raw) for index, one in enumerate(headers))
     return ElfFile(name, kind, machine, sections, _symbols(sections))
 
@@ -243,7 +243,7 @@ def _section(index: int, header: "lief.ELF.Section", raw: bytes) -> ElfSection:
     if number not in (0, SectionType.NOBITS):
         content = raw[header.file_offset : header.file_offset + header.size]
         if len(content) != header.size:
-            raise ObjectError("damaged, or the file is truncated", section=name)
+            raise ElfError("damaged, or the file is truncated", section=name)
     return ElfSection(
         index, name, number, header.flags, header.size, header.alignment, header.link, header.information, content
     )
@@ -252,15 +252,15 @@ def _section(index: int, header: "lief.ELF.Section", raw: bytes) -> ElfSection:
 def _symbols(sections: tuple[ElfSection, ...]) -> tuple[ElfSymbol, ...]:
     tables = [section for section in sections if section.type == SectionType.SYMTAB]
     if len(tables) != 1:
-        raise ObjectError(f"{len(tables)} symbol tables where there must be one")
+        raise ElfError(f"{len(tables)} symbol tables where there must be one")
     (table,) = tables
     if len(table.content) % _SYMBOL.size:
-        raise ObjectError("damaged symbol table", section=table.name)
+        raise ElfError("damaged symbol table", section=table.name)
     if len(table.content) // _SYMBOL.size > MAX_SYMBOLS:
-        raise ObjectError(f"more than {MAX_SYMBOLS} symbols", section=table.name)
+        raise ElfError(f"more than {MAX_SYMBOLS} symbols", section=table.name)
     strings = sections[table.link] if table.link < len(sections) else None
     if strings is None or strings.type != SectionType.STRTAB:
-        raise ObjectError("the symbol table has no strings", section=table.name)
+        raise ElfError("the symbol table has no strings", section=table.name)
     return tuple(
         ElfSymbol(_string(strings, at, table.name), section, value, size, info & 15, info >> 4, other & 3)
         for at, info, other, section, value, size in _SYMBOL.iter_unpack(table.content)
@@ -270,8 +270,8 @@ def _symbols(sections: tuple[ElfSection, ...]) -> tuple[ElfSymbol, ...]:
 def _string(strings: ElfSection, offset: int, section: str) -> str:
     end = strings.content.find(b"\0", offset)
     if end < 0:
-        raise ObjectError(f"a name at {offset:#x} reaches beyond the strings", section=section)
+        raise ElfError(f"a name at {offset:#x} reaches beyond the strings", section=section)
     try:
         return text_of(strings.content[offset:end].decode(), "symbol name")
     except UnicodeDecodeError:
-        raise ObjectError(f"a symbol name is not text: {strings.content[offset:end]!r}", section=section) from None
+        raise ElfError(f"a symbol name is not text: {strings.content[offset:end]!r}", section=section) from None

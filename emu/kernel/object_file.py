@@ -3,20 +3,14 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
-from emu.errors import EmuError
+from emu.elf_errors import ElfError
 
 FENTRY = "__fentry__"
 """The symbol that `-pg -mfentry` calls at the beginning of every function."""
 
 
-class ObjectError(EmuError):
-    """An object that can't be used, or can't be linked as asked: `section` is where (may be empty), `reason` what."""
-
-    def __init__(self, reason: str, *, section: str = "", object_name: str = "") -> None:
-        self.reason = reason
-        self.section = section
-        self.object_name = object_name
-        super().__init__(": ".join(part for part in (object_name, section, reason) if part))
+class ObjectError(ElfError):
+    """A kernel's object that can't be used, or can't be linked as asked; fields as in ElfError."""
 
 
 class RelocationType(IntEnum):

@@ -7,7 +7,8 @@ from contextlib import suppress
 import pytest
 
 from elf_writer import EXEC, FUNC, NOBITS, REL, ElfWriter
-from emu.kernel.elf_sections import MAX_OBJECT_SIZE, ObjectError, SymbolType, read_elf
+from emu.elf_errors import ElfError
+from emu.kernel.elf_sections import MAX_OBJECT_SIZE, SymbolType, read_elf
 
 
 def small():
@@ -44,7 +45,7 @@ def test_sections_symbols_and_relocations():
     ],
 )
 def test_what_is_no_such_file_is_refused(change, reason):
-    with pytest.raises(ObjectError, match=reason) as caught:
+    with pytest.raises(ElfError, match=reason) as caught:
         read_elf(change(small().bytes()), "bad.o")
     assert str(caught.value).startswith("bad.o: ")
 
@@ -54,7 +55,7 @@ def test_sections_that_overlap_are_refused():
     (headers,) = struct.unpack_from("<Q", raw, 40)
     for section in range(2, 6):
         struct.pack_into("<IIQQQQ", raw, headers + 64 * section, 1, 1, 0, 0, 0, len(raw))
-    with pytest.raises(ObjectError, match="overlap"):
+    with pytest.raises(ElfError, match="overlap"):
         read_elf(bytes(raw))
 
 
@@ -62,7 +63,7 @@ def test_a_relocation_of_no_symbol_is_refused():
     writer = small()
     writer.relocate(1, 0, 99, 1)
     file = read_elf(writer.bytes())
-    with pytest.raises(ObjectError, match="symbol 99 of 2"):
+    with pytest.raises(ElfError, match="symbol 99 of 2"):
         file.relocations(file.sections[3])
 
 
@@ -70,9 +71,9 @@ def test_files_are_read_by_path(tmp_path):
     path = tmp_path / "small.o"
     path.write_bytes(small().bytes())
     assert read_elf(path).name == "small.o"
-    with pytest.raises(ObjectError, match=r"missing\.o: No such file"):
+    with pytest.raises(ElfError, match=r"missing\.o: No such file"):
         read_elf(tmp_path / "missing.o")
-    with pytest.raises(ObjectError, match="not a regular file"):
+    with pytest.raises(ElfError, match="not a regular file"):
         read_elf(tmp_path)
     assert len(small().bytes()) < MAX_OBJECT_SIZE
 
@@ -83,7 +84,7 @@ def test_damage_anywhere_is_a_typed_error():
         damaged = bytearray(raw)
         for _ in range(randoms.choice((1, 3))):
             damaged[randoms.randrange(len(raw))] = randoms.randrange(256)
-        with suppress(ObjectError):
+        with suppress(ElfError):
             file = read_elf(bytes(damaged))
             for section in file.sections:
                 file.relocations(section)

@@ -2,7 +2,7 @@
 
 from struct import Struct, error
 
-from emu.kernel.object_file import ObjectError
+from trampoline.errors import ObjectError
 
 _IDENTITY = b"\x7fELF\x02\x01"  # 64 bits, little endian
 _EM_BPF = 247

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from emu.elf_errors import ElfError
 from emu.kernel.elf_sections import (
     Binding,
     ElfFile,
@@ -12,7 +13,6 @@ from emu.kernel.elf_sections import (
     SymbolType,
     read_elf,
 )
-from emu.kernel.object_file import ObjectError as ElfError
 from trampoline.bpf.codec import SLOT_SIZE, decode
 from trampoline.bpf.insn import Insn, places
 from trampoline.btf import Btf

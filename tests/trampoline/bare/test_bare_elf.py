@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from bpf_elf import an_object
-from emu.kernel.object_file import ObjectError
 from trampoline.bare.elf import code_of
+from trampoline.errors import ObjectError
 
 
 def test_the_code_is_the_content_of_the_only_executable_section():
