@@ -116,7 +116,7 @@ def verify(program: Program, kernel: KernelView, *, attach: bool = False, verbos
     log = loaded.verified.log
     if attach:
         try:
-            Links(kernel).attach(loaded, _request(program))
+            Links(kernel, flavour(kernel.release)).attach(loaded, _request(program))
         except VerifierError as error:
             return Verdict(program.name, "attach_refused", error.errno, error.summary, log)
         except Unsupported as error:

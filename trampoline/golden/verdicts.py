@@ -94,7 +94,7 @@ class Judge:
 
     def __init__(self, release: str, btf: Btf) -> None:
         self.kernel = KernelView(release, btf)
-        self.links = Links(self.kernel)
+        self.links = Links(self.kernel, FLAVOURS[release])
         self._targets = {"tgt1": target_program()}
 
     def answer(self, case: VerdictCase) -> Answer:

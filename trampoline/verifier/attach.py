@@ -8,12 +8,12 @@
 from collections import Counter
 from dataclasses import dataclass, field
 from errno import E2BIG, EACCES, EADDRNOTAVAIL, EBADF, EBUSY, EFAULT, EILSEQ, EINVAL, ENOENT, EOPNOTSUPP, ESRCH
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
+from emu.kernel.entry import SITE_SIZE, EntryLayout
 from trampoline.bpf.program import Program
 from trampoline.bpf.uapi import Attach, ProgType
 from trampoline.errors import ENOTSUPP
-from trampoline.flavour import FLAVOURS, Flavour
 from trampoline.verifier.errors import Unsupported, VerifierError
 from trampoline.verifier.kernel import KernelView
 from trampoline.verifier.load import Loaded
@@ -34,17 +34,38 @@ _RAW_TYPES = (ProgType.RAW_TRACEPOINT, ProgType.RAW_TRACEPOINT_WRITABLE)
 _NO_FPROBE = frozenset({"6.1"})
 """Releases whose recorded kernels were built without CONFIG_FPROBE."""
 
-X86_PATCH_SIZE = 5
-"""Bytes of a patch site."""
 _Site = tuple[Program | None, int]
 """What a trampoline belongs to: the target program, None for the kernel, and the BTF id."""
 
 
+class TrampolineRules(Protocol):
+    """Values of a release's trampolines that limit its links."""
+
+    @property
+    def max_links(self) -> int:
+        """BPF_MAX_TRAMP_LINKS: programs on one function, all kinds together."""
+        ...
+
+    @property
+    def max_slots(self) -> int:
+        """Argument slots at most."""
+        ...
+
+    @property
+    def entry(self) -> EntryLayout:
+        """Layout of a function's entry: the offset of its patch site."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Links:
-    """The links of one kernel. ``attach`` makes one, ``detach`` takes it away."""
+    """The links of one kernel. ``attach`` makes one, ``detach`` takes it away.
+
+    ``rules``: those of its trampolines, ``trampoline.flavour.Flavour`` of the same release.
+    """
 
     kernel: KernelView
+    rules: TrampolineRules
     programs: Counter[_Site] = field(default_factory=Counter)
     """Programs on each function, of all kinds together; an fsession program counts twice."""
     extensions: set[_Site] = field(default_factory=set)
@@ -72,10 +93,6 @@ class Links:
             self.extensions.discard(site)
         else:
             self.programs[site] = max(0, self.programs[site] - _weight(loaded.program))
-
-    @property
-    def _flavour(self) -> Flavour:
-        return FLAVOURS[self.kernel.release]
 
     # Links
 
@@ -112,7 +129,7 @@ class Links:
         if site in self.extensions:
             _refuse(EBUSY, "the function is replaced by an extension")
         weight = _weight(program)
-        if self.programs[site] + weight > self._flavour.max_links:
+        if self.programs[site] + weight > self.rules.max_links:
             _refuse(E2BIG, f"{self.programs[site]} programs are attached already")
         self._check_trampoline(loaded)
         self.programs[site] += weight
@@ -121,7 +138,7 @@ class Links:
         """Making the image, then patching the site."""
         target = loaded.target
         assert target is not None
-        if target.model is not None and target.model.nr_regs > self._flavour.max_slots:
+        if target.model is not None and target.model.nr_regs > self.rules.max_slots:
             _refuse(ENOTSUPP, f"{target.name} needs {target.model.nr_regs} argument slots")
         if target.prog is not None:
             return
@@ -218,8 +235,8 @@ class Links:
 
     def _is_boundary(self, offset: int) -> bool:
         """Whether an instruction begins there. BTF has no code: only the entry (endbr64, nop5) is known."""
-        patch = self._flavour.entry.site_offset
-        return offset in (0, patch, patch + X86_PATCH_SIZE)
+        patch = self.rules.entry.site_offset
+        return offset in (0, patch, patch + SITE_SIZE)
 
     def _create_kprobe_multi(self, loaded: Loaded, symbols: tuple[str, ...]) -> None:
         """``bpf_kprobe_multi_link_attach``."""

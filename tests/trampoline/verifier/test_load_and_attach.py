@@ -13,6 +13,7 @@ from trampoline.bpf.program import FuncInfo, LineInfo, MapSpec, Program
 from trampoline.bpf.uapi import Attach, MapType, ProgFlag, ProgType
 from trampoline.btf import Kind
 from trampoline.errors import ENOTSUPP
+from trampoline.flavour import FLAVOURS
 from trampoline.verifier.attach import Links
 from trampoline.verifier.env import Capabilities
 from trampoline.verifier.errors import VerifierError
@@ -394,12 +395,13 @@ ATTACHED = (
 @pytest.mark.parametrize(("fields", "request_", "errno", "release"), per_release(ATTACHED))
 def test_attaching(btf, fields, request_, errno, release):
     one = loaded(btf, release, **fields)
-    assert answer(Links(one.kernel).attach, one, request_)[0] == errno
+    assert answer(Links(one.kernel, FLAVOURS[release]).attach, one, request_)[0] == errno
 
 
 @pytest.mark.parametrize(("release", "limit"), [("6.1", 38), ("6.12", 38), ("7.2", 36)])
 def test_a_function_takes_so_many_programs(btf, release, limit):
-    links, many = Links(KernelView(release, btf)), [loaded(btf, release, "vfs_read", kind) for kind in (FENTRY, FEXIT)]
+    links = Links(KernelView(release, btf), FLAVOURS[release])
+    many = [loaded(btf, release, "vfs_read", kind) for kind in (FENTRY, FEXIT)]
     for number in range(limit):
         links.attach(many[number % 2], LinkCreate())
     assert answer(links.attach, many[0], LinkCreate())[0] == E2BIG
@@ -415,7 +417,7 @@ def test_a_replaced_function_takes_no_other_program(btf, replaced):
     extension = Program("new", RETURN_0, ProgType.EXT, attach_prog=replaced, attach_btf_id=gsub)
     tracing = replace(extension, prog_type=ProgType.TRACING, attach=FENTRY)
     first, second = (Loaded(one, kernel, target, Verified(one, [], [])) for one in (extension, tracing))
-    links = Links(kernel)
+    links = Links(kernel, FLAVOURS["6.12"])
     links.attach(first, LinkCreate())
     assert answer(links.attach, second, LinkCreate())[0] == EBUSY
     links.detach(first)
