@@ -5,8 +5,9 @@ import os
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase, MultiplexedDatabase
 
 from trampoline.errors import TrampolineError
-from trampoline.explore.examples import REDIS_VARIABLE
 
+REDIS_VARIABLE = "TRAMP_REDIS"
+"""Environment variable with the URL of the Redis server that is to be used where none is named."""
 DIRECTORY = ".hypothesis/examples"
 """Hypothesis's own."""
 

@@ -162,9 +162,10 @@ def _examples(arguments: argparse.Namespace) -> "Examples | None":
     import os
 
     from trampoline.errors import TrampolineError
-    from trampoline.explore.examples import REDIS_VARIABLE, Examples
+    from trampoline.explore.examples import Examples
 
-    if arguments.examples is None and arguments.redis is None and REDIS_VARIABLE not in os.environ:
+    # The name, not example_database.REDIS_VARIABLE: that module needs Hypothesis, an extra.
+    if arguments.examples is None and arguments.redis is None and "TRAMP_REDIS" not in os.environ:
         return None
     try:
         from trampoline.example_database import example_database

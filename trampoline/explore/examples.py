@@ -10,9 +10,6 @@ from trampoline.explore.chunk import Work
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-REDIS_VARIABLE = "TRAMP_REDIS"
-"""Environment variable with the URL of the Redis server that is to be used where none is named."""
-
 
 class Examples:
     """The schedules of a database, by what they are schedules of."""

@@ -11,10 +11,11 @@ from hypothesis.database import DirectoryBasedExampleDatabase, InMemoryExampleDa
 
 from trampoline.cli import main
 from trampoline.errors import TrampolineError
+from trampoline.example_database import REDIS_VARIABLE
 from trampoline.explore.address import ScheduleAddress
 from trampoline.explore.campaign import run_campaign
 from trampoline.explore.chunk import Work, close_session
-from trampoline.explore.examples import REDIS_VARIABLE, Examples
+from trampoline.explore.examples import Examples
 from trampoline.explore.workers import ThisProcess
 from trampoline.testing import example_database
 
