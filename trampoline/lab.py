@@ -37,7 +37,8 @@ from trampoline.helpers.runtime import Runtime, TraceLine
 from trampoline.link import Link, MultiLink, Skipped, modules_of, no_progress
 from trampoline.maps import BpfMap, map_layout
 from trampoline.model import Arg, FuncModel
-from trampoline.multi import check_cookie, check_multi, check_wanted, no_collections
+from trampoline.multi import no_collections
+from trampoline.multi_request import check_cookie, check_multi, check_wanted
 from trampoline.part_match import AttachFunc, btf_check_func_part_match
 from trampoline.phases import with_phases
 from trampoline.population import KernelFunction, Population, is_glob, memory_of, populate

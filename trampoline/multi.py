@@ -8,13 +8,11 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from errno import E2BIG, EAGAIN, EFAULT, EINVAL, EOPNOTSUPP
+from errno import EAGAIN, EINVAL
 from typing import NamedTuple
 
 from trampoline.bpf_trampoline import BpfTrampoline
-from trampoline.errors import KernelError, TrampolineError
-from trampoline.population import KernelFunction, is_glob
-from trampoline.prog import BpfProg
+from trampoline.errors import KernelError
 from trampoline.sites import SingleOps, SiteBatch
 from trampoline.target import Target, TrampLink
 
@@ -157,45 +155,9 @@ def _try_update(sites: SingleOps, trampolines: Sequence[BpfTrampoline], progress
     return True
 
 
-def check_cookie(cookie: int) -> None:
-    """TrampolineError for what is no unsigned 64-bit number."""
-    if not 0 <= cookie < 1 << 64:
-        raise TrampolineError(f"a cookie is an unsigned 64-bit number, not {cookie:#x}")
-
-
-def check_wanted(functions: Sequence[object], cookies: Sequence[int] | None) -> None:
-    """What a multi link is asked for, before anything is looked up.
-
-    KernelError: -EOPNOTSUPP for a BPF program among the functions, -EFAULT for what can't be read as one, -EINVAL for a
-    glob where there are cookies. TrampolineError for one text instead of several, and for a cookie that is no unsigned
-    64-bit number.
-    """
-    if isinstance(functions, str):
-        raise TrampolineError(f"several functions are wanted: [{functions!r}]")
-    for function in functions:
-        if isinstance(function, BpfProg):
-            raise KernelError(EOPNOTSUPP, f"{function.name} is a program: multi links are on kernel functions")
-        if not isinstance(function, str | int | KernelFunction):
-            raise KernelError(EFAULT, f"{function!r} is no function's name, address or type id")
-        if cookies is not None and isinstance(function, str) and is_glob(function):
-            raise KernelError(EINVAL, f"{function} may be any number of functions: their cookies can't be told apart")
-    for cookie in cookies or ():
-        check_cookie(cookie)
-
-
 def check_distinct(targets: Sequence[Target]) -> None:
     """-EINVAL for a function that is there twice, however it was named."""
     names = {target.key: target.name for target in targets}
     if len(names) != len(targets):
         twice = next(names[key] for key, count in Counter(target.key for target in targets).items() if count > 1)
         raise KernelError(EINVAL, f"{twice} is given twice")
-
-
-def check_multi(count: int, cookies: int | None, *, most: int) -> None:
-    """Counts of a multi link: -EINVAL for none, and for cookies that don't match; -E2BIG beyond ``most``."""
-    if not count:
-        raise KernelError(EINVAL, "a multi link needs a function")
-    if count > most:
-        raise KernelError(E2BIG, f"{count} functions; a multi link takes {most}")
-    if cookies is not None and cookies != count:
-        raise KernelError(EINVAL, f"{cookies} cookies for {count} functions")

@@ -58,7 +58,7 @@ from emu.kernel.functions import Function
 from refusals import errno_of, refused
 from trampoline.errors import ENOTSUPP, TrampolineError
 from trampoline.lab import DESIGNS, MAX_MULTI
-from trampoline.multi import check_multi
+from trampoline.multi_request import check_multi
 
 NAMES = ["bpf_fentry_test1", "bpf_fentry_test2", "bpf_fentry_test3"]
 NOTHING = "xor eax, eax\nret"
