@@ -185,7 +185,7 @@ class Tracing:
     def unload(self, prog: BpfProg) -> None:
         """Drop the reference that loading gave; links hold their own."""
         for found in prog.own_maps:
-            self.runtime.maps.close(found)
+            found.close()
         prog.own_maps = ()
         self.programs.put(prog)
         self.kernel.rcu.settle()

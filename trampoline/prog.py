@@ -7,7 +7,7 @@ A program's code is assembly text, a recorded image, or a Python callable behind
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from asm import assemble
 from emu.kernel.kallsyms import Symbol
@@ -23,8 +23,13 @@ from trampoline.structs import SLEEPABLE, bpf_prog, bpf_prog_aux, bpf_prog_stats
 from trampoline.uses import NOTHING as NOTHING
 from trampoline.uses import Uses as Uses
 
-if TYPE_CHECKING:
-    from trampoline.maps.bpf_map import BpfMap
+
+class OwnedMap(Protocol):
+    """A map that was made with a program."""
+
+    def close(self) -> None:
+        """Drop user space's reference."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class BpfProg:
     symbol: Symbol | None = None
     tail_owner: TailOwner | None = None
     """What program arrays it may be in; None where it can't be tail-called."""
-    own_maps: tuple["BpfMap", ...] = ()
+    own_maps: tuple[OwnedMap, ...] = ()
     """Maps that were made with it and go when it is unloaded."""
     release: Callable[[], None] | None = None
     """Gives back what it has beside its structures: images, where they are not one of its own, maps."""

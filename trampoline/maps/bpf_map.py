@@ -56,6 +56,10 @@ class BpfMap(MutableMapping[Any, Any]):
         """Give its guest memory back."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Drop user space's reference: ``Maps.close``."""
+        self.site.maps.close(self)
+
     def drop_user(self) -> None:
         """User space has let go of it, programs perhaps have not (``map_release_uref``)."""
 
