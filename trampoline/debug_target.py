@@ -22,9 +22,9 @@ from trampoline.errors import TrampolineError
 from trampoline.lab import Tracing
 from trampoline.link import Link, MultiLink
 from trampoline.loaded_object import LoadedObject
-from trampoline.model import FuncModel
 from trampoline.objects import BpfObject
 from trampoline.prog import Uses
+from trampoline.prototype import parse_model
 
 PROGRAM = "xor eax, eax\nret"
 """The programs of a function or prototype, as in ``tramp show``."""
@@ -128,7 +128,7 @@ def open_target(options: TargetOptions) -> Iterator[Ready]:
     btf = None if options.kernel_btf is None else Btf.read(options.kernel_btf)
     name, functions = options.target, tuple[AssemblyFunctions, ...]()
     if obj is None and "(" in name:
-        name = FuncModel.parse(options.target).name
+        name = parse_model(options.target).name
         functions = (AssemblyFunctions((Function(name, BODY, options.target),)),)
     release = options.flavour or ("6.12" if obj is None else "7.2")
     vcpus = 1 + max(cpus, default=0)

@@ -43,6 +43,7 @@ from trampoline.part_match import AttachFunc, btf_check_func_part_match
 from trampoline.phases import with_phases
 from trampoline.population import KernelFunction, Population, is_glob, memory_of, populate
 from trampoline.prog import BpfProg, BpfPrograms, ProgFunction, Uses
+from trampoline.prototype import parse_model
 from trampoline.signatures import BtfFunctions, denied_names
 from trampoline.structs import asm_symbols
 from trampoline.target import Target, TrampLink
@@ -286,7 +287,7 @@ class Tracing:
     def _model(self, function: KernelFunction, given: str | None) -> FuncModel:
         known = self._known_model(function)
         if given is not None:
-            model = FuncModel.parse(given)
+            model = parse_model(given)
             if known and model.args and model.arg_sizes != known.arg_sizes:
                 raise PrototypeError(f"{function.qualified} is {known}, not {given!r}")
             return model
@@ -310,7 +311,7 @@ class Tracing:
             placed = self.kernel.function_at(function.address)
             if placed is None or not placed.prototype:
                 return None
-            self._models[name] = FuncModel.parse(placed.prototype)
+            self._models[name] = parse_model(placed.prototype)
         return self._models[name]
 
     def _check_returns(self, attach: AttachType, target: Target) -> None:

@@ -4,10 +4,9 @@ Sizes are bytes. A *slot* is one 8-byte word of the program's context: a struct 
 needs, so ``nr_regs`` may exceed the number of C arguments (kernel: ``arch_bpf_trampoline``'s ``nr_regs``).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from errno import EINVAL
-from functools import lru_cache
 
 from trampoline.errors import ENOTSUPP, KernelError
 
@@ -109,25 +108,6 @@ class FuncModel:
         """A function of ``count`` u64 arguments, for benches and tests."""
         return cls(name, tuple(Arg(f"a{i}", "u64", 8) for i in range(count)))
 
-    @classmethod
-    def parse(cls, declaration: str, sizes: Mapping[str, int] | None = None) -> "FuncModel":
-        """Read a C declaration, ``"int vfs_read(struct file *f, char *buf, size_t n, loff_t *pos)"``.
-
-        The kernel's integer typedefs are known; structs passed by value may be defined in front of it (``"struct s {
-        long a, b; }; int f(struct s);"``) or have their size given in ``sizes`` (``{"struct sockptr": 16}``).
-        Raises PrototypeError with the place of the fault; KernelError where the kernel's model would refuse.
-        """
-        return _parsed(declaration, tuple((sizes or {}).items()))
-
     def __str__(self) -> str:
         args = ", ".join(f"{a.type} {a.name}".rstrip() for a in self.args) or "void"
         return f"{self.name}({args})"
-
-
-@lru_cache(maxsize=1024)
-def _parsed(declaration: str, sizes: tuple[tuple[str, int], ...]) -> FuncModel:
-    from trampoline.prototype import read_prototype
-
-    model = read_prototype(declaration, dict(sizes))
-    model.check()
-    return model

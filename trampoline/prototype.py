@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from errno import EINVAL
+from functools import lru_cache
 from typing import Any
 
 from trampoline.btf import Kind
@@ -21,13 +22,26 @@ _PRELUDE = (
 _BASE_SIZES = {"char": 1, "_Bool": 1, "short": 2, "int": 4, "long": 8, "float": 4, "double": 8, "__int128": 16}
 
 
-def read_prototype(declaration: str, sizes: Mapping[str, int]) -> FuncModel:
-    """The model of a C declaration; see ``FuncModel.parse``."""
-    return CReader(sizes).read(declaration)
+def parse_model(declaration: str, sizes: Mapping[str, int] | None = None) -> FuncModel:
+    """The model of a C declaration, ``"int vfs_read(struct file *f, char *buf, size_t n, loff_t *pos)"``.
+
+    The kernel's integer typedefs are known; structs passed by value may be defined in front of it (``"struct s {
+    long a, b; }; int f(struct s);"``) or have their size, in bytes, given in ``sizes`` (``{"struct sockptr": 16}``).
+    Raises PrototypeError with the place of the fault; KernelError where the kernel's model would refuse
+    (``btf.c:btf_distill_func_proto()``).
+    """
+    return _parsed(declaration, tuple((sizes or {}).items()))
+
+
+@lru_cache(maxsize=1024)
+def _parsed(declaration: str, sizes: tuple[tuple[str, int], ...]) -> FuncModel:
+    model = CReader(dict(sizes)).read(declaration)
+    model.check()
+    return model
 
 
 def read_types(declaration: str) -> FuncProto:
-    """The types in a C declaration as its compiler would write them into BTF. PrototypeError, as ``FuncModel.parse``.
+    """The types in a C declaration as its compiler would write them into BTF. PrototypeError, as ``parse_model``.
 
     Of a struct that is only named it is not known how many members it has.
     """

@@ -10,8 +10,8 @@ from emu.structs import PERCPU
 from trampoline.bpf.boot import Boot
 from trampoline.designs.thunks import KSYM as THUNKS
 from trampoline.lab import Tracing
-from trampoline.model import FuncModel
 from trampoline.prog import Uses
+from trampoline.prototype import parse_model
 
 PROGRAM = "xor eax, eax\nret"
 
@@ -60,7 +60,7 @@ def show(
     functions: tuple[AssemblyFunctions, ...] = ()
     name = target
     if "(" in target:
-        name = FuncModel.parse(target).name
+        name = parse_model(target).name
         functions = (AssemblyFunctions((Function(name, "xor eax, eax\nret", target),)),)
     with Tracing(flavour, config, functions=functions, design=design) as lab:
         boot = Boot(

@@ -4,7 +4,7 @@ import pytest
 
 from trampoline.call_text import Argument, CallText
 from trampoline.errors import TrampolineError
-from trampoline.model import FuncModel
+from trampoline.prototype import parse_model
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_what_is_no_call_is_refused_with_its_place(text, says):
     ],
 )
 def test_arguments_travel_as_the_compiler_has_it(lab, prototype, call, registers, stack):
-    placed = CallText.parse(call).place(FuncModel.parse(prototype), lab.kernel)
+    placed = CallText.parse(call).place(parse_model(prototype), lab.kernel)
     assert (placed.registers, placed.stack) == (registers, stack)
 
 
 def test_what_a_pointer_points_to_is_guest_memory(lab):
     used = lab.kernel.slab.used
-    placed = CallText.parse('f("hi", &5)').place(FuncModel.parse("int f(char *a, int *b)"), lab.kernel)
+    placed = CallText.parse('f("hi", &5)').place(parse_model("int f(char *a, int *b)"), lab.kernel)
     text, number = placed.registers
     assert lab.kernel.machine.read(text, 3) == b"hi\0"
     assert lab.kernel.machine.read_u64(number) == 5
@@ -73,11 +73,11 @@ def test_what_a_pointer_points_to_is_guest_memory(lab):
 @pytest.mark.parametrize("call", ["f(1)", "f(1, 2, 3)", "f(1, {2, 3})"])
 def test_other_arguments_than_the_function_has(lab, call):
     with pytest.raises(TrampolineError, match="argument"):
-        CallText.parse(call).place(FuncModel.parse("int f(int a, int b)"), lab.kernel)
+        CallText.parse(call).place(parse_model("int f(int a, int b)"), lab.kernel)
 
 
 def test_a_refused_call_leaves_no_memory(lab):
     used = lab.kernel.slab.used
     with pytest.raises(TrampolineError, match="argument 2"):
-        CallText.parse('f("text", {1, 2})').place(FuncModel.parse("int f(char *a, int b)"), lab.kernel)
+        CallText.parse('f("text", {1, 2})').place(parse_model("int f(char *a, int b)"), lab.kernel)
     assert lab.kernel.slab.used == used

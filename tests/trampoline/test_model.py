@@ -2,7 +2,7 @@ import pytest
 
 from emu.kernel.errors import KernelError
 from trampoline.errors import PrototypeError
-from trampoline.model import FuncModel
+from trampoline.prototype import parse_model
 
 
 @pytest.mark.parametrize(
@@ -20,25 +20,25 @@ from trampoline.model import FuncModel
     ],
 )
 def test_sizes_come_from_the_declaration(declaration, sizes, returns):
-    model = FuncModel.parse(declaration)
+    model = parse_model(declaration)
     assert [arg.size for arg in model.args] == sizes
     assert model.ret_size == returns
 
 
 def test_signs():
-    model = FuncModel.parse("int f(char a, unsigned char b, s16 c, u16 d, long e, size_t f, void *g)")
+    model = parse_model("int f(char a, unsigned char b, s16 c, u16 d, long e, size_t f, void *g)")
     assert [arg.signed for arg in model.args] == [True, False, True, False, True, False, False]
 
 
 def test_a_struct_that_does_not_fit_leaves_its_register_to_a_later_argument():
-    model = FuncModel.parse("struct s { u64 a; int b; }; int f(u64 a, u64 b, u64 c, u64 d, u64 e, struct s f, int g)")
+    model = parse_model("struct s { u64 a; int b; }; int f(u64 a, u64 b, u64 c, u64 d, u64 e, struct s f, int g)")
     assert model.placement()[-2:] == [(0, False), (5, True)]
     assert (model.nr_regs, model.nr_stack_slots) == (8, 2)
 
 
 def test_a_struct_whose_size_is_given():
-    assert FuncModel.parse("int f(struct sockptr p)", {"struct sockptr": 16}).nr_regs == 2
-    assert FuncModel.parse("int f(sockptr_t p)", {"sockptr_t": 16}).args[0].slots == 2
+    assert parse_model("int f(struct sockptr p)", {"struct sockptr": 16}).nr_regs == 2
+    assert parse_model("int f(sockptr_t p)", {"sockptr_t": 16}).args[0].slots == 2
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_struct_whose_size_is_given():
 )
 def test_what_cannot_be_read_names_the_fault(declaration, message):
     with pytest.raises(PrototypeError, match=message):
-        FuncModel.parse(declaration)
+        parse_model(declaration)
 
 
 @pytest.mark.parametrize(
@@ -71,5 +71,5 @@ def test_what_cannot_be_read_names_the_fault(declaration, message):
 )
 def test_what_the_kernels_model_refuses(declaration, code):
     with pytest.raises(KernelError) as caught:
-        FuncModel.parse(declaration)
+        parse_model(declaration)
     assert caught.value.errno == code

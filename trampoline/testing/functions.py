@@ -7,6 +7,7 @@ from emu.kernel.functions import Function
 from trampoline.generator import ARG_REGISTERS
 from trampoline.lab import Tracing
 from trampoline.model import FuncModel
+from trampoline.prototype import parse_model
 
 MASK = (1 << 64) - 1
 _PATCHED = 0x1000
@@ -40,8 +41,8 @@ class Prototype:
 
     @property
     def model(self) -> FuncModel:
-        """The function model. PrototypeError, KernelError as ``FuncModel.parse``."""
-        return FuncModel.parse(self.declaration)
+        """The function model. PrototypeError, KernelError as ``parse_model``."""
+        return parse_model(self.declaration)
 
 
 @dataclass(frozen=True, slots=True)
