@@ -5,7 +5,7 @@ from functools import cache
 from btf_writer import Writer
 from trampoline.bpf import parse
 from trampoline.bpf.program import MapSpec, Program
-from trampoline.bpf.uapi import Attach, MapType, ProgFlag, ProgType
+from trampoline.bpf.uapi import AttachType, MapType, ProgFlag, ProgType
 from trampoline.btf import Btf, Kind
 from trampoline.verifier.check import bpf_check
 from trampoline.verifier.errors import Unsupported, VerifierError
@@ -25,24 +25,24 @@ MAPS = (
     MapSpec("trie", MapType.LPM_TRIE, 8, 8, 4, flags=1),
 )
 KINDS = {
-    "fentry": (ProgType.TRACING, Attach.TRACE_FENTRY, "reads_file"),
-    "fexit": (ProgType.TRACING, Attach.TRACE_FEXIT, "reads_file"),
-    "fmod": (ProgType.TRACING, Attach.MODIFY_RETURN, "reads_file"),
-    "fsession": (ProgType.TRACING, Attach.TRACE_FSESSION, "reads_file"),
-    "void": (ProgType.TRACING, Attach.TRACE_FEXIT, "drops_file"),
-    "tp_btf": (ProgType.TRACING, Attach.TRACE_RAW_TP, "btf_trace_kfree_skb"),
-    "iter": (ProgType.TRACING, Attach.TRACE_ITER, "bpf_iter_task"),
-    "lsm": (ProgType.LSM, Attach.LSM_MAC, "bpf_lsm_file_open"),
-    "lsm_void": (ProgType.LSM, Attach.LSM_MAC, "bpf_lsm_file_free_security"),
-    "lsm_bool": (ProgType.LSM, Attach.LSM_MAC, "bpf_lsm_audit_rule_known"),
-    "kprobe": (ProgType.KPROBE, Attach.NONE, ""),
-    "session": (ProgType.KPROBE, Attach.TRACE_KPROBE_SESSION, ""),
-    "tracepoint": (ProgType.TRACEPOINT, Attach.NONE, ""),
-    "perf_event": (ProgType.PERF_EVENT, Attach.NONE, ""),
-    "raw_tp": (ProgType.RAW_TRACEPOINT, Attach.NONE, ""),
-    "raw_tp_writable": (ProgType.RAW_TRACEPOINT_WRITABLE, Attach.NONE, ""),
-    "socket": (ProgType.SOCKET_FILTER, Attach.NONE, ""),
-    "syscall": (ProgType.SYSCALL, Attach.NONE, ""),
+    "fentry": (ProgType.TRACING, AttachType.TRACE_FENTRY, "reads_file"),
+    "fexit": (ProgType.TRACING, AttachType.TRACE_FEXIT, "reads_file"),
+    "fmod": (ProgType.TRACING, AttachType.MODIFY_RETURN, "reads_file"),
+    "fsession": (ProgType.TRACING, AttachType.TRACE_FSESSION, "reads_file"),
+    "void": (ProgType.TRACING, AttachType.TRACE_FEXIT, "drops_file"),
+    "tp_btf": (ProgType.TRACING, AttachType.TRACE_RAW_TP, "btf_trace_kfree_skb"),
+    "iter": (ProgType.TRACING, AttachType.TRACE_ITER, "bpf_iter_task"),
+    "lsm": (ProgType.LSM, AttachType.LSM_MAC, "bpf_lsm_file_open"),
+    "lsm_void": (ProgType.LSM, AttachType.LSM_MAC, "bpf_lsm_file_free_security"),
+    "lsm_bool": (ProgType.LSM, AttachType.LSM_MAC, "bpf_lsm_audit_rule_known"),
+    "kprobe": (ProgType.KPROBE, AttachType.NONE, ""),
+    "session": (ProgType.KPROBE, AttachType.TRACE_KPROBE_SESSION, ""),
+    "tracepoint": (ProgType.TRACEPOINT, AttachType.NONE, ""),
+    "perf_event": (ProgType.PERF_EVENT, AttachType.NONE, ""),
+    "raw_tp": (ProgType.RAW_TRACEPOINT, AttachType.NONE, ""),
+    "raw_tp_writable": (ProgType.RAW_TRACEPOINT_WRITABLE, AttachType.NONE, ""),
+    "socket": (ProgType.SOCKET_FILTER, AttachType.NONE, ""),
+    "syscall": (ProgType.SYSCALL, AttachType.NONE, ""),
 }
 
 

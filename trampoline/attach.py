@@ -9,33 +9,9 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Protocol
 
+from trampoline.bpf.uapi import AttachType
 from trampoline.flavour import Flavour
 from trampoline.generator import ProgCall, TrampFlag, TrampLinks, uses_jmp
-
-
-class AttachType(enum.StrEnum):
-    """``enum bpf_attach_type``, as far as trampolines know it. The multi forms run as their plain ones."""
-
-    FENTRY = "fentry"
-    FEXIT = "fexit"
-    MODIFY_RETURN = "fmod_ret"
-    LSM_MAC = "lsm"
-    LSM_CGROUP = "lsm_cgroup"
-    FSESSION = "fsession"
-    FENTRY_MULTI = "fentry_multi"
-    FEXIT_MULTI = "fexit_multi"
-    MODIFY_RETURN_MULTI = "fmod_ret_multi"
-    FSESSION_MULTI = "fsession_multi"
-
-    @property
-    def is_lsm(self) -> bool:
-        """Whether programs of this type are BPF_PROG_TYPE_LSM."""
-        return self in (AttachType.LSM_MAC, AttachType.LSM_CGROUP)
-
-    @property
-    def is_multi(self) -> bool:
-        """Whether programs of this type are attached by multi links."""
-        return self in _MULTI
 
 
 class Kind(enum.Enum):
@@ -52,23 +28,15 @@ class Kind(enum.Enum):
         return 2 if self is Kind.FSESSION else 1
 
 
-_MULTI = frozenset(
-    {
-        AttachType.FENTRY_MULTI,
-        AttachType.FEXIT_MULTI,
-        AttachType.MODIFY_RETURN_MULTI,
-        AttachType.FSESSION_MULTI,
-    }
-)
 _KINDS = {
-    AttachType.FENTRY: Kind.FENTRY,
-    AttachType.FENTRY_MULTI: Kind.FENTRY,
-    AttachType.FEXIT: Kind.FEXIT,
-    AttachType.FEXIT_MULTI: Kind.FEXIT,
+    AttachType.TRACE_FENTRY: Kind.FENTRY,
+    AttachType.TRACE_FENTRY_MULTI: Kind.FENTRY,
+    AttachType.TRACE_FEXIT: Kind.FEXIT,
+    AttachType.TRACE_FEXIT_MULTI: Kind.FEXIT,
     AttachType.MODIFY_RETURN: Kind.MODIFY_RETURN,
     AttachType.MODIFY_RETURN_MULTI: Kind.MODIFY_RETURN,
-    AttachType.FSESSION: Kind.FSESSION,
-    AttachType.FSESSION_MULTI: Kind.FSESSION,
+    AttachType.TRACE_FSESSION: Kind.FSESSION,
+    AttachType.TRACE_FSESSION_MULTI: Kind.FSESSION,
 }
 
 

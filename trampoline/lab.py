@@ -23,9 +23,9 @@ from emu.kernel.stamped import TextSource
 from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNCTIONS
 from emu.layout import PAGE_MASK, AddressMap
 from emu.vcpu import Call
-from trampoline.attach import AttachType
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.program import LineInfo, MapSpec, Program
+from trampoline.bpf.uapi import ATTACH_WORDS, AttachType
 from trampoline.btf import Btf
 from trampoline.btf_writer import without_functions
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
@@ -119,7 +119,7 @@ class Tracing:
         self.programs.model_at = self._model_at
         self.design = design(self.kernel, self.flavour, self.boot, self.programs, metadata)
         self.trampolines = self.design.trampolines
-        self._denied = {kind: denied_names(self.flavour, kind) for kind in AttachType}
+        self._denied = {kind: denied_names(self.flavour, kind) for kind in ATTACH_WORDS.values()}
         self._models: dict[str, FuncModel] = {}
         self._unnamed = 0
 
@@ -127,7 +127,7 @@ class Tracing:
 
     def prog(
         self,
-        attach_type: str,
+        attach_type: str | AttachType,
         code: str | bytes | ProgFunction,
         *,
         name: str = "",
@@ -145,10 +145,9 @@ class Tracing:
         Raises TrampolineError for an unknown attach type, asm.AsmError, KernelError: -ENOMEM; for ``attach_func`` what
         ``target`` raises, -EINVAL where it has no such argument or is not to be traced by such a program.
         """
-        try:
-            attach = AttachType(attach_type)
-        except ValueError:
-            raise TrampolineError(f"no attach type {attach_type!r}; there are {', '.join(AttachType)}") from None
+        attach = ATTACH_WORDS.get(str(attach_type))
+        if attach is None:
+            raise TrampolineError(f"no attach type {attach_type!r}; there are {', '.join(ATTACH_WORDS)}")
         loaded_for = self.loaded_for(attach, attach_func, accessed_args, accesses_ret)
         if not name:
             self._unnamed += 1
@@ -177,7 +176,7 @@ class Tracing:
             return None
         if not attach.is_multi:
             raise TrampolineError(f"{attach} programs are on the function that they are attached to, and no other")
-        if ret and attach is AttachType.FENTRY_MULTI:
+        if ret and attach is AttachType.TRACE_FENTRY_MULTI:
             raise KernelError(EINVAL, "a function has not returned yet when fentry programs run")
         target = self.target(where)
         self._check_returns(attach, target)
@@ -267,7 +266,7 @@ class Tracing:
                 tail_call_reachable=where.tail_call_reachable,
             )
         function = where if isinstance(where, KernelFunction) else self.population.find(where)
-        if function.name in self._denied[AttachType.FENTRY]:
+        if function.name in self._denied[AttachType.TRACE_FENTRY]:
             raise KernelError(EINVAL, f"{function.name} must not be traced")
         sizes = None if prototype is not None or function.module else self.population.arg_sizes(function.btf_id)
         model: FuncModel | Callable[[], FuncModel] = partial(self._model, function, None)

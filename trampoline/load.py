@@ -7,9 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from emu.structs import PERCPU
-from trampoline.attach import AttachType
 from trampoline.bpf.program import MapSpec, Program
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import ATTACH_WORDS, AttachType, ProgType
 from trampoline.btf import Btf
 from trampoline.declared_btf import with_declarations
 from trampoline.errors import TrampolineError
@@ -30,18 +29,8 @@ from trampoline.verifier.load import Loaded, bpf_prog_load
 if TYPE_CHECKING:
     from trampoline.lab import Tracing
 
-ATTACH_TYPES: Mapping[int, AttachType] = {
-    Attach.TRACE_FENTRY: AttachType.FENTRY,
-    Attach.TRACE_FEXIT: AttachType.FEXIT,
-    Attach.MODIFY_RETURN: AttachType.MODIFY_RETURN,
-    Attach.LSM_MAC: AttachType.LSM_MAC,
-    Attach.LSM_CGROUP: AttachType.LSM_CGROUP,
-    Attach.TRACE_FSESSION: AttachType.FSESSION,
-    Attach.TRACE_FENTRY_MULTI: AttachType.FENTRY_MULTI,
-    Attach.TRACE_FEXIT_MULTI: AttachType.FEXIT_MULTI,
-    Attach.TRACE_FSESSION_MULTI: AttachType.FSESSION_MULTI,
-}
-"""What trampolines make of an attach type; programs of others can't run in a lab."""
+_RUNNABLE = frozenset(ATTACH_WORDS.values()) - {AttachType.MODIFY_RETURN_MULTI}
+"""Attach types of programs that run in a lab; the one left out is no release's."""
 
 VERSIONS = {"6.1": (6, 1, 192), "6.12": (6, 12, 107), "7.2": (7, 2, 13)}
 """What LINUX_KERNEL_VERSION says of each release."""
@@ -129,11 +118,11 @@ class Loader:
         return prog
 
     def _attach_type(self, program: Program) -> AttachType:
-        found = ATTACH_TYPES.get(program.attach)
-        if found is None or program.prog_type not in (ProgType.TRACING, ProgType.LSM):
+        attach, types = program.attach, (ProgType.TRACING, ProgType.LSM)
+        if attach not in _RUNNABLE or program.prog_type not in types:
             kind = f"programs of type {int(program.prog_type)}, attach type {int(program.attach)}"
             raise Unsupported(f"running {kind}: no trampoline calls them")
-        return found
+        return AttachType(attach)
 
     def _with_target(self, program: Program) -> Program:
         """A program that only names its target gets its BTF id."""

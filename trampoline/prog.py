@@ -15,8 +15,8 @@ from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
 from emu.structs import task_struct
 from emu.vcpu import Vcpu
-from trampoline.attach import AttachType
 from trampoline.bpf.ctx_words import COUNT_MASK
+from trampoline.bpf.uapi import AttachType
 from trampoline.model import FuncModel
 from trampoline.part_match import AttachFunc
 from trampoline.structs import SLEEPABLE, bpf_prog, bpf_prog_aux, bpf_prog_stats, bpf_tramp_run_ctx

@@ -11,7 +11,7 @@ from emu.kernel.config import VOLUNTARY
 from emu.kernel.entry import EntryLayout
 from emu.kernel.routines import kernel_routines
 from emu.kernel.stamped import StampedFunctions, StampedText
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import AttachType
 from trampoline.btf import Btf, Kind, model_of
 from trampoline.callees import NOTRACE, callees
 from trampoline.errors import ENOTSUPP, KernelError
@@ -75,7 +75,7 @@ _LOW_HALVES = dict(zip(ARG_REGISTERS, ("edi", "esi", "edx", "ecx", "r8d", "r9d")
 _NOT_PASSED = frozenset({Kind.VOID, Kind.FLOAT})
 _RETURNED = frozenset({Kind.INT, Kind.PTR, Kind.ENUM, Kind.ENUM64})
 _TAKEN = _RETURNED | {Kind.STRUCT}
-_RUNS_BEFORE = frozenset({AttachType.FENTRY, AttachType.FENTRY_MULTI})
+_RUNS_BEFORE = frozenset({AttachType.TRACE_FENTRY, AttachType.TRACE_FENTRY_MULTI})
 
 
 class BtfFunctions:
@@ -150,7 +150,7 @@ class BtfFunctions:
             sizes = self._sizes[key] = tuple([self.btf.passed(param)[1] for param in params])
         return sizes
 
-    def refusals(self, flavour: Flavour, attach_type: AttachType = AttachType.FENTRY) -> Sequence[int]:
+    def refusals(self, flavour: Flavour, attach_type: AttachType = AttachType.TRACE_FENTRY) -> Sequence[int]:
         """For each function the errno that attaching a program of a type is refused with, 0 where it is not.
 
         -EINVAL: deny lists, and what ``model_of`` says. -ENOTSUPP: too many argument slots. -EBUSY, or -EINVAL for
@@ -185,7 +185,7 @@ class BtfFunctions:
 
 
 def attachable(
-    flavour: Flavour, btf: Btf | BtfFunctions, attach_type: AttachType = AttachType.FENTRY
+    flavour: Flavour, btf: Btf | BtfFunctions, attach_type: AttachType = AttachType.TRACE_FENTRY
 ) -> tuple[list[int], Counter[int]]:
     """Type ids of the functions that a program of a type may be attached to, and how many others there are by errno:
     together all functions of the BTF.

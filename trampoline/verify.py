@@ -7,7 +7,7 @@ from typing import Any
 from emu.kernel.testfuncs import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNCTIONS
 from trampoline.bpf.parse import parse
 from trampoline.bpf.program import Program
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.btf import Btf, Kind
 from trampoline.btf_writer import without_functions
 from trampoline.declared_btf import with_declarations
@@ -21,7 +21,7 @@ from trampoline.verifier.kernel import KernelView
 from trampoline.verifier.load import bpf_prog_load
 from trampoline.verifier.requests import KprobeMulti, LinkCreate, PerfKprobe, PerfTracepoint, RawTracepointOpen, Request
 
-_MULTI_PROBES = (Attach.TRACE_KPROBE_MULTI, Attach.TRACE_KPROBE_SESSION)
+_MULTI_PROBES = (AttachType.TRACE_KPROBE_MULTI, AttachType.TRACE_KPROBE_SESSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,12 @@ def programs_of_text(path: Path, kernel: KernelView, section: str, license: str 
     return (program,)
 
 
-def _target_id(btf: Btf, attach: Attach, target: str) -> int:
+def _target_id(btf: Btf, attach: AttachType, target: str) -> int:
     prefix = target_prefix(attach)
     if prefix is None or not target:
         return 0
     name = prefix + target
-    if attach == Attach.TRACE_RAW_TP:
+    if attach == AttachType.TRACE_RAW_TP:
         found = next((type_id for type_id in btf.of_kind(Kind.TYPEDEF) if btf.type(type_id).name == name), 0)
     else:
         found = next((func.id for func in btf.functions_named(name)), 0)

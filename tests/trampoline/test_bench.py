@@ -7,8 +7,8 @@ import pytest
 
 from trampoline import bench as bench_module
 from trampoline.anchors import anchor
-from trampoline.attach import AttachType
 from trampoline.bench import ROWS, bench, measure
+from trampoline.bpf.uapi import AttachType
 from trampoline.btf import Btf
 from trampoline.designs import DESIGNS, METADATA
 from trampoline.errors import KernelError, TrampolineError
@@ -123,7 +123,8 @@ def test_every_function_of_a_btf_is_hooked():
     rows = bench(["6.12"], ["voluntary"], designs=["batched"], btf=btf)
     functions = {row.name: row.functions for row in rows}
     # And the function that is called, which the BTF does not have.
-    assert functions["fentry-multi-all"] == len(attachable(FLAVOURS["6.12"], btf, AttachType.FENTRY_MULTI)[0]) + 1 == 44
+    attached, _ = attachable(FLAVOURS["6.12"], btf, AttachType.TRACE_FENTRY_MULTI)
+    assert functions["fentry-multi-all"] == len(attached) + 1 == 44
     assert (functions["fentry"], functions["fentry-multi"]) == (1, 2)
     assert {row.instructions for row in rows if row.kind.startswith("fentry")} == {92}
 

@@ -2,8 +2,9 @@ import pytest
 
 from asm import DisplacementError
 from emu.kernel.errors import KernelError
-from trampoline.attach import AttachType, Kind, enter_exit, flags_of, kind_of, links_of
+from trampoline.attach import Kind, enter_exit, flags_of, kind_of, links_of
 from trampoline.bpf.boot import Boot
+from trampoline.bpf.uapi import AttachType
 from trampoline.flavour import FLAVOURS, flavour
 from trampoline.generator import Frame, ProgCall, TrampFlag, TrampLinks, arch_prepare_bpf_trampoline
 from trampoline.model import FuncModel
@@ -139,8 +140,8 @@ def test_programs_run_newest_first_within_a_kind():
 @pytest.mark.parametrize(
     ("attach", "sleepable", "enter"),
     [
-        (AttachType.FENTRY, False, "__bpf_prog_enter_recur"),
-        (AttachType.FEXIT_MULTI, True, "__bpf_prog_enter_sleepable_recur"),
+        (AttachType.TRACE_FENTRY, False, "__bpf_prog_enter_recur"),
+        (AttachType.TRACE_FEXIT_MULTI, True, "__bpf_prog_enter_sleepable_recur"),
         (AttachType.LSM_MAC, False, "__bpf_prog_enter"),
         (AttachType.LSM_MAC, True, "__bpf_prog_enter_sleepable"),
         (AttachType.LSM_CGROUP, False, "__bpf_prog_enter_lsm_cgroup"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.helpers.availability import Caller, helper_for, is_known
 from trampoline.helpers.data import RELEASES, sections, since
 from trampoline.helpers.kfuncs import Kf, kfuncs, may_call
@@ -39,19 +39,19 @@ def test_a_prototype_says_types_flags_and_the_kernels_function():
 @pytest.mark.parametrize(
     ("release", "kind", "attach", "helper", "symbol"),
     [
-        ("6.1", ProgType.KPROBE, Attach.NONE, "get_func_ip", "get_func_ip_kprobe"),
-        ("6.1", ProgType.KPROBE, Attach.TRACE_KPROBE_MULTI, "get_func_ip", "get_func_ip_kprobe_multi"),
-        ("6.12", ProgType.TRACING, Attach.TRACE_FENTRY, "get_func_ip", "get_func_ip_tracing"),
-        ("6.12", ProgType.TRACING, Attach.TRACE_FENTRY, "task_storage_get", "task_storage_get_recur"),
-        ("7.2", ProgType.TRACING, Attach.TRACE_FENTRY, "task_storage_get", "task_storage_get"),
-        ("6.12", ProgType.TRACEPOINT, Attach.NONE, "perf_event_output", "perf_event_output_tp"),
-        ("6.12", ProgType.SOCKET_FILTER, Attach.NONE, "get_smp_processor_id", "get_raw_cpu_id"),
-        ("6.12", ProgType.SOCKET_FILTER, Attach.NONE, "get_current_comm", None),
-        ("7.2", ProgType.SOCKET_FILTER, Attach.NONE, "get_current_comm", "get_current_comm"),
-        ("6.12", ProgType.LSM, Attach.LSM_MAC, "get_attach_cookie", "get_attach_cookie"),
-        ("6.12", ProgType.TRACING, Attach.TRACE_ITER, "get_attach_cookie", None),
-        ("6.12", ProgType.TRACING, Attach.TRACE_FENTRY, "seq_write", None),
-        ("6.12", ProgType.SYSCALL, Attach.NONE, "sys_close", "sys_close"),
+        ("6.1", ProgType.KPROBE, AttachType.NONE, "get_func_ip", "get_func_ip_kprobe"),
+        ("6.1", ProgType.KPROBE, AttachType.TRACE_KPROBE_MULTI, "get_func_ip", "get_func_ip_kprobe_multi"),
+        ("6.12", ProgType.TRACING, AttachType.TRACE_FENTRY, "get_func_ip", "get_func_ip_tracing"),
+        ("6.12", ProgType.TRACING, AttachType.TRACE_FENTRY, "task_storage_get", "task_storage_get_recur"),
+        ("7.2", ProgType.TRACING, AttachType.TRACE_FENTRY, "task_storage_get", "task_storage_get"),
+        ("6.12", ProgType.TRACEPOINT, AttachType.NONE, "perf_event_output", "perf_event_output_tp"),
+        ("6.12", ProgType.SOCKET_FILTER, AttachType.NONE, "get_smp_processor_id", "get_raw_cpu_id"),
+        ("6.12", ProgType.SOCKET_FILTER, AttachType.NONE, "get_current_comm", None),
+        ("7.2", ProgType.SOCKET_FILTER, AttachType.NONE, "get_current_comm", "get_current_comm"),
+        ("6.12", ProgType.LSM, AttachType.LSM_MAC, "get_attach_cookie", "get_attach_cookie"),
+        ("6.12", ProgType.TRACING, AttachType.TRACE_ITER, "get_attach_cookie", None),
+        ("6.12", ProgType.TRACING, AttachType.TRACE_FENTRY, "seq_write", None),
+        ("6.12", ProgType.SYSCALL, AttachType.NONE, "sys_close", "sys_close"),
     ],
 )
 def test_the_program_decides_which_function_a_helper_is(release, kind, attach, helper, symbol):

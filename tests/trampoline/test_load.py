@@ -11,7 +11,7 @@ from emu.errors import GuestFault
 from emu.kernel.errors import KernelError
 from trampoline.bpf import parse, places
 from trampoline.bpf.program import FuncInfo, LineInfo, MapSpec, Program
-from trampoline.bpf.uapi import Attach, MapType, ProgType
+from trampoline.bpf.uapi import AttachType, MapType, ProgType
 from trampoline.btf import Btf, Kind
 from trampoline.errors import TrampolineError
 from trampoline.helpers.runtime import GuestHelper
@@ -47,7 +47,7 @@ def load(lab):
     assert memory_of(lab) == before
 
 
-def program(text, *maps, name="prog", target=TEST1, attach=Attach.TRACE_FENTRY, **options):
+def program(text, *maps, name="prog", target=TEST1, attach=AttachType.TRACE_FENTRY, **options):
     return Program(name, parse(text), ProgType.TRACING, attach, maps=maps, target=target, **options)
 
 
@@ -157,7 +157,7 @@ def test_records_of_a_ring_buffer(lab, load):
 def test_name_tag_and_attributes(lab, load):
     prog = load("r0 = 0\nexit", name="nothing")
     assert prog.symbol.name == f"bpf_prog_{lab.installer.installed[prog.address].tag.hex()}_nothing"
-    assert (prog.attach_type.value, prog.sleepable) == ("fentry", False)
+    assert (prog.attach_type, str(prog.attach_type), prog.sleepable) == (AttachType.TRACE_FENTRY, "fentry", False)
     function = lab.btf.functions_named(TEST1)[0]
     assert prog.tail_owner == TailOwner(ProgType.TRACING, function.proto_id)
 
@@ -346,7 +346,7 @@ def test_without_a_btf_functions_have_the_types_that_they_declare():
 def test_a_program_for_the_functions_own_slots_is_not_on_a_generic_image():
     text = "r1 = *(u64 *)(r1 +8)\nr0 = 0\nexit"
     with Tracing("6.12", design="generic") as generic:
-        made = program(text, target="bpf_fentry_test1", attach=Attach.TRACE_FEXIT)
+        made = program(text, target="bpf_fentry_test1", attach=AttachType.TRACE_FEXIT)
         with pytest.raises(KernelError, match="slot 1, where it is in 6") as caught:
             generic.attach(generic.load(made), "bpf_fentry_test1")
         assert caught.value.errno == EOPNOTSUPP

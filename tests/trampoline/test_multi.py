@@ -5,7 +5,7 @@ import pytest
 from emu.events import TextPatched
 from emu.kernel.functions import AssemblyFunctions, Function
 from refusals import refused
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import ATTACH_WORDS
 from trampoline.errors import TrampolineError
 from trampoline.lab import DESIGNS as ALL_DESIGNS
 
@@ -46,7 +46,7 @@ def call_all(lab):
     return {name: lab.call(name, *ARGS[name]).value for name in NAMES}
 
 
-KINDS = [kind for kind in AttachType if kind.is_multi]
+KINDS = [word for word, kind in ATTACH_WORDS.items() if kind.is_multi]
 
 
 def test_the_kinds_of_multi_links():

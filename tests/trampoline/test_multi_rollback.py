@@ -10,11 +10,11 @@ from emu.kernel.functions import Function
 from emu.kernel.livepatch import LivePatch
 from emu.process import CAN_FAIL, PointKind
 from refusals import errno_of, refused
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import ATTACH_WORDS
 from trampoline.errors import KernelError
 from trampoline.lab import DESIGNS
 
-KINDS = [kind for kind in AttachType if kind.is_multi]
+KINDS = [word for word, kind in ATTACH_WORDS.items() if kind.is_multi]
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
 ARGS = {name: tuple(range(1, number + 1)) for number, name in enumerate(NAMES, 1)}
 VALUES = {"bpf_fentry_test1": 2} | {name: sum(args) for name, args in ARGS.items() if len(args) > 1}

@@ -13,7 +13,7 @@ from asm.encodings import ENDBR64, NOPS
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.task import TaskState
 from refusals import refused
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import ATTACH_WORDS, AttachType
 from trampoline.btf import Btf, Kind, model_of
 from trampoline.errors import ENOTSUPP, KernelError, PrototypeError
 from trampoline.flavour import FLAVOURS
@@ -341,15 +341,15 @@ def test_attaching_is_refused_with_the_error_that_was_counted(lab):
     assert not len(lab.trampolines)
 
 
-@pytest.mark.parametrize("kind", AttachType)
+@pytest.mark.parametrize("kind", ATTACH_WORDS.values())
 def test_functions_that_do_not_return_have_no_exit_programs(lab, kind):
     ids, refusals = attachable(lab.flavour, lab.population.functions, kind)
     names = {written().function(btf_id).name for btf_id in ids}
-    at_entry = kind in (AttachType.FENTRY, AttachType.FENTRY_MULTI)
+    at_entry = kind in (AttachType.TRACE_FENTRY, AttachType.TRACE_FENTRY_MULTI)
     assert ("do_exit" in names) == (at_entry or lab.flavour.name == "6.1")
     assert ("kthread_exit" in names) == (at_entry or lab.flavour.name != "6.12")
     # Multi links refuse functions without a patch site before anything is patched.
-    assert refusals[EBUSY] == (0 if kind.endswith("_multi") else 2)
+    assert refusals[EBUSY] == (0 if kind.is_multi else 2)
 
 
 def test_exit_programs_are_refused_where_a_function_does_not_return(lab):

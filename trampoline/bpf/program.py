@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from trampoline.bpf.insn import Insn
-from trampoline.bpf.uapi import Attach, MapType, ProgFlag, ProgType
+from trampoline.bpf.uapi import AttachType, MapType, ProgFlag, ProgType
 from trampoline.btf import Btf
 
 
@@ -60,7 +60,7 @@ class Program:
     name: str
     insns: tuple[Insn, ...]
     prog_type: ProgType | int
-    attach: Attach | int = Attach.NONE
+    attach: AttachType | int = AttachType.NONE
     license: str = "GPL"
     flags: int = 0
     """``ProgFlag`` values, or others that a kernel refuses."""

@@ -41,8 +41,8 @@ class ProgType(IntEnum):
     NETFILTER = 32
 
 
-class Attach(IntEnum):
-    """``enum bpf_attach_type``, as far as tracing knows it; ``trampoline.attach`` says what trampolines make of it."""
+class AttachType(IntEnum):
+    """``enum bpf_attach_type``, as far as tracing knows it. Its text is its word in ``ATTACH_WORDS``."""
 
     NONE = 0
     TRACE_RAW_TP = 23
@@ -63,6 +63,46 @@ class Attach(IntEnum):
     TRACE_FSESSION_MULTI = 61
     MODIFY_RETURN_MULTI = 62
     """Posted (v3 of 2025), never merged: no release knows it, and this number is not the posted one."""
+
+    def __str__(self) -> str:
+        return _WORDS.get(self) or self.name.lower()
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    @property
+    def is_lsm(self) -> bool:
+        """Whether programs of this type are BPF_PROG_TYPE_LSM."""
+        return self in (AttachType.LSM_MAC, AttachType.LSM_CGROUP)
+
+    @property
+    def is_multi(self) -> bool:
+        """Whether programs of this type are attached by ``tracing_multi`` links."""
+        return self in _MULTI
+
+
+ATTACH_WORDS = {
+    "fentry": AttachType.TRACE_FENTRY,
+    "fexit": AttachType.TRACE_FEXIT,
+    "fmod_ret": AttachType.MODIFY_RETURN,
+    "lsm": AttachType.LSM_MAC,
+    "lsm_cgroup": AttachType.LSM_CGROUP,
+    "fsession": AttachType.TRACE_FSESSION,
+    "fentry_multi": AttachType.TRACE_FENTRY_MULTI,
+    "fexit_multi": AttachType.TRACE_FEXIT_MULTI,
+    "fmod_ret_multi": AttachType.MODIFY_RETURN_MULTI,
+    "fsession_multi": AttachType.TRACE_FSESSION_MULTI,
+}
+"""Words for the attach types of programs that run at functions; other types have none."""
+_WORDS = {attach: word for word, attach in ATTACH_WORDS.items()}
+_MULTI = frozenset(
+    {
+        AttachType.TRACE_FENTRY_MULTI,
+        AttachType.TRACE_FEXIT_MULTI,
+        AttachType.MODIFY_RETURN_MULTI,
+        AttachType.TRACE_FSESSION_MULTI,
+    }
+)
 
 
 class MapType(IntEnum):

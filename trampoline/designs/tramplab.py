@@ -3,7 +3,8 @@
 from collections.abc import Hashable, Sequence
 
 from emu.kernel.kernel import Kernel
-from trampoline.attach import AttachType, Kind
+from trampoline.attach import Kind
+from trampoline.bpf.uapi import AttachType
 from trampoline.bpf_trampoline import BpfTrampoline
 from trampoline.designs.caller_image import CallerImage
 from trampoline.designs.caller_spec import CallerProg, CallerSpec, Places

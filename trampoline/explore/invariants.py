@@ -11,7 +11,7 @@ from emu.schedule.guest import GuestActor, GuestCall
 from emu.schedule.violation import Violation
 from emu.schedule.world import World
 from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import AttachType
 from trampoline.explore.plan import Deed, Operation, Plan
 from trampoline.explore.stage import ARGUMENT, Stage
 
@@ -85,7 +85,7 @@ class CallsSeeWhatTheyMay:
             if deed.program == number and deed.error is None:
                 state = int(deed.attached)
         states = {state}
-        skips = self._stage.programs[number].attach_type is AttachType.FEXIT_MULTI
+        skips = self._stage.programs[number].attach_type is AttachType.TRACE_FEXIT_MULTI
         skips |= self._stage.lab.flavour.skip_nops
         for deed in begun:
             if deed in over:

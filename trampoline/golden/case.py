@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trampoline.attach import AttachType
 from trampoline.bpf.boot import Boot
+from trampoline.bpf.uapi import ATTACH_WORDS
 from trampoline.errors import GoldenError
 from trampoline.flavour import FLAVOURS, Flavour
 from trampoline.golden.fields import Fields, read_each
 from trampoline.model import Arg, FuncModel
 
-ATTACH_TYPES = frozenset({*AttachType, "kprobe_multi", "kprobe_session"})
+ATTACH_TYPES = frozenset({*ATTACH_WORDS, "kprobe_multi", "kprobe_session"})
 DEFAULT_THUNK = "__x86_return_thunk"
 """x86_return_thunk still points here where returns are plain (X86_FEATURE_RETHUNK off)."""
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trampoline.attach import AttachType, Kind, enter_exit, flags_of, kind_of, links_of
+from trampoline.attach import Kind, enter_exit, flags_of, kind_of, links_of
+from trampoline.bpf.uapi import ATTACH_WORDS
 from trampoline.errors import GoldenError
 from trampoline.generator import ProgCall, TrampFlag, Trampoline, arch_prepare_bpf_trampoline
 from trampoline.golden.case import Case, RecordedImage, RecordedProgram, RecordedTarget
@@ -48,7 +49,7 @@ def attached_programs(case: Case, target: RecordedTarget, upto: int | None = Non
 
 def prog_call(case: Case, target: RecordedTarget, program: RecordedProgram) -> tuple[Kind, ProgCall]:
     """A recorded program as the generator wants it, at one target."""
-    attach = AttachType(program.attach)
+    attach = ATTACH_WORDS[program.attach]
     kind = kind_of(attach, target.model)
     if program.prog_ptr is None or program.jited_addr is None:
         raise GoldenError(f"{case.id}: {program.name} is attached but its addresses were not recorded")

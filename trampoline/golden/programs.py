@@ -9,7 +9,7 @@ from dataclasses import replace
 from trampoline.bpf.codec import decode
 from trampoline.bpf.insn import LD_IMM64, Imm64, Insn
 from trampoline.bpf.program import MapSpec, Program
-from trampoline.bpf.uapi import Attach, MapType, ProgType
+from trampoline.bpf.uapi import AttachType, MapType, ProgType
 from trampoline.btf import Btf, Kind
 from trampoline.btf_writer import BtfWriter
 from trampoline.errors import GoldenError, KernelError, TrampolineError
@@ -104,7 +104,7 @@ def _program(case: Case, recorded: RecordedProgram, insns: tuple[Insn, ...]) -> 
         recorded.name,
         insns,
         _known(ProgType, recorded.prog_type),
-        _known(Attach, recorded.attach_type),
+        _known(AttachType, recorded.attach_type),
         flags=recorded.prog_flags,
         attach_btf_id=recorded.attach_btf_id,
         maps=(_SLOTS,),
@@ -123,5 +123,5 @@ def _program(case: Case, recorded: RecordedProgram, insns: tuple[Insn, ...]) -> 
     return program, Target(traced.name, btf, btf_id, btf.function(btf_id), main, btf.function(btf_id).model)
 
 
-def _known(kinds: type[ProgType] | type[Attach], number: int) -> ProgType | Attach | int:
+def _known(kinds: type[ProgType] | type[AttachType], number: int) -> ProgType | AttachType | int:
     return kinds(number) if number in list(kinds) else number

@@ -11,7 +11,8 @@ from emu.kernel.entry import SITE_SIZE
 from emu.kernel.functions import Function
 from emu.layout import AddressMap
 from emu.watch import watch_execution
-from trampoline.attach import AttachType, kind_of, links_of
+from trampoline.attach import kind_of, links_of
+from trampoline.bpf.uapi import ATTACH_WORDS
 from trampoline.bpf_trampoline import BpfTrampoline
 from trampoline.generator import ProgCall
 from trampoline.golden.bodies import Invocation, body_of, invocations, recorded_args, recorded_return
@@ -173,7 +174,7 @@ class _Run:
             self._kernel.machine.write(program.map_value, bytes(SLOT_SIZE))
         prog = self._lab.programs.load_image(
             program.name,
-            AttachType(program.attach),
+            ATTACH_WORDS[program.attach],
             program.jited,
             address=program.jited_addr,
             sleepable=program.sleepable,
@@ -282,7 +283,7 @@ class _Run:
         skips it.
         """
         links = links_of(
-            (kind_of(AttachType(p.attach), target.model), ProgCall(p.name, 0, 0))
+            (kind_of(ATTACH_WORDS[p.attach], target.model), ProgCall(p.name, 0, 0))
             for p in attached_programs(self._case, target)
         )
         order = [call.name for call in links.fentry]

@@ -3,20 +3,20 @@
 from dataclasses import dataclass
 from functools import cache
 
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.helpers.data import RELEASES, sections, since
 from trampoline.helpers.protos import HELPER_COUNT, HelperProto, helper_names, protos
 
-_KPROBE_MULTI = (Attach.TRACE_KPROBE_MULTI, Attach.TRACE_KPROBE_SESSION)
+_KPROBE_MULTI = (AttachType.TRACE_KPROBE_MULTI, AttachType.TRACE_KPROBE_SESSION)
 _UPROBE_MULTI = (48, 57)  # BPF_TRACE_UPROBE_MULTI, BPF_TRACE_UPROBE_SESSION
 _TRAMPOLINE = (
-    Attach.TRACE_FENTRY,
-    Attach.TRACE_FEXIT,
-    Attach.MODIFY_RETURN,
-    Attach.TRACE_FSESSION,
-    Attach.TRACE_FENTRY_MULTI,
-    Attach.TRACE_FEXIT_MULTI,
-    Attach.TRACE_FSESSION_MULTI,
+    AttachType.TRACE_FENTRY,
+    AttachType.TRACE_FEXIT,
+    AttachType.MODIFY_RETURN,
+    AttachType.TRACE_FSESSION,
+    AttachType.TRACE_FENTRY_MULTI,
+    AttachType.TRACE_FEXIT_MULTI,
+    AttachType.TRACE_FSESSION_MULTI,
 )
 _SOCKET_ITERATORS = ("bpf_iter_tcp", "bpf_iter_unix", "bpf_iter_udp")
 
@@ -39,7 +39,7 @@ class Caller:
     def has_trampoline(self) -> bool:
         """``bpf_prog_has_trampoline``: it is called by one."""
         if self.prog_type == ProgType.LSM:
-            return self.attach == Attach.LSM_MAC
+            return self.attach == AttachType.LSM_MAC
         return self.prog_type == ProgType.TRACING and self.attach in _TRAMPOLINE
 
 
@@ -96,7 +96,7 @@ def _chain(caller: Caller) -> list[str]:
     if kind == ProgType.TRACING:
         return _btf_tracing(caller)
     if kind == ProgType.LSM:
-        if caller.attach == Attach.LSM_CGROUP:
+        if caller.attach == AttachType.LSM_CGROUP:
             return ["lsm cgroup", "lsm", *_btf_tracing(caller)]
         return [*(["lsm sleepable"] if caller.sleepable else []), "lsm", *_btf_tracing(caller)]
     if kind == ProgType.SYSCALL:
@@ -110,9 +110,9 @@ def _btf_tracing(caller: Caller) -> list[str]:
     own: list[str] = []
     if caller.has_trampoline:
         own = ["trampoline"]
-    elif caller.attach == Attach.TRACE_RAW_TP:
+    elif caller.attach == AttachType.TRACE_RAW_TP:
         own = ["tp_btf"]
-    elif caller.attach == Attach.TRACE_ITER:
+    elif caller.attach == AttachType.TRACE_ITER:
         own = ["iter"]
     after = ["iter sockets"] if own == ["iter"] and caller.target in _SOCKET_ITERATORS else []
     return ["btf tracing", *own, "raw_tracepoint", *_tracing(caller), *after]
@@ -120,7 +120,7 @@ def _btf_tracing(caller: Caller) -> list[str]:
 
 def _tracing(caller: Caller) -> list[str]:
     sleepable = ["tracing sleepable"] if caller.sleepable else []
-    unchecked = caller.prog_type == ProgType.LSM or caller.attach == Attach.TRACE_ITER
+    unchecked = caller.prog_type == ProgType.LSM or caller.attach == AttachType.TRACE_ITER
     return [*sleepable, *([] if unchecked else ["recursion checked"]), "tracing", *_base(caller)]
 
 

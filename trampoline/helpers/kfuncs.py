@@ -4,17 +4,17 @@ from dataclasses import dataclass
 from enum import IntFlag, auto
 from functools import cache
 
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.helpers.data import RELEASES, sections, since
 
 _UPROBE_SESSION = 57
 _TRACING = (ProgType.TRACING, ProgType.LSM, ProgType.TRACEPOINT, ProgType.PERF_EVENT)
 _RAW_TRACEPOINTS = (ProgType.RAW_TRACEPOINT, ProgType.RAW_TRACEPOINT_WRITABLE)
 _SESSIONS = (
-    (ProgType.KPROBE, Attach.TRACE_KPROBE_SESSION),
+    (ProgType.KPROBE, AttachType.TRACE_KPROBE_SESSION),
     (ProgType.KPROBE, _UPROBE_SESSION),
-    (ProgType.TRACING, Attach.TRACE_FSESSION),
-    (ProgType.TRACING, Attach.TRACE_FSESSION_MULTI),
+    (ProgType.TRACING, AttachType.TRACE_FSESSION),
+    (ProgType.TRACING, AttachType.TRACE_FSESSION_MULTI),
 )
 
 

@@ -7,10 +7,10 @@ from functools import partial
 
 from emu.kernel.kallsyms import Symbol
 from emu.structs import PERCPU
-from trampoline.attach import AttachType
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.insn import CALL, LD_IMM64, CallKind, Imm64, Insn
 from trampoline.bpf.program import LineInfo
+from trampoline.bpf.uapi import AttachType
 from trampoline.helpers.runtime import Runtime
 from trampoline.install.extable import ExceptionTable
 from trampoline.install.listing import Listing

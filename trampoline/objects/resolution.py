@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from trampoline.bpf.insn import CALL, CallKind, Imm64, Insn
 from trampoline.bpf.program import MapSpec, Program
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.btf import Btf, Kind
 from trampoline.errors import BtfError, ObjectError
 from trampoline.objects.btf_ext import CoreRecord
@@ -189,7 +189,7 @@ class Resolution:
             return known
         if self._kernel.btf is None:
             return 0
-        wanted = Kind.TYPEDEF if kind.attach == Attach.TRACE_RAW_TP else Kind.FUNC
+        wanted = Kind.TYPEDEF if kind.attach == AttachType.TRACE_RAW_TP else Kind.FUNC
         types = kernel_types(self._kernel.btf)
         found = next((i for i in types.candidates(name, wanted) if self._kernel.btf.type(i).name == name), None)
         if found is None:

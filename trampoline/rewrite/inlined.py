@@ -4,18 +4,18 @@ from collections.abc import Callable
 from errno import EINVAL
 
 from trampoline.bpf.insn import Alu, Cls, Insn, Jmp, Size, X
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.rewrite import ops
 from trampoline.rewrite.environment import Environment
 from trampoline.rewrite.flavour import RewriteFlavour
 
 _EOPNOTSUPP = 95
 _RETURNS = (
-    Attach.TRACE_FEXIT,
-    Attach.MODIFY_RETURN,
-    Attach.TRACE_FSESSION,
-    Attach.TRACE_FEXIT_MULTI,
-    Attach.TRACE_FSESSION_MULTI,
+    AttachType.TRACE_FEXIT,
+    AttachType.MODIFY_RETURN,
+    AttachType.TRACE_FSESSION,
+    AttachType.TRACE_FEXIT_MULTI,
+    AttachType.TRACE_FSESSION_MULTI,
 )
 """Programs that have a return value in their context."""
 
@@ -114,7 +114,7 @@ _KFUNCS: dict[str, Callable[[], list[Insn]]] = {
     "bpf_rdonly_cast": _same,
     "bpf_cast_to_kern_ctx": _same,
 }
-_FSESSION = (Attach.TRACE_FSESSION, Attach.TRACE_FSESSION_MULTI)
+_FSESSION = (AttachType.TRACE_FSESSION, AttachType.TRACE_FSESSION_MULTI)
 _SESSION_KFUNCS: dict[str, Callable[[], list[Insn]]] = {
     "bpf_session_cookie": _session_cookie,
     "bpf_session_is_return": _session_is_return,

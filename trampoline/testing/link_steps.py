@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, multiple, precondition, rule
 
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import AttachType
 from trampoline.testing.reference import Program
 from trampoline.testing.steps import CROWD, INNER, MOST_LINKS, NO_RETURN, Failure, Linked, Loaded, Steps, step
 
@@ -187,7 +187,7 @@ class LinkSteps(Steps):
         there = sorted(name for name in self.flavour.btf_id_deny if name in self.lab.kernel.kallsyms)
         wrong = [(name, kind) for name in there for kind in kinds]
         if NO_RETURN in self.flavour.noreturn_deny:
-            wrong += [(NO_RETURN, kind) for kind in kinds if kind is not AttachType.FENTRY]
+            wrong += [(NO_RETURN, kind) for kind in kinds if kind is not AttachType.TRACE_FENTRY]
         if not wrong:
             return
         name, kind = data.draw(st.sampled_from(wrong), "function and kind")

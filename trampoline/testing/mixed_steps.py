@@ -5,7 +5,7 @@ from functools import partial
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import AttachType
 from trampoline.link import Link, MultiLink
 from trampoline.testing.reference import Program
 from trampoline.testing.steps import MOST_LINKS, Linked, Loaded, step

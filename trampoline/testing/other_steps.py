@@ -9,7 +9,7 @@ from hypothesis.stateful import precondition, rule
 
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.vcpu import Vcpu
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import AttachType
 from trampoline.errors import KernelError
 from trampoline.prog import ProgContext
 from trampoline.testing.reference import Original

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from errno import E2BIG, EEXIST, EOPNOTSUPP
 
-from trampoline.attach import AttachType, Kind
+from trampoline.attach import Kind
+from trampoline.bpf.uapi import AttachType
 from trampoline.errors import ENOTSUPP
 from trampoline.flavour import Flavour
 from trampoline.testing.functions import Traced
@@ -436,10 +437,10 @@ class Reference:
 
 
 _KINDS = {
-    AttachType.FENTRY: Kind.FENTRY,
-    AttachType.FEXIT: Kind.FEXIT,
+    AttachType.TRACE_FENTRY: Kind.FENTRY,
+    AttachType.TRACE_FEXIT: Kind.FEXIT,
     AttachType.MODIFY_RETURN: Kind.MODIFY_RETURN,
-    AttachType.FSESSION: Kind.FSESSION,
+    AttachType.TRACE_FSESSION: Kind.FSESSION,
 }
 
 
@@ -464,4 +465,4 @@ def _kind(attached: Attached, function: _Function) -> Kind:
 
 
 def _weight(program: Program) -> int:
-    return 2 if program.kind is AttachType.FSESSION else 1
+    return 2 if program.kind is AttachType.TRACE_FSESSION else 1

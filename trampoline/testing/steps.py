@@ -15,7 +15,7 @@ from emu.kernel.ftrace import FtraceOps
 from emu.paging import RW
 from emu.process import CAN_FAIL, PointKind
 from emu.task import Task
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import AttachType
 from trampoline.designs import METADATA, Factory
 from trampoline.errors import KernelError
 from trampoline.flavour import Flavour
@@ -228,10 +228,10 @@ class Steps(RuleBasedStateMachine):
         # program from calling itself.
         callees = ("", INNER, OUTER) if sleepable else ("", "", "", INNER, OUTER)
         calls = "" if kind.is_lsm else data.draw(st.sampled_from(callees), "calls")
-        session = kind is AttachType.FSESSION and data.draw(st.sampled_from((True, True, False)), "keeps a word")
+        session = kind is AttachType.TRACE_FSESSION and data.draw(st.sampled_from((True, True, False)), "keeps a word")
         sleeps = data.draw(st.sampled_from((0, 0, 1, 2)), "sleeps") if sleepable else 0
         reads = EVERYTHING
-        if not (sleeps or kind is AttachType.FSESSION):
+        if not (sleeps or kind is AttachType.TRACE_FSESSION):
             leaves = data.draw(st.sampled_from(("", "", "ip", "cookie", "count", "ip count")), "does not read")
             reads -= frozenset(leaves.split())
         return Program(self._programs, kind, result, calls, sleeps, reads, session)

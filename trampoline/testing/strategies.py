@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import AttachType
 from trampoline.flavour import FLAVOURS, Flavour
 from trampoline.generator import ARG_REGISTERS
 from trampoline.model import FuncModel

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from errno import EBUSY, EEXIST, EINVAL
 
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import AttachType
 from trampoline.flavour import Flavour
 
 
@@ -69,9 +69,9 @@ class Traits:
 
     def kinds(self, flavour: Flavour) -> tuple[AttachType, ...]:
         """Attach types that programs may have on a flavour."""
-        kinds = [AttachType.FENTRY, AttachType.FEXIT, AttachType.MODIFY_RETURN]
+        kinds = [AttachType.TRACE_FENTRY, AttachType.TRACE_FEXIT, AttachType.MODIFY_RETURN]
         if self.sessions and flavour.fsession:
-            kinds.append(AttachType.FSESSION)
+            kinds.append(AttachType.TRACE_FSESSION)
         return tuple(kinds)
 
 

@@ -11,8 +11,9 @@ from emu.registers import SAVED, RegisterBatch
 from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
 from emu.task import Task, TaskState
 from emu.vcpu import StopReason, Vcpu
-from trampoline.attach import AttachType, Kind
+from trampoline.attach import Kind
 from trampoline.bpf.boot import Boot
+from trampoline.bpf.uapi import AttachType
 from trampoline.designs import Factory
 from trampoline.flavour import Flavour
 from trampoline.lab import Tracing
@@ -192,7 +193,7 @@ class WatchedLab:
         word = machine.read_u64(context.address - 8) if counted else 0
         behind = kind_on(program.kind, traced) is Kind.FEXIT or bool(word & _IS_RETURN)
         ret: int | None = None
-        if program.kind is not AttachType.FENTRY and counted:
+        if program.kind is not AttachType.TRACE_FENTRY and counted:
             # In a session's entry, and in fmod_ret, the word is what was returned so far: all of it.
             ret = machine.read_u64(context.address + 8 * context.count)
             ret = traced.cut(ret) if behind else ret

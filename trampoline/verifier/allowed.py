@@ -1,6 +1,6 @@
 """What decides beside the program type whether a helper may be called (``bpf_func_proto.allowed``)."""
 
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.verifier.env import Env
 from trampoline.verifier.lists import names
 
@@ -18,7 +18,7 @@ D_PATH_FUNCTIONS = frozenset(
     }
 )
 """``btf_allowlist_d_path``: functions from which bpf_d_path may be called."""
-_OF_FUNCTIONS = (Attach.TRACE_FENTRY, Attach.TRACE_FEXIT, Attach.TRACE_FSESSION)
+_OF_FUNCTIONS = (AttachType.TRACE_FENTRY, AttachType.TRACE_FEXIT, AttachType.TRACE_FSESSION)
 _STORAGE_PREFIX = "bpf_sk_storage"
 
 
@@ -33,10 +33,10 @@ def is_allowed(env: Env, condition: str) -> bool:
     if condition == "d_path":
         if env.program.prog_type == ProgType.LSM:
             return sleepable_hook
-        return env.program.attach == Attach.TRACE_ITER or hook in D_PATH_FUNCTIONS
+        return env.program.attach == AttachType.TRACE_ITER or hook in D_PATH_FUNCTIONS
     # "sk_storage": not from the functions that storage is made of.
     if env.target is not None and env.target.prog is not None:
         return False
-    if env.program.attach in (Attach.TRACE_ITER, Attach.TRACE_RAW_TP):
+    if env.program.attach in (AttachType.TRACE_ITER, AttachType.TRACE_RAW_TP):
         return True
     return env.program.attach in _OF_FUNCTIONS and not hook.startswith(_STORAGE_PREFIX)

@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 
 from emu.kernel.entry import SITE_SIZE, EntryLayout
 from trampoline.bpf.program import Program
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.errors import ENOTSUPP
 from trampoline.verifier.errors import Unsupported, VerifierError
 from trampoline.verifier.kernel import KernelView
@@ -23,13 +23,13 @@ from trampoline.verifier.tracepoints import arguments, event_size
 
 _TRAMPOLINE_KINDS: dict[int, frozenset[int]] = {
     ProgType.TRACING: frozenset(
-        {Attach.TRACE_FENTRY, Attach.TRACE_FEXIT, Attach.MODIFY_RETURN, Attach.TRACE_FSESSION}
+        {AttachType.TRACE_FENTRY, AttachType.TRACE_FEXIT, AttachType.MODIFY_RETURN, AttachType.TRACE_FSESSION}
     ),
-    ProgType.LSM: frozenset({Attach.LSM_MAC}),
-    ProgType.EXT: frozenset({Attach.NONE}),
+    ProgType.LSM: frozenset({AttachType.LSM_MAC}),
+    ProgType.EXT: frozenset({AttachType.NONE}),
 }
 """Expected attach types that ``bpf_tracing_prog_attach`` takes."""
-_MULTI_PROBES = (Attach.TRACE_KPROBE_MULTI, Attach.TRACE_KPROBE_SESSION)
+_MULTI_PROBES = (AttachType.TRACE_KPROBE_MULTI, AttachType.TRACE_KPROBE_SESSION)
 _RAW_TYPES = (ProgType.RAW_TRACEPOINT, ProgType.RAW_TRACEPOINT_WRITABLE)
 _NO_FPROBE = frozenset({"6.1"})
 """Releases whose recorded kernels were built without CONFIG_FPROBE."""
@@ -99,11 +99,11 @@ class Links:
     def _create_link(self, loaded: Loaded) -> None:
         program = loaded.program
         match program.prog_type:
-            case ProgType.TRACING if program.attach == Attach.TRACE_RAW_TP:
+            case ProgType.TRACING if program.attach == AttachType.TRACE_RAW_TP:
                 self._register_raw(loaded, loaded.target.name if loaded.target else "")
-            case ProgType.TRACING if program.attach == Attach.TRACE_ITER:
+            case ProgType.TRACING if program.attach == AttachType.TRACE_ITER:
                 self._link_iterator(loaded)
-            case ProgType.TRACING | ProgType.LSM if program.attach == Attach.LSM_CGROUP:
+            case ProgType.TRACING | ProgType.LSM if program.attach == AttachType.LSM_CGROUP:
                 raise Unsupported("links on control groups")
             case ProgType.TRACING | ProgType.LSM | ProgType.EXT:
                 self._attach_tracing(loaded)
@@ -165,7 +165,7 @@ class Links:
         if program.prog_type in (ProgType.TRACING, ProgType.LSM, ProgType.EXT):
             if name is not None:
                 _refuse(EINVAL, "the attach point is in the program's BTF id, not in a name")
-            if program.attach == Attach.TRACE_RAW_TP and program.prog_type == ProgType.TRACING:
+            if program.attach == AttachType.TRACE_RAW_TP and program.prog_type == ProgType.TRACING:
                 self._register_raw(loaded, loaded.target.name if loaded.target else "")
             else:
                 self._attach_tracing(loaded)
@@ -258,7 +258,7 @@ def _site(loaded: Loaded) -> _Site | None:
 
 
 def _weight(program: Program) -> int:
-    return 2 if program.attach == Attach.TRACE_FSESSION else 1
+    return 2 if program.attach == AttachType.TRACE_FSESSION else 1
 
 
 def _refuse(errno: int, why: str) -> NoReturn:

@@ -4,7 +4,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import accumulate
 
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.btf import Btf, Type
 from trampoline.btf import Kind as BtfKind
 from trampoline.errors import BtfError
@@ -22,8 +22,13 @@ from trampoline.verifier.target import Target
 BTF_SLOTS = 12 * 8
 """Bytes of the largest context: MAX_BPF_FUNC_ARGS slots."""
 _DEFAULT_ARGS = 5
-_EXITS = (Attach.TRACE_FEXIT, Attach.TRACE_FSESSION, Attach.TRACE_FEXIT_MULTI, Attach.TRACE_FSESSION_MULTI)
-_LSM = (Attach.LSM_MAC, Attach.LSM_CGROUP)
+_EXITS = (
+    AttachType.TRACE_FEXIT,
+    AttachType.TRACE_FSESSION,
+    AttachType.TRACE_FEXIT_MULTI,
+    AttachType.TRACE_FSESSION_MULTI,
+)
+_LSM = (AttachType.LSM_MAC, AttachType.LSM_CGROUP)
 _ENUMS = (BtfKind.ENUM, BtfKind.ENUM64)
 _STRUCTS = (BtfKind.STRUCT, BtfKind.UNION)
 TRACE_PREFIX = "btf_trace_"
@@ -35,7 +40,7 @@ def btf_field(env: Env, access: Access) -> Field | None:
         return None
     target = env.target
     proto_id = prototype_of(target)
-    traces = env.program.attach == Attach.TRACE_RAW_TP and env.program.prog_type == ProgType.TRACING
+    traces = env.program.attach == AttachType.TRACE_RAW_TP and env.program.prog_type == ProgType.TRACING
     if proto_id:
         args, ret = target.btf.prototype(proto_id)
         index = _slot(target.btf, args, ret, access.off)
@@ -89,14 +94,14 @@ def _return_value(env: Env, target: Target, ret: int | None, access: Access) -> 
         env.accesses_ret = True
         if ret is None:
             return Field()
-    elif attach == Attach.MODIFY_RETURN:
+    elif attach == AttachType.MODIFY_RETURN:
         if ret is None or not _is_small_int(target.btf.unmodified(ret)):
             return None
         env.accesses_ret = True
     else:
         return None
     found = _argument(env, target, -1, ret, access, is_return=True)
-    if found is not None and found.kind is Kind.SCALAR_VALUE and attach == Attach.LSM_MAC:
+    if found is not None and found.kind is Kind.SCALAR_VALUE and attach == AttachType.LSM_MAC:
         limits = retval_range(env)
         if limits is not None:
             return Field(number=signed32_range(*limits))
@@ -115,7 +120,7 @@ def _argument(env: Env, target: Target, index: int, type_id: int, access: Access
     if kind.kind is not BtfKind.PTR or access.size != 8:
         return None
     rules = CALL_RULES[env.kernel.release]
-    is_iter = env.program.prog_type == ProgType.TRACING and env.program.attach == Attach.TRACE_ITER
+    is_iter = env.program.prog_type == ProgType.TRACING and env.program.attach == AttachType.TRACE_ITER
     listed = iterator_field(env.kernel.release, target.name, access.off) if is_iter and not is_return else None
     if listed is not None and listed[0] is Kind.PTR_TO_BUF:
         return Field(*listed)
@@ -147,12 +152,12 @@ def _trusted(env: Env) -> bool:
     """``prog_args_trusted``."""
     if env.program.prog_type == ProgType.LSM:
         return env.target is not None and is_trusted_hook(env.kernel.release, env.target.name)
-    return env.program.attach in (Attach.TRACE_RAW_TP, Attach.TRACE_ITER)
+    return env.program.attach in (AttachType.TRACE_RAW_TP, AttachType.TRACE_ITER)
 
 
 def _tracepoint_nulls(env: Env, target: Target, index: int) -> tuple[bool, bool]:
     """Whether a tracepoint's argument may be NULL, and whether it may be an error's number."""
-    if env.program.attach != Attach.TRACE_RAW_TP or env.program.prog_type != ProgType.TRACING:
+    if env.program.attach != AttachType.TRACE_RAW_TP or env.program.prog_type != ProgType.TRACING:
         return False, False
     name = target.name.removeprefix(TRACE_PREFIX)
     marks = _listed_nulls().get(name, {}).get(index, "")

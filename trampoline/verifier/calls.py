@@ -1,7 +1,7 @@
 """Calls of helpers: whether they may be called, their arguments, what they give."""
 
 from trampoline.bpf.insn import Insn
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.helpers.availability import Caller, helper_for, is_known
 from trampoline.helpers.protos import helper_names
 from trampoline.verifier import refs
@@ -130,7 +130,7 @@ def _check_special(env: Env, meta: CallMeta) -> None:
     elif meta.name == "dynptr_from_mem" and env.reg(1).kind is not Kind.PTR_TO_MAP_VALUE:
         name = type_name(env.kernel.release, env.reg(1).kind, env.reg(1).flags)
         env.denied(f"Unsupported reg type {name} for bpf_dynptr_from_mem data")
-    elif meta.name == "set_retval" and env.program.attach == Attach.LSM_CGROUP:
+    elif meta.name == "set_retval" and env.program.attach == AttachType.LSM_CGROUP:
         env.unsupported("bpf_set_retval in LSM programs of cgroups")
 
 

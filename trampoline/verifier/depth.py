@@ -2,7 +2,7 @@
 
 from errno import E2BIG
 
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.verifier.env import Env
 from trampoline.verifier.fields import is_call_of_function, is_function_address
 from trampoline.verifier.layout import end_of, target_of
@@ -62,7 +62,7 @@ def _has_private_stack(env: Env) -> bool:
     kind = env.program.prog_type
     if kind in _ALWAYS_PRIVATE:
         return True
-    return kind == ProgType.TRACING and env.program.attach != Attach.TRACE_ITER
+    return kind == ProgType.TRACING and env.program.attach != AttachType.TRACE_ITER
 
 
 def _rounded(env: Env, subprog: int) -> int:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from trampoline.bpf.insn import Imm64
 from trampoline.bpf.program import MapSpec, Program
-from trampoline.bpf.uapi import Attach, MapType, ProgFlag, ProgType
+from trampoline.bpf.uapi import MapType, ProgFlag, ProgType
 from trampoline.verifier.check import bpf_check
 from trampoline.verifier.env import Capabilities
 from trampoline.verifier.errors import VerifierError
@@ -106,7 +106,9 @@ def _check_attach(program: Program) -> None:
         _refuse(EINVAL, "attach_btf_id is for TRACING, LSM, STRUCT_OPS and EXT programs")
     if program.attach_prog is not None and kind not in (ProgType.TRACING, ProgType.EXT):
         _refuse(EINVAL, "attach_prog_fd is for TRACING and EXT programs")
-    attach = FIXED_UP.get(ProgType(kind), Attach.NONE) if not program.attach and kind in FIXED_UP else program.attach
+    attach = program.attach
+    if not attach and kind in FIXED_UP:
+        attach = FIXED_UP[ProgType(kind)]
     if kind in ATTACH_TYPES and attach not in ATTACH_TYPES[ProgType(kind)]:
         _refuse(EINVAL, f"expected_attach_type {int(program.attach)} is none of this program type")
 

@@ -1,6 +1,6 @@
 """LSM hooks: what their programs may return, and whose arguments are trusted (kernel/bpf/bpf_lsm.c)."""
 
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.verifier.call_rules import CALL_RULES
 from trampoline.verifier.env import Env
 from trampoline.verifier.lists import names
@@ -23,7 +23,7 @@ def returns_nothing(env: Env) -> bool:
 def retval_range(env: Env) -> tuple[int, int] | None:
     """What an LSM program's hook may return (``get_func_retval_range``); None: nothing is said of it."""
     program = env.program
-    if program.prog_type != ProgType.LSM or program.attach != Attach.LSM_MAC or env.target is None:
+    if program.prog_type != ProgType.LSM or program.attach != AttachType.LSM_MAC or env.target is None:
         return None
     if not CALL_RULES[env.kernel.release].lsm_ranges or returns_nothing(env):
         return None

@@ -7,7 +7,8 @@ when some program runs behind it or may replace its return value; otherwise it r
 from dataclasses import dataclass
 from enum import Enum
 
-from trampoline.attach import AttachType, Kind, kind_of
+from trampoline.attach import Kind, kind_of
+from trampoline.bpf.uapi import AttachType
 
 
 class Result(Enum):

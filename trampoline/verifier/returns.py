@@ -2,7 +2,7 @@
 
 from errno import EACCES, EINVAL
 
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.verifier.env import Env
 from trampoline.verifier.kinds import Kind
 from trampoline.verifier.lsm import returns_nothing, retval_range
@@ -14,12 +14,12 @@ from trampoline.verifier.type_names import type_name
 _ENOTSUPP = 524
 _UPROBE_SESSION = 57
 _ZERO = (
-    Attach.TRACE_FENTRY,
-    Attach.TRACE_FEXIT,
-    Attach.TRACE_FSESSION,
-    Attach.TRACE_FENTRY_MULTI,
-    Attach.TRACE_FEXIT_MULTI,
-    Attach.TRACE_FSESSION_MULTI,
+    AttachType.TRACE_FENTRY,
+    AttachType.TRACE_FEXIT,
+    AttachType.TRACE_FSESSION,
+    AttachType.TRACE_FENTRY_MULTI,
+    AttachType.TRACE_FEXIT_MULTI,
+    AttachType.TRACE_FSESSION_MULTI,
 )
 
 
@@ -32,7 +32,7 @@ def check_return_code(env: Env, regno: int = 0, entity: str = "program exit") ->
     in_subprog = frame.subprog != 0
     if not in_subprog or frame.in_exception_callback:
         program = env.program
-        if program.prog_type == ProgType.LSM and program.attach != Attach.LSM_CGROUP and returns_nothing(env):
+        if program.prog_type == ProgType.LSM and program.attach != AttachType.LSM_CGROUP and returns_nothing(env):
             return
     reg = env.read(regno)
     if reg.kind is not Kind.SCALAR_VALUE and not env.capabilities.ptr_leaks:
@@ -48,7 +48,7 @@ def check_return_code(env: Env, regno: int = 0, entity: str = "program exit") ->
         return
     allowed = program_range(env)
     if allowed is not None:
-        narrow = env.program.prog_type == ProgType.LSM and env.program.attach != Attach.LSM_CGROUP
+        narrow = env.program.prog_type == ProgType.LSM and env.program.attach != AttachType.LSM_CGROUP
         _enforce(env, reg, regno, entity, allowed, narrow=narrow)
 
 
@@ -58,17 +58,17 @@ def program_range(env: Env) -> tuple[int, int] | None:
     if kind == ProgType.TRACING:
         if attach in _ZERO:
             return 0, 0
-        if attach in (Attach.TRACE_RAW_TP, Attach.MODIFY_RETURN):
+        if attach in (AttachType.TRACE_RAW_TP, AttachType.MODIFY_RETURN):
             return None
-        if attach == Attach.TRACE_ITER:
+        if attach == AttachType.TRACE_ITER:
             return 0, 1
         env.refuse(_ENOTSUPP, "")
     if kind == ProgType.KPROBE:
-        return (0, 1) if attach in (Attach.TRACE_KPROBE_SESSION, _UPROBE_SESSION) else None
+        return (0, 1) if attach in (AttachType.TRACE_KPROBE_SESSION, _UPROBE_SESSION) else None
     if kind == ProgType.RAW_TRACEPOINT:
         return (0, 0) if env.program.attach_btf_id else None
     if kind == ProgType.LSM:
-        if attach != Attach.LSM_CGROUP:
+        if attach != AttachType.LSM_CGROUP:
             return retval_range(env)
         return (1, 1) if returns_nothing(env) else (0, 1)
     return None

@@ -8,7 +8,7 @@ from errno import EINVAL, ENOENT
 from typing import NoReturn
 
 from trampoline.bpf.program import Program
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.btf import Btf, Func, Kind, Type, model_of
 from trampoline.errors import KernelError
 from trampoline.model import FuncModel
@@ -24,15 +24,15 @@ ITER_PREFIX = "bpf_iter_"
 
 _FUNCTION_KINDS = frozenset(
     {
-        Attach.MODIFY_RETURN,
-        Attach.LSM_MAC,
-        Attach.LSM_CGROUP,
-        Attach.TRACE_FENTRY,
-        Attach.TRACE_FEXIT,
+        AttachType.MODIFY_RETURN,
+        AttachType.LSM_MAC,
+        AttachType.LSM_CGROUP,
+        AttachType.TRACE_FENTRY,
+        AttachType.TRACE_FEXIT,
     }
 )
-_MULTI = frozenset({Attach.TRACE_FENTRY_MULTI, Attach.TRACE_FEXIT_MULTI, Attach.TRACE_FSESSION_MULTI})
-_RUNS_AFTER = frozenset({Attach.TRACE_FEXIT, Attach.TRACE_FSESSION, Attach.MODIFY_RETURN})
+_MULTI = frozenset({AttachType.TRACE_FENTRY_MULTI, AttachType.TRACE_FEXIT_MULTI, AttachType.TRACE_FSESSION_MULTI})
+_RUNS_AFTER = frozenset({AttachType.TRACE_FEXIT, AttachType.TRACE_FSESSION, AttachType.MODIFY_RETURN})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,9 +68,9 @@ def check_attach_btf_id(program: Program, kernel: KernelView) -> Target | None:
         # Multi links bring their targets when they are made.
         return None
     target = check_attach_target(program, kernel)
-    if program.attach == Attach.TRACE_RAW_TP:
+    if program.attach == AttachType.TRACE_RAW_TP:
         return target
-    if program.attach == Attach.TRACE_ITER:
+    if program.attach == AttachType.TRACE_ITER:
         if not _is_iterator(target):
             _refuse("")
         return target
@@ -99,11 +99,12 @@ def check_attach_target(program: Program, kernel: KernelView) -> Target:
         _check_target_program(program, program.attach_prog, found, rules)
     elif program.prog_type == ProgType.EXT:
         _refuse("Cannot replace kernel functions")
-    if program.attach == Attach.TRACE_RAW_TP and program.prog_type != ProgType.EXT:
+    if program.attach == AttachType.TRACE_RAW_TP and program.prog_type != ProgType.EXT:
         return _tracepoint(program, kernel, btf, found, rules)
-    if program.attach == Attach.TRACE_ITER and program.prog_type != ProgType.EXT:
+    if program.attach == AttachType.TRACE_ITER and program.prog_type != ProgType.EXT:
         return _function(btf, found, rules)
-    is_function_kind = program.attach in _FUNCTION_KINDS or (program.attach == Attach.TRACE_FSESSION and rules.session)
+    is_session = program.attach == AttachType.TRACE_FSESSION
+    is_function_kind = program.attach in _FUNCTION_KINDS or (is_session and rules.session)
     if program.prog_type != ProgType.EXT and not is_function_kind:
         _refuse("")
     if found.kind is Kind.FUNC and program.prog_type == ProgType.EXT:
@@ -124,7 +125,7 @@ def _can_be_sleepable(program: Program, rules: TargetRules) -> bool:
         return False
     if program.prog_type == ProgType.TRACING and rules.sleepable_attach is not None:
         return program.attach in rules.sleepable_attach
-    return program.prog_type != ProgType.LSM or program.attach != Attach.LSM_CGROUP or rules.sleepable_lsm_cgroup
+    return program.prog_type != ProgType.LSM or program.attach != AttachType.LSM_CGROUP or rules.sleepable_lsm_cgroup
 
 
 def _check_target_program(program: Program, target: Program, found: Type, rules: TargetRules) -> None:
@@ -141,7 +142,8 @@ def _check_target_program(program: Program, target: Program, found: Type, rules:
     elif target.prog_type == program.prog_type:
         _refuse("Cannot recursively attach")
     extends_tracing = program.prog_type == ProgType.EXT and target.prog_type == ProgType.TRACING
-    if extends_tracing and target.attach in (Attach.TRACE_FENTRY, Attach.TRACE_FEXIT, Attach.TRACE_FSESSION):
+    kinds = (AttachType.TRACE_FENTRY, AttachType.TRACE_FEXIT, AttachType.TRACE_FSESSION)
+    if extends_tracing and target.attach in kinds:
         _refuse("Cannot extend fentry/fexit" + ("/fsession" if rules.session else ""))
 
 
@@ -187,7 +189,7 @@ def _check_may_sleep_or_modify(program: Program, target: Target, kernel: KernelV
     if program.sleepable:
         if not _may_sleep(program, target, kernel, rules):
             _refuse(f"{target.name} is not sleepable")
-    elif program.attach == Attach.MODIFY_RETURN:
+    elif program.attach == AttachType.MODIFY_RETURN:
         if target.prog is not None:
             _refuse("can't modify return codes of BPF programs")
         if not _is_modifiable(target.name, kernel, rules):

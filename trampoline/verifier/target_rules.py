@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 
-_FENTRY_KINDS = frozenset({Attach.TRACE_FENTRY, Attach.TRACE_FEXIT, Attach.MODIFY_RETURN})
-_MULTI_KINDS = frozenset({Attach.TRACE_FENTRY_MULTI, Attach.TRACE_FEXIT_MULTI, Attach.TRACE_FSESSION_MULTI})
+_FENTRY_KINDS = frozenset({AttachType.TRACE_FENTRY, AttachType.TRACE_FEXIT, AttachType.MODIFY_RETURN})
+_MULTI_KINDS = frozenset({AttachType.TRACE_FENTRY_MULTI, AttachType.TRACE_FEXIT_MULTI, AttachType.TRACE_FSESSION_MULTI})
 
 SYSCALL_PREFIX = "__x64_"
 """How the names of system calls' entries begin (``has_arch_syscall_prefix``)."""
@@ -20,7 +20,7 @@ class TargetRules:
     """A tracing program may be the target of another, one level deep (19bfcdf9498a, 6.8); before, none may."""
     sleepable_types: frozenset[ProgType]
     """Program types that may be sleepable; TRACING and STRUCT_OPS are asked more."""
-    sleepable_attach: frozenset[Attach] | None
+    sleepable_attach: frozenset[AttachType] | None
     """Attach types with which TRACING may be sleepable; None: any (the kernel asks only what the target is)."""
     sleepable_fault: str
     """What the log says of another type."""
@@ -60,7 +60,7 @@ TARGET_RULES = {
     "6.12": TargetRules(
         nests=True,
         sleepable_types=frozenset({ProgType.TRACING, ProgType.LSM, ProgType.KPROBE, ProgType.STRUCT_OPS}),
-        sleepable_attach=_FENTRY_KINDS | {Attach.TRACE_ITER},
+        sleepable_attach=_FENTRY_KINDS | {AttachType.TRACE_ITER},
         sleepable_fault="Only fentry/fexit/fmod_ret, lsm, iter, uprobe, and struct_ops programs can be sleepable",
         sleepable_lsm_cgroup=True,
         session=False,
@@ -83,7 +83,9 @@ TARGET_RULES = {
                 ProgType.TRACEPOINT,
             }
         ),
-        sleepable_attach=_FENTRY_KINDS | _MULTI_KINDS | {Attach.TRACE_ITER, Attach.TRACE_RAW_TP, Attach.TRACE_FSESSION},
+        sleepable_attach=_FENTRY_KINDS
+        | _MULTI_KINDS
+        | {AttachType.TRACE_ITER, AttachType.TRACE_RAW_TP, AttachType.TRACE_FSESSION},
         sleepable_fault="Program of this type cannot be sleepable",
         sleepable_lsm_cgroup=False,
         session=True,

@@ -6,11 +6,10 @@ import pytest
 
 from emu.errors import GuestFault
 from emu.kernel.errors import KernelError
-from trampoline.attach import AttachType
 from trampoline.bpf import parse
 from trampoline.bpf.insn import LD_IMM64, Imm64
 from trampoline.bpf.program import LineInfo, MapSpec
-from trampoline.bpf.uapi import MapType
+from trampoline.bpf.uapi import ATTACH_WORDS, AttachType, MapType
 from trampoline.install import Function, PokeKey, calc_tag
 from trampoline.jit import JIT_FLAVOURS, JitError, JitFunc
 from trampoline.lab import Tracing
@@ -35,7 +34,7 @@ def install(lab):
         functions = [Function(JitFunc(code, **func), pokes=tuple(pokes)) for code in codes]
         insns = [insn for function in functions for insn in function.func.insns]
         made = lab.installer.install(
-            name, AttachType(attach), functions, insns, lines=lines, maps=maps, owner=OWNER, prog_type=26
+            name, ATTACH_WORDS[attach], functions, insns, lines=lines, maps=maps, owner=OWNER, prog_type=26
         )
         progs.append(made)
         return made
@@ -129,7 +128,7 @@ def test_callback_of_a_helper(lab, install):
     end = parse("call {bpf_loop}\nr0 = *(u64 *)(r10 -8)\nexit".format(**calls(lab)))
     callback = parse("r3 = *(u64 *)(r2 +0)\nr3 += r1\n*(u64 *)(r2 +0) = r3\nr0 = 0\nexit")
     functions = [Function(JitFunc((load, *rest, *end), stack_depth=8)), Function(JitFunc(callback, index=1))]
-    prog = lab.installer.install("loop", AttachType.FENTRY, functions, rest)
+    prog = lab.installer.install("loop", AttachType.TRACE_FENTRY, functions, rest)
     assert lab.call(prog.bpf_func).value == 0 + 1 + 2 + 3
     lab.unload(prog)
 
@@ -147,7 +146,7 @@ def test_missing_kernel_memory_reads_as_zero(lab, install, address):
     insns = parse(text)
     load = replace(insns[3], code=insns[3].code & 0x1F | 0x20)  # PROBE_MEM
     functions = [Function(JitFunc((*insns[:3], load, *insns[4:])))]
-    prog = lab.installer.install("probe", AttachType.FENTRY, functions, insns)
+    prog = lab.installer.install("probe", AttachType.TRACE_FENTRY, functions, insns)
     assert len(lab.installer.extable) == 1
     call = lab.call(prog.bpf_func)
     assert call.value == 77
@@ -160,7 +159,8 @@ def test_kernel_memory_that_is_there_is_read(lab, install):
     address = lab.kernel.slab.alloc(8, "object", (1234).to_bytes(8, "little"))
     insns = parse(f"r1 = {address - 4:#x} ll\nr0 = *(u32 *)(r1 +4)\nexit")
     load = replace(insns[1], code=insns[1].code & 0x1F | 0x20)
-    prog = lab.installer.install("probe", AttachType.FENTRY, [Function(JitFunc((insns[0], load, insns[2])))], insns)
+    function = Function(JitFunc((insns[0], load, insns[2])))
+    prog = lab.installer.install("probe", AttachType.TRACE_FENTRY, [function], insns)
     assert lab.call(prog.bpf_func).value == 1234
     lab.unload(prog)
     lab.kernel.slab.free(address)
@@ -253,7 +253,7 @@ def test_what_can_not_be_installed_leaves_nothing(lab):
     fine = parse("r0 = 0\nexit")
     bad = Function(JitFunc(parse("tail_call 3\nexit", rewritten=True)))
     with pytest.raises(JitError):
-        lab.installer.install("bad", AttachType.FENTRY, [bad], fine)
+        lab.installer.install("bad", AttachType.TRACE_FENTRY, [bad], fine)
     stop, old = 0, kernel.process.point
     while True:
         stop += 1
@@ -267,7 +267,7 @@ def test_what_can_not_be_installed_leaves_nothing(lab):
         kernel.process.point = fail
         try:
             function = Function(JitFunc(fine, stack_depth=64), private_stack=True)
-            prog = lab.installer.install("p", AttachType.FENTRY, [function, function], fine, maps=[counts])
+            prog = lab.installer.install("p", AttachType.TRACE_FENTRY, [function, function], fine, maps=[counts])
         except KernelError:
             assert memory_of(lab) == before
             assert counts.refs == 1

@@ -7,7 +7,7 @@ import pytest
 from btf_writer import Writer
 from selftests.expected import SELFTESTS
 from trampoline.bpf.insn import CALL, LD_IMM64, CallKind, Imm64, places
-from trampoline.bpf.uapi import Attach, MapType, ProgFlag, ProgType
+from trampoline.bpf.uapi import AttachType, MapType, ProgFlag, ProgType
 from trampoline.btf import Kind
 from trampoline.objects import BpfObject, ObjectError
 
@@ -93,13 +93,13 @@ def test_expectations_name_programs_and_variables_that_there_are(test):
 
 def test_what_a_section_says_becomes_the_program():
     program = resolved("fentry_test")["test3"]
-    assert (program.prog_type, program.attach) == (ProgType.TRACING, Attach.TRACE_FENTRY)
+    assert (program.prog_type, program.attach) == (ProgType.TRACING, AttachType.TRACE_FENTRY)
     assert (program.section, program.target) == ("fentry/bpf_fentry_test3", "bpf_fentry_test3")
     assert program.attach_btf_id == KERNEL.functions_named("bpf_fentry_test3")[0].id
     assert not program.sleepable
     sleepable = resolved("tracing_multi")["multi_sleepable"]
     assert sleepable.flags == ProgFlag.SLEEPABLE
-    assert sleepable.attach == Attach.TRACE_FENTRY_MULTI
+    assert sleepable.attach == AttachType.TRACE_FENTRY_MULTI
 
 
 def test_multi_programs_are_loaded_without_a_target():

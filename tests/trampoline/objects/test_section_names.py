@@ -2,7 +2,7 @@
 
 import pytest
 
-from trampoline.bpf.uapi import Attach, ProgFlag, ProgType
+from trampoline.bpf.uapi import AttachType, ProgFlag, ProgType
 from trampoline.objects import ObjectError
 from trampoline.objects.section_names import section_kind, target_prefix
 
@@ -10,28 +10,28 @@ from trampoline.objects.section_names import section_kind, target_prefix
 @pytest.mark.parametrize(
     ("name", "prog_type", "attach", "sleepable", "target"),
     [
-        ("fentry/vfs_read", ProgType.TRACING, Attach.TRACE_FENTRY, False, "vfs_read"),
-        ("fentry", ProgType.TRACING, Attach.TRACE_FENTRY, False, ""),
-        ("fentry.s/f", ProgType.TRACING, Attach.TRACE_FENTRY, True, "f"),
-        ("fexit.s/f", ProgType.TRACING, Attach.TRACE_FEXIT, True, "f"),
-        ("fmod_ret/f", ProgType.TRACING, Attach.MODIFY_RETURN, False, "f"),
-        ("fsession.s/f", ProgType.TRACING, Attach.TRACE_FSESSION, True, "f"),
-        ("fentry.multi/bpf_fentry_test*", ProgType.TRACING, Attach.TRACE_FENTRY_MULTI, False, "bpf_fentry_test*"),
-        ("fexit.multi.s/mod:f", ProgType.TRACING, Attach.TRACE_FEXIT_MULTI, True, "mod:f"),
-        ("fsession.multi", ProgType.TRACING, Attach.TRACE_FSESSION_MULTI, False, ""),
-        ("tp_btf/sched_switch", ProgType.TRACING, Attach.TRACE_RAW_TP, False, "sched_switch"),
-        ("iter.s/task", ProgType.TRACING, Attach.TRACE_ITER, True, "task"),
-        ("lsm.s/file_open", ProgType.LSM, Attach.LSM_MAC, True, "file_open"),
-        ("lsm_cgroup/file_open", ProgType.LSM, Attach.LSM_CGROUP, False, "file_open"),
-        ("raw_tp/sched_switch", ProgType.RAW_TRACEPOINT, Attach.NONE, False, "sched_switch"),
-        ("raw_tracepoint.w/x", ProgType.RAW_TRACEPOINT_WRITABLE, Attach.NONE, False, "x"),
-        ("tp/syscalls/sys_enter_read", ProgType.TRACEPOINT, Attach.NONE, False, "syscalls/sys_enter_read"),
-        ("kprobe/f+0x10", ProgType.KPROBE, Attach.NONE, False, "f+0x10"),
-        ("kretprobe.multi/f*", ProgType.KPROBE, Attach.TRACE_KPROBE_MULTI, False, "f*"),
-        ("kprobe.session/f", ProgType.KPROBE, Attach.TRACE_KPROBE_SESSION, False, "f"),
-        ("freplace/f", ProgType.EXT, Attach.NONE, False, "f"),
-        ("syscall", ProgType.SYSCALL, Attach.NONE, True, ""),
-        ("socket", ProgType.SOCKET_FILTER, Attach.NONE, False, ""),
+        ("fentry/vfs_read", ProgType.TRACING, AttachType.TRACE_FENTRY, False, "vfs_read"),
+        ("fentry", ProgType.TRACING, AttachType.TRACE_FENTRY, False, ""),
+        ("fentry.s/f", ProgType.TRACING, AttachType.TRACE_FENTRY, True, "f"),
+        ("fexit.s/f", ProgType.TRACING, AttachType.TRACE_FEXIT, True, "f"),
+        ("fmod_ret/f", ProgType.TRACING, AttachType.MODIFY_RETURN, False, "f"),
+        ("fsession.s/f", ProgType.TRACING, AttachType.TRACE_FSESSION, True, "f"),
+        ("fentry.multi/bpf_fentry_test*", ProgType.TRACING, AttachType.TRACE_FENTRY_MULTI, False, "bpf_fentry_test*"),
+        ("fexit.multi.s/mod:f", ProgType.TRACING, AttachType.TRACE_FEXIT_MULTI, True, "mod:f"),
+        ("fsession.multi", ProgType.TRACING, AttachType.TRACE_FSESSION_MULTI, False, ""),
+        ("tp_btf/sched_switch", ProgType.TRACING, AttachType.TRACE_RAW_TP, False, "sched_switch"),
+        ("iter.s/task", ProgType.TRACING, AttachType.TRACE_ITER, True, "task"),
+        ("lsm.s/file_open", ProgType.LSM, AttachType.LSM_MAC, True, "file_open"),
+        ("lsm_cgroup/file_open", ProgType.LSM, AttachType.LSM_CGROUP, False, "file_open"),
+        ("raw_tp/sched_switch", ProgType.RAW_TRACEPOINT, AttachType.NONE, False, "sched_switch"),
+        ("raw_tracepoint.w/x", ProgType.RAW_TRACEPOINT_WRITABLE, AttachType.NONE, False, "x"),
+        ("tp/syscalls/sys_enter_read", ProgType.TRACEPOINT, AttachType.NONE, False, "syscalls/sys_enter_read"),
+        ("kprobe/f+0x10", ProgType.KPROBE, AttachType.NONE, False, "f+0x10"),
+        ("kretprobe.multi/f*", ProgType.KPROBE, AttachType.TRACE_KPROBE_MULTI, False, "f*"),
+        ("kprobe.session/f", ProgType.KPROBE, AttachType.TRACE_KPROBE_SESSION, False, "f"),
+        ("freplace/f", ProgType.EXT, AttachType.NONE, False, "f"),
+        ("syscall", ProgType.SYSCALL, AttachType.NONE, True, ""),
+        ("socket", ProgType.SOCKET_FILTER, AttachType.NONE, False, ""),
     ],
 )
 def test_kinds(name, prog_type, attach, sleepable, target):
@@ -52,8 +52,8 @@ def test_unknown_names_are_refused(name):
 
 
 def test_names_in_the_kernels_types():
-    assert target_prefix(Attach.TRACE_FENTRY) == ""
-    assert target_prefix(Attach.LSM_MAC) == "bpf_lsm_"
-    assert target_prefix(Attach.TRACE_RAW_TP) == "btf_trace_"
-    assert target_prefix(Attach.TRACE_ITER) == "bpf_iter_"
-    assert target_prefix(Attach.TRACE_FENTRY_MULTI) is None
+    assert target_prefix(AttachType.TRACE_FENTRY) == ""
+    assert target_prefix(AttachType.LSM_MAC) == "bpf_lsm_"
+    assert target_prefix(AttachType.TRACE_RAW_TP) == "btf_trace_"
+    assert target_prefix(AttachType.TRACE_ITER) == "bpf_iter_"
+    assert target_prefix(AttachType.TRACE_FENTRY_MULTI) is None

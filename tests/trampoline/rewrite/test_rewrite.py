@@ -8,7 +8,7 @@ import pytest
 from trampoline.bpf import format_program, parse, places
 from trampoline.bpf.insn import CALL, Imm64, Insn
 from trampoline.bpf.program import MapSpec, Program
-from trampoline.bpf.uapi import Attach, MapType, ProgType
+from trampoline.bpf.uapi import AttachType, MapType, ProgType
 from trampoline.rewrite import REWRITE_FLAVOURS, Environment, RewriteError, rewrite
 from trampoline.rewrite.skb import SkbLayout
 from trampoline.verifier.result import InsnFacts, Pointee, SubprogFacts, Verified
@@ -47,7 +47,7 @@ RELEASES = ("6.1", "6.12", "7.2")
 
 
 def verified(
-    text, *, maps=(), prog_type=ProgType.TRACING, attach=Attach.TRACE_FENTRY, depth=0, facts=None, starts=(0,)
+    text, *, maps=(), prog_type=ProgType.TRACING, attach=AttachType.TRACE_FENTRY, depth=0, facts=None, starts=(0,)
 ):
     """A program that was accepted; ``facts``: by instruction, what is said of it besides that it was seen."""
     insns = parse(text) if isinstance(text, str) else tuple(text)
@@ -173,23 +173,26 @@ def _run(insns, a, b):
 @pytest.mark.parametrize(
     ("number", "release", "attach", "expected"),
     [
-        (173, "6.1", Attach.TRACE_FENTRY, ["r0 = *(u64 *)(r1 -16)"]),
-        (185, "6.12", Attach.TRACE_FENTRY, ["r0 = *(u64 *)(r1 -8)"]),
-        (185, "7.2", Attach.TRACE_FENTRY, ["r0 = *(u64 *)(r1 -8)", "r0 &= 255"]),
-        (184, "6.1", Attach.TRACE_FENTRY, ["r0 = -95"]),
+        (173, "6.1", AttachType.TRACE_FENTRY, ["r0 = *(u64 *)(r1 -16)"]),
+        (185, "6.12", AttachType.TRACE_FENTRY, ["r0 = *(u64 *)(r1 -8)"]),
+        (185, "7.2", AttachType.TRACE_FENTRY, ["r0 = *(u64 *)(r1 -8)", "r0 &= 255"]),
+        (184, "6.1", AttachType.TRACE_FENTRY, ["r0 = -95"]),
         (
             184,
             "6.1",
-            Attach.TRACE_FEXIT,
+            AttachType.TRACE_FEXIT,
             ["r0 = *(u64 *)(r1 -8)", "r0 <<= 3", "r0 += r1", "r3 = *(u64 *)(r0 +0)", "*(u64 *)(r2 +0) = r3", "r0 = 0"],
         ),
-        (174, "7.2", Attach.TRACE_FENTRY, [calls("bpf_get_attach_cookie_tracing")]),
-        (5, "6.1", Attach.TRACE_FENTRY, [calls("bpf_ktime_get_ns")]),
-        (118, "6.1", Attach.TRACE_FENTRY, ["r0 = 0xffffffff82a00000 ll", "r0 = *(u64 *)(r0 +0)"]),
-        (8, "6.1", Attach.TRACE_FENTRY, [calls("bpf_get_smp_processor_id")]),
-        (8, "6.12", Attach.TRACE_FENTRY, ["w0 = 217100", "r0 = &(void __percpu *)(r0)", "w0 = *(u32 *)(r0 +0)"]),
-        (8, "7.2", Attach.TRACE_FENTRY, ["r0 = -2097151984", "r0 = &(void __percpu *)(r0)", "w0 = *(u32 *)(r0 +0)"]),
-        (156, "6.12", Attach.TRACE_FENTRY, ["r5 = 2080", calls("bpf_task_storage_get_recur")]),
+        (174, "7.2", AttachType.TRACE_FENTRY, [calls("bpf_get_attach_cookie_tracing")]),
+        (5, "6.1", AttachType.TRACE_FENTRY, [calls("bpf_ktime_get_ns")]),
+        (118, "6.1", AttachType.TRACE_FENTRY, ["r0 = 0xffffffff82a00000 ll", "r0 = *(u64 *)(r0 +0)"]),
+        (8, "6.1", AttachType.TRACE_FENTRY, [calls("bpf_get_smp_processor_id")]),
+        (8, "6.12", AttachType.TRACE_FENTRY, ["w0 = 217100", "r0 = &(void __percpu *)(r0)", "w0 = *(u32 *)(r0 +0)"]),
+        (
+            8, "7.2", AttachType.TRACE_FENTRY,
+            ["r0 = -2097151984", "r0 = &(void __percpu *)(r0)", "w0 = *(u32 *)(r0 +0)"],
+        ),
+        (156, "6.12", AttachType.TRACE_FENTRY, ["r5 = 2080", calls("bpf_task_storage_get_recur")]),
     ],
 )
 def test_helpers_by_release(number, release, attach, expected):
@@ -198,8 +201,8 @@ def test_helpers_by_release(number, release, attach, expected):
 
 def test_session_kfuncs_are_inlined_in_sessions_only():
     call = "call kfunc 1"
-    assert out(call, attach=Attach.TRACE_FSESSION)[0] == "r0 = *(u64 *)(r1 -8)"
-    assert out("call kfunc 4", attach=Attach.TRACE_FSESSION) == ["r0 = *(u64 *)(r1 -8)", "r0 >>= 63", "r0 &= 1"]
+    assert out(call, attach=AttachType.TRACE_FSESSION)[0] == "r0 = *(u64 *)(r1 -8)"
+    assert out("call kfunc 4", attach=AttachType.TRACE_FSESSION) == ["r0 = *(u64 *)(r1 -8)", "r0 >>= 63", "r0 &= 1"]
     assert out(call) == [f"call kfunc {FUNCTIONS['bpf_session_cookie'] - BASE}"]
     assert out("call kfunc 3") == ["r0 = r1"]
 
@@ -385,7 +388,7 @@ def test_a_program_that_throws_gets_a_callback():
     ],
 )
 def test_fields_of_skb_become_the_kernels(offset, expected):
-    options = {"prog_type": ProgType.SOCKET_FILTER, "attach": Attach.NONE, "skb": SKB}
+    options = {"prog_type": ProgType.SOCKET_FILTER, "attach": AttachType.NONE, "skb": SKB}
     facts = {0: {"pointee": Pointee.CTX}}
     assert out(f"w2 = *(u32 *)(r1 +{offset})", facts=facts, **options) == expected
 

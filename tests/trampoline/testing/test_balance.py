@@ -8,7 +8,7 @@ from emu.kernel.balance import unbalanced, written_since
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.kernel.routines.routine import Fragment
 from emu.structs import PERCPU, percpu_ref, rq, srcu_ctr, task_struct
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import AttachType
 from trampoline.flavour import FLAVOURS
 from trampoline.mutants.patch import applied, replace
 from trampoline.testing import booted_kernels
@@ -48,14 +48,14 @@ def attach(watched, program, name, *, sleepable=False):
 def test_a_program_that_runs_outside_is_seen(path, new, field):
     with applied(replace(path, new)), booted_kernels("per-function") as kernels:
         watched = kernels.take(FLAVOURS["7.2"], VARIANT)
-        attach(watched, Program(1, AttachType.FENTRY), "tramplab_inner", sleepable=True)
+        attach(watched, Program(1, AttachType.TRACE_FENTRY), "tramplab_inner", sleepable=True)
         with pytest.raises(AssertionError, match=f"runs with {field} 0x0, not 1"):
             watched.call("tramplab_inner", (1,))
 
 
 def test_an_inner_section_that_ends_the_outer_one_is_seen(watched):
-    attach(watched, Program(1, AttachType.FENTRY, calls="tramplab_inner"), "tramplab_outer", sleepable=True)
-    _, link = attach(watched, Program(2, AttachType.FENTRY), "tramplab_inner", sleepable=True)
+    attach(watched, Program(1, AttachType.TRACE_FENTRY, calls="tramplab_inner"), "tramplab_outer", sleepable=True)
+    _, link = attach(watched, Program(2, AttachType.TRACE_FENTRY), "tramplab_inner", sleepable=True)
     assert len(watched.call("tramplab_outer", (1,))[0]) == 6
     assert not list(unbalanced(watched.lab.kernel))
     link.detach()
@@ -74,7 +74,7 @@ def test_an_inner_section_that_ends_the_outer_one_is_seen(watched):
 
 def test_counts_without_a_task_are_seen(watched):
     kernel = watched.lab.kernel
-    attach(watched, Program(1, AttachType.FEXIT), "tramplab_inner")
+    attach(watched, Program(1, AttachType.TRACE_FEXIT), "tramplab_inner")
     watched.call("tramplab_inner", (1,))
     assert not list(unbalanced(kernel))
     pinned = PERCPU.offset("runqueues") + rq.offset("nr_pinned")
@@ -96,7 +96,7 @@ def test_counts_without_a_task_are_seen(watched):
 
 def test_a_count_in_memory_that_was_freed_is_seen(watched):
     kernel = watched.lab.kernel
-    prog, link = attach(watched, Program(1, AttachType.FEXIT), "tramplab_inner")
+    prog, link = attach(watched, Program(1, AttachType.TRACE_FEXIT), "tramplab_inner")
     link.detach()
     watched.lab.unload(prog)
     assert watched.counters == {prog.active}

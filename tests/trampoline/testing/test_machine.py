@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from emu.kernel.ftrace import FtraceOpsFlag
 from emu.kernel.ftrace.tracer import FunctionTracer
 from emu.kernel.text_poke import VECTOR_SIZE, TextPoke
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import AttachType
 from trampoline.bpf_trampoline import BpfTrampoline
 from trampoline.errors import TrampolineError
 from trampoline.flavour import FLAVOURS
@@ -126,7 +126,7 @@ def test_a_kernel_that_is_taken_again_is_as_booted(watched):
         variant = Variant("6.12")
         first = kernels.take(FLAVOURS["6.12"], variant)
         before = first.lab.kernel.machine.read(first.lab.kernel.layout.text, 1 << 16)
-        attach(first, Program(1, AttachType.FEXIT), "tramplab_inner")
+        attach(first, Program(1, AttachType.TRACE_FEXIT), "tramplab_inner")
         assert first.call("tramplab_inner", (1,))[0]
         assert first.lab.kernel.machine.read(first.lab.kernel.layout.text, 1 << 16) != before
         again = kernels.take(FLAVOURS["6.12"], variant)
@@ -138,8 +138,8 @@ def test_a_kernel_that_is_taken_again_is_as_booted(watched):
 
 
 def test_a_program_sees_its_own_context_behind_a_nested_call(watched):
-    attach(watched, Program(1, AttachType.FENTRY, calls="tramplab_inner"), "tramplab_outer")
-    attach(watched, Program(2, AttachType.FEXIT), "tramplab_inner")
+    attach(watched, Program(1, AttachType.TRACE_FENTRY, calls="tramplab_inner"), "tramplab_outer")
+    attach(watched, Program(2, AttachType.TRACE_FEXIT), "tramplab_inner")
     happened, value = watched.call("tramplab_outer", (5,))
     assert [one.program for one in happened if isinstance(one, Ran)] == [1, 2, 2]
     assert value == 6
@@ -147,7 +147,7 @@ def test_a_program_sees_its_own_context_behind_a_nested_call(watched):
 
 
 def test_a_program_sleeps_as_often_as_it_says(watched):
-    program = Program(1, AttachType.FENTRY, sleeps=2)
+    program = Program(1, AttachType.TRACE_FENTRY, sleeps=2)
     attach(watched, program, "tramplab_inner")
     watched.sleeps_in = lambda program, function: program.sleeps > 0
     happened, task = watched.start("tramplab_inner", (5,), cpu=0)
@@ -159,7 +159,7 @@ def test_a_program_sleeps_as_often_as_it_says(watched):
 
 @pytest.mark.parametrize("clock", [0, 1, 2])
 def test_runs_are_counted_from_a_clock_of_two_on(watched, clock):
-    attach(watched, program := Program(1, AttachType.FENTRY), "tramplab_inner")
+    attach(watched, program := Program(1, AttachType.TRACE_FENTRY), "tramplab_inner")
     reference = Reference(Traits(), FLAVOURS["6.12"], list(watched.functions.values()))
     reference.attach(program, ("tramplab_inner",), (7,), multi=False)
     reference.time(on=True)
@@ -173,7 +173,7 @@ def test_runs_are_counted_from_a_clock_of_two_on(watched, clock):
 
 @pytest.mark.parametrize(("on", "off"), [(True, False), (False, True)], ids=["comes-on", "goes-off"])
 def test_a_run_in_which_statistics_change_is_not_counted(watched, on, off):
-    attach(watched, program := Program(1, AttachType.FENTRY, sleeps=1), "tramplab_inner")
+    attach(watched, program := Program(1, AttachType.TRACE_FENTRY, sleeps=1), "tramplab_inner")
     reference = Reference(Traits(), FLAVOURS["6.12"], list(watched.functions.values()))
     reference.attach(program, ("tramplab_inner",), (7,), multi=False)
     watched.sleeps_in = reference.sleeps_in

@@ -6,11 +6,10 @@ from errno import E2BIG, EACCES, EADDRNOTAVAIL, EBADF, EBUSY, EFAULT, EILSEQ, EI
 import pytest
 
 from btf_writer import Writer
-from trampoline.attach import AttachType
 from trampoline.bpf.insn import LD_IMM64, Imm64, Insn
 from trampoline.bpf.parse import parse
 from trampoline.bpf.program import FuncInfo, LineInfo, MapSpec, Program
-from trampoline.bpf.uapi import Attach, MapType, ProgFlag, ProgType
+from trampoline.bpf.uapi import AttachType, MapType, ProgFlag, ProgType
 from trampoline.btf import Kind
 from trampoline.errors import ENOTSUPP
 from trampoline.flavour import FLAVOURS
@@ -27,7 +26,7 @@ from trampoline.verifier.target import Target, check_attach_btf_id
 from trampoline.verifier.tracepoints import event_size
 
 RETURN_0 = parse("r0 = 0\nexit")
-FENTRY, FEXIT, MODIFY = Attach.TRACE_FENTRY, Attach.TRACE_FEXIT, Attach.MODIFY_RETURN
+FENTRY, FEXIT, MODIFY = AttachType.TRACE_FENTRY, AttachType.TRACE_FEXIT, AttachType.MODIFY_RETURN
 
 
 @pytest.fixture(scope="module")
@@ -107,20 +106,20 @@ TARGETS = (
     ("variadic", FENTRY, False, "The function variadic with variable args is unsupported.", ..., ...),
     ("big", FENTRY, False, "attach_btf_id {id} is not a function", ..., ...),
     ("", FENTRY, False, "Tracing programs must provide btf_id", ..., ...),
-    ("btf_trace_sched_switch", Attach.TRACE_RAW_TP, False, "", ..., ...),
+    ("btf_trace_sched_switch", AttachType.TRACE_RAW_TP, False, "", ..., ...),
     (
-        "btf_trace_sched_switch", Attach.TRACE_RAW_TP, True, "",
+        "btf_trace_sched_switch", AttachType.TRACE_RAW_TP, True, "",
         "Only fentry/fexit/fmod_ret, lsm, iter, uprobe, and struct_ops programs can be sleepable",
         "Sleepable program cannot attach to non-faultable tracepoint sched_switch",
     ),
-    ("vfs_read", Attach.TRACE_RAW_TP, False, "attach_btf_id {id} is not a typedef", ..., ...),
+    ("vfs_read", AttachType.TRACE_RAW_TP, False, "attach_btf_id {id} is not a typedef", ..., ...),
     (
-        "not_a_tracepoint", Attach.TRACE_RAW_TP, False,
+        "not_a_tracepoint", AttachType.TRACE_RAW_TP, False,
         "attach_btf_id {id} points to wrong type name not_a_tracepoint", ..., ...,
     ),
-    ("bpf_iter_task", Attach.TRACE_ITER, False, "", ..., ...),
-    ("bpf_iter_other", Attach.TRACE_ITER, False, None, None, None),
-    ("vfs_read", Attach.TRACE_FSESSION, False, None, None, ""),
+    ("bpf_iter_task", AttachType.TRACE_ITER, False, "", ..., ...),
+    ("bpf_iter_other", AttachType.TRACE_ITER, False, None, None, None),
+    ("vfs_read", AttachType.TRACE_FSESSION, False, None, None, ""),
     ("vfs_read", 37, False, None, None, None),
 )  # fmt: skip
 
@@ -158,7 +157,7 @@ def test_targets_of_tracing_programs(btf, target, attach, sleepable, said, relea
 @pytest.mark.parametrize("release", RELEASES)
 def test_hooks_of_lsm_programs(btf, hook, sleepable, license, said, release):
     flags = ProgFlag.SLEEPABLE if sleepable else 0
-    lsm = program(btf, hook, Attach.LSM_MAC, ProgType.LSM, flags=flags, license=license)
+    lsm = program(btf, hook, AttachType.LSM_MAC, ProgType.LSM, flags=flags, license=license)
     expected = (EINVAL, said.format(id=lsm.attach_btf_id)) if said else (0, "")
     assert answer(check_attach_btf_id, lsm, KernelView(release, btf)) == expected
 
@@ -265,7 +264,7 @@ def test_maps_of_sleepable_programs(btf):
     lpm = MapSpec("m", MapType.LPM_TRIE, 8, 8, 8, flags=1)
     for release, errno in zip(RELEASES, (EINVAL, EINVAL, 0), strict=True):
         kernel = KernelView(release, btf)
-        lsm = program(btf, "bpf_lsm_file_open", Attach.LSM_MAC, ProgType.LSM, flags=ProgFlag.SLEEPABLE, maps=(lpm,))
+        lsm = program(btf, "bpf_lsm_file_open", AttachType.LSM_MAC, ProgType.LSM, flags=ProgFlag.SLEEPABLE, maps=(lpm,))
         assert answer(bpf_prog_load, replace(lsm, insns=insns), kernel)[0] == errno
         assert answer(bpf_prog_load, replace(lsm, insns=insns, flags=0), kernel)[0] == 0
         assert answer(bpf_prog_load, replace(lsm, insns=insns, maps=()), kernel)[0] == EBADF
@@ -347,7 +346,7 @@ def loaded(btf, release, target="", attach=FENTRY, prog_type=ProgType.TRACING, *
 
 
 KPROBE = {"prog_type": ProgType.KPROBE, "attach": 0}
-MULTI = {"prog_type": ProgType.KPROBE, "attach": Attach.TRACE_KPROBE_MULTI}
+MULTI = {"prog_type": ProgType.KPROBE, "attach": AttachType.TRACE_KPROBE_MULTI}
 RAW = {"prog_type": ProgType.RAW_TRACEPOINT, "attach": 0}
 TP = {"prog_type": ProgType.TRACEPOINT, "attach": 0}
 ATTACHED = (
@@ -358,11 +357,14 @@ ATTACHED = (
     ({"target": "start_kernel"}, LinkCreate(), EINVAL, ..., ...),
     ({"target": "seven"}, LinkCreate(), ENOTSUPP, 0, 0),
     ({"target": "thirteen_slots"}, LinkCreate(), ENOTSUPP, ..., ...),
-    ({"target": "vfs_read", "attach": Attach.LSM_MAC}, LinkCreate(), EINVAL, ..., ...),
-    ({"target": "bpf_iter_task", "attach": Attach.TRACE_ITER}, LinkCreate(), 0, ..., ...),
-    ({"target": "bpf_iter_task", "attach": Attach.TRACE_ITER}, RawTracepointOpen(), EINVAL, ..., ...),
-    ({"target": "btf_trace_sched_switch", "attach": Attach.TRACE_RAW_TP, "read": 24}, LinkCreate(), 0, ..., ...),
-    ({"target": "btf_trace_sched_switch", "attach": Attach.TRACE_RAW_TP, "read": 32}, LinkCreate(), EINVAL, ..., ...),
+    ({"target": "vfs_read", "attach": AttachType.LSM_MAC}, LinkCreate(), EINVAL, ..., ...),
+    ({"target": "bpf_iter_task", "attach": AttachType.TRACE_ITER}, LinkCreate(), 0, ..., ...),
+    ({"target": "bpf_iter_task", "attach": AttachType.TRACE_ITER}, RawTracepointOpen(), EINVAL, ..., ...),
+    ({"target": "btf_trace_sched_switch", "attach": AttachType.TRACE_RAW_TP, "read": 24}, LinkCreate(), 0, ..., ...),
+    (
+        {"target": "btf_trace_sched_switch", "attach": AttachType.TRACE_RAW_TP, "read": 32}, LinkCreate(),
+        EINVAL, ..., ...,
+    ),
     (RAW, RawTracepointOpen("sched_switch"), 0, ..., ...),
     (RAW, RawTracepointOpen("no_such"), ENOENT, ..., ...),
     (RAW, RawTracepointOpen(), EFAULT, ..., ...),
@@ -440,8 +442,8 @@ def test_lists_by_release():
 
 
 def test_what_becomes_of_the_original_call():
-    assert origin_of(AttachType.FENTRY) == RETURNED_INTO
-    assert origin_of(AttachType.FEXIT_MULTI) == origin_of(AttachType.FSESSION) == OBSERVED
+    assert origin_of(AttachType.TRACE_FENTRY) == RETURNED_INTO
+    assert origin_of(AttachType.TRACE_FEXIT_MULTI) == origin_of(AttachType.TRACE_FSESSION) == OBSERVED
     assert origin_of(AttachType.MODIFY_RETURN) == origin_of(AttachType.LSM_MAC) == DECIDED
     assert origin_of(AttachType.LSM_MAC, returns_void=True) == OBSERVED
     assert combined([]) == RETURNED_INTO

@@ -11,7 +11,7 @@ from trampoline import cli
 from trampoline.bpf.codec import encode
 from trampoline.bpf.insn import CALL, EXIT, LD_IMM64, CallKind, Imm64, Insn
 from trampoline.bpf.parse import parse
-from trampoline.bpf.uapi import Attach, ProgType
+from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.btf import Kind
 from trampoline.errors import GoldenError
 from trampoline.golden.verdict_case import read_verdicts
@@ -171,7 +171,7 @@ def test_the_target_of_extensions_has_its_functions_where_they_were():
     target = target_program()
     names = {info.type_id: target.btf.type(info.type_id).name for info in target.funcs}
     assert names == {5: "main", 8: "gsub", 10: "ssub"}
-    assert (target.prog_type, target.attach) == (ProgType.SOCKET_FILTER, Attach.NONE)
+    assert (target.prog_type, target.attach) == (ProgType.SOCKET_FILTER, AttachType.NONE)
 
 
 @pytest.mark.parametrize(

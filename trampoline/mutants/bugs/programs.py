@@ -5,7 +5,7 @@ from typing import Any
 
 from emu.kernel.rcu import RcuFlavour
 from emu.kernel.routines.routine import Routine
-from trampoline.attach import AttachType
+from trampoline.bpf.uapi import AttachType
 from trampoline.flavour import Flavour
 from trampoline.mutants.mutant import Mutant
 from trampoline.mutants.patch import replace, wrap
