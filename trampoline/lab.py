@@ -139,6 +139,7 @@ class Tracing:
     ) -> BpfProg:
         """Load a program: assembly text, machine code, or a Python function that takes a ProgContext.
 
+        ``attach_type``: one of ``ATTACH_WORDS`` (``"fexit"``), by its word or itself.
         ``uses``: what it reads beside its arguments; without it, code is taken not to ask for the function's address,
         and a Python function to ask for everything. A multi program may say what function it is made for, and which of
         its arguments, from 0, and whether its return value it reads: only those are compared on other functions.

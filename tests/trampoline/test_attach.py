@@ -5,6 +5,7 @@ import pytest
 from emu.kernel.functions import AssemblyFunctions, Function
 from emu.process import PointKind
 from refusals import refused
+from trampoline.bpf.uapi import AttachType
 from trampoline.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.flavour import FLAVOURS
 from trampoline.lab import Tracing
@@ -261,6 +262,9 @@ def test_unknown_and_forbidden_targets(lab):
     with pytest.raises(TrampolineError, match="attach type"):
         lab.prog("fentyr", NOTHING)
     assert state(lab) == before
+    with pytest.raises(TrampolineError, match=r"TRACE_ITER.*there are fentry, fexit"):
+        lab.prog(AttachType.TRACE_ITER, NOTHING)
+    assert lab.prog(AttachType.TRACE_FEXIT, NOTHING).attach_type is AttachType.TRACE_FEXIT
 
 
 def test_a_function_without_a_prototype_needs_one(make_lab):
