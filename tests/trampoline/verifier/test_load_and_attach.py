@@ -6,7 +6,6 @@ from errno import E2BIG, EACCES, EADDRNOTAVAIL, EBADF, EBUSY, EFAULT, EILSEQ, EI
 import pytest
 
 from btf_writer import Writer
-from trampoline.attach import AttachType
 from trampoline.bpf.insn import LD_IMM64, Imm64, Insn
 from trampoline.bpf.parse import parse
 from trampoline.bpf.program import FuncInfo, LineInfo, MapSpec, Program
@@ -19,7 +18,6 @@ from trampoline.verifier.errors import VerifierError
 from trampoline.verifier.kernel import KernelView
 from trampoline.verifier.lists import RELEASES, names
 from trampoline.verifier.load import Loaded, bpf_prog_load, check_load_attributes
-from trampoline.verifier.origin import DECIDED, OBSERVED, REPLACED, RETURNED_INTO, combined, origin_of
 from trampoline.verifier.requests import KprobeMulti, LinkCreate, PerfKprobe, PerfTracepoint, RawTracepointOpen
 from trampoline.verifier.result import Verified
 from trampoline.verifier.target import Target, check_attach_btf_id
@@ -435,14 +433,3 @@ def test_lists_by_release():
     assert "vfs_read" not in names("no_site", "6.1")
     with pytest.raises(ValueError, match="no release 9"):
         names("no_site", "9.9")
-
-
-def test_what_becomes_of_the_original_call():
-    assert origin_of(AttachType.FENTRY) == RETURNED_INTO
-    assert origin_of(AttachType.FEXIT_MULTI) == origin_of(AttachType.FSESSION) == OBSERVED
-    assert origin_of(AttachType.MODIFY_RETURN) == origin_of(AttachType.LSM_MAC) == DECIDED
-    assert origin_of(AttachType.LSM_MAC, returns_void=True) == OBSERVED
-    assert combined([]) == RETURNED_INTO
-    assert combined([RETURNED_INTO, OBSERVED, DECIDED]) == DECIDED
-    assert combined([RETURNED_INTO, OBSERVED]).called
-    assert not combined([REPLACED]).called
