@@ -6,9 +6,9 @@ import enum
 from errno import EBUSY, EINVAL
 
 from asm.encodings import ENDBR64, NOPS, call_rel32, jmp_rel32
+from emu.kernel.entry import SITE_SIZE
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
-from trampoline.generator import PATCH_SIZE
 
 
 class BpfTextPokeType(enum.Enum):
@@ -21,7 +21,7 @@ class BpfTextPokeType(enum.Enum):
 
 def _instruction(ip: int, kind: BpfTextPokeType, target: int | None) -> bytes:
     if target is None or kind is BpfTextPokeType.BPF_MOD_NOP:
-        return NOPS[PATCH_SIZE]
+        return NOPS[SITE_SIZE]
     return call_rel32(ip, target) if kind is BpfTextPokeType.BPF_MOD_CALL else jmp_rel32(ip, target)
 
 
@@ -46,7 +46,7 @@ def bpf_arch_text_poke(
         ip += len(ENDBR64)
     old, new = _instruction(ip, old_type, old_addr), _instruction(ip, new_type, new_addr)
     with kernel.text_poke.text_mutex:
-        found = kernel.machine.read(ip, PATCH_SIZE)
+        found = kernel.machine.read(ip, SITE_SIZE)
         if found != old:
             where = kernel.kallsyms.name(ip) or hex(ip)
             raise KernelError(EBUSY, f"{where} holds {found.hex()}, not {old.hex()}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from errno import E2BIG, EACCES, EADDRNOTAVAIL, EBADF, EBUSY, EFAULT, EILSEQ, EINVAL, ENOENT, EOPNOTSUPP, ESRCH
 from typing import NoReturn
 
+from emu.kernel.entry import SITE_SIZE
 from trampoline.bpf.program import Program
 from trampoline.bpf.uapi import Attach, ProgType
 from trampoline.errors import ENOTSUPP
@@ -34,8 +35,6 @@ _RAW_TYPES = (ProgType.RAW_TRACEPOINT, ProgType.RAW_TRACEPOINT_WRITABLE)
 _NO_FPROBE = frozenset({"6.1"})
 """Releases whose recorded kernels were built without CONFIG_FPROBE."""
 
-X86_PATCH_SIZE = 5
-"""Bytes of a patch site."""
 _Site = tuple[Program | None, int]
 """What a trampoline belongs to: the target program, None for the kernel, and the BTF id."""
 
@@ -219,7 +218,7 @@ class Links:
     def _is_boundary(self, offset: int) -> bool:
         """Whether an instruction begins there. BTF has no code: only the entry (endbr64, nop5) is known."""
         patch = self._flavour.entry.site_offset
-        return offset in (0, patch, patch + X86_PATCH_SIZE)
+        return offset in (0, patch, patch + SITE_SIZE)
 
     def _create_kprobe_multi(self, loaded: Loaded, symbols: tuple[str, ...]) -> None:
         """``bpf_kprobe_multi_link_attach``."""

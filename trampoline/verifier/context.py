@@ -23,8 +23,8 @@ def check_ctx_access(env: Env, regno: int, off: int, size: int, write: bool, val
     """A load or store of ``size`` bytes at the constant offset ``off`` of the context in register ``regno``.
 
     ``memory.check_mem_access`` has seen to it that the register's offset is constant and added it to ``off``. Refuses,
-    or notes what is learnt (``env.accessed_args``, ``env.max_ctx_offset``) and, for a load with
-    ``value_regno`` >= 0, puts what was loaded into that register.
+    or notes what is learnt (``env.accessed_args``, ``env.max_ctx_offset``) and, for a load with ``value_regno`` >= 0,
+    puts what was loaded into that register.
     """
     found = _FIELDS.get(context_type(env), _none)(env, Access(off, size, write))
     if found is None:

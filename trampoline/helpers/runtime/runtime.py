@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 
 from asm import Phase
 from asm.encodings import jmp_rel32
+from emu.kernel.entry import SITE_SIZE
 from emu.kernel.kernel import Kernel
 from emu.kernel.routines import Routine
 from emu.structs import PERCPU
 from emu.vcpu import Vcpu
 from trampoline.bpf.uapi import MapType
 from trampoline.errors import TrampolineError
-from trampoline.generator import PATCH_SIZE
 from trampoline.helpers.runtime import current, loops, map_code, memory, printing, ringbuf
 from trampoline.helpers.runtime.definition import GuestHelper, Helper, HelperCall, PythonHelper
 from trampoline.helpers.runtime.printing import TraceLine
@@ -131,7 +131,7 @@ class Runtime:
         function = kernel.functions.stamped_at(text.addresses[text.positions[name]])
         if function is None or function.site is None:
             return code
-        behind = function.site + PATCH_SIZE
+        behind = function.site + SITE_SIZE
         kernel.machine.load(behind, jmp_rel32(behind, code))
         return function.address
 
