@@ -18,7 +18,7 @@ from .encoder import (
     mov_number,
     remember,
 )
-from .encodings import displacement
+from .encodings import MASK, displacement
 from .engines import capstone
 from .errors import AsmError, AssemblySyntaxError, DisplacementError, EncodingMismatch
 from .image import Image, Line, Phase
@@ -26,7 +26,6 @@ from .operands import Immediate, Refusal, Register, fixed_width, number_text
 from .resolve import evaluate, resolve, symbolic_text
 from .syntax import Align, Data, ParsedLine, PhaseChange, Statement, parse_line
 
-_MASK = (1 << 64) - 1
 # Branches only grow; labels in immediates could in theory make sizes swing, and are stopped here.
 _MOST_ROUNDS = 64
 
@@ -72,7 +71,7 @@ def assemble(
     `symbols` gives names their values; the text's own labels come first. Raises AssemblySyntaxError and
     EncodingMismatch with the place in the text (`name` stands for it), DisplacementError for a target out of reach.
     """
-    if not 0 <= address <= _MASK:
+    if not 0 <= address <= MASK:
         raise AsmError(f"{address:#x} is no 64-bit address")
     key = (text, address, name)
     known = _images.get(key, ())
@@ -258,8 +257,8 @@ class _Assembly:
         if self.labels:
             offsets = [piece.offset for piece in self.pieces]
             offsets.append(offset)
-            self.places = {label: (self.address + offsets[index]) & _MASK for label, index in self.labels.items()}
-        if self.address + offset > _MASK + 1:
+            self.places = {label: (self.address + offsets[index]) & MASK for label, index in self.labels.items()}
+        if self.address + offset > MASK + 1:
             raise AsmError(f"{self.name}: {offset} bytes at {self.address:#x} pass the end of the address space")
 
     def grow(self, piece: _Piece) -> bool:
@@ -280,10 +279,10 @@ class _Assembly:
             value = self.places.get(symbol)
             if value is None:
                 value = self.outside(symbol)
-            if value is not None and 0 <= value <= _MASK:
+            if value is not None and 0 <= value <= MASK:
                 return value
         try:
-            return evaluate(item.target, self.lookup) & _MASK
+            return evaluate(item.target, self.lookup) & MASK
         except Refusal as refusal:
             self.refuse(refusal, piece.line, piece.raw)
 

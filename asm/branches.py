@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from .encodings import CONDITION_ALIASES, CONDITIONS, condition_code, displacement
+from .encodings import CONDITION_ALIASES, CONDITIONS, MASK, condition_code, displacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class BranchForm:
 
     def reaches(self, at: int, target: int) -> bool:
         """Whether the short form placed at `at` reaches."""
-        distance = (target - at - len(self.short) - 1 + 128) & ((1 << 64) - 1)
+        distance = (target - at - len(self.short) - 1 + 128) & MASK
         return distance < 256
 
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .encodings import MASK
 from .engines import capstone
 from .errors import AsmError
 from .image import Image, Line
 
-_MASK = (1 << 64) - 1
 _RIP = re.compile(r"\[rip(?: ([+-]) (\w+))?\]")
 
 
@@ -37,7 +37,7 @@ def _decode(code: bytes, address: int) -> Iterator[tuple[int, int, str, str]]:
         yield insn
     if reached != len(code):
         rest = code[reached : reached + 15]
-        raise AsmError(f"no instruction at {(address + reached) & _MASK:#x}: {rest.hex()}")
+        raise AsmError(f"no instruction at {(address + reached) & MASK:#x}: {rest.hex()}")
 
 
 def _effective(operands: str, after: int) -> str:
@@ -45,7 +45,7 @@ def _effective(operands: str, after: int) -> str:
 
     def address(match: re.Match[str]) -> str:
         shift = int(match[2], 0) if match[2] else 0
-        return f"[rip + {(after + (-shift if match[1] == '-' else shift)) & _MASK:#x}]"
+        return f"[rip + {(after + (-shift if match[1] == '-' else shift)) & MASK:#x}]"
 
     return _RIP.sub(address, operands) if "[rip" in operands else operands
 

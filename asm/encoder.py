@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .encodings import ENDBR64, INT3, NOPS
+from .encodings import ENDBR64, INT3, MASK, NOPS
 from .engines import detailed_capstone, keystone
 from .meaning import Meant, MeantMemory, agrees, fits, operand_text, signed, signed_immediates
 from .operands import number_text
@@ -130,7 +130,7 @@ def from_table(request: Request) -> Encoded | None:
 def mov_number(mnemonic: str, register: str, value: int) -> Encoded | None:
     """`mov r64, imm` as 48 c7 if 32 sign-extended bits hold the number, else as movabs; `mov r32, imm` as b8."""
     if (number := NUMBER_64.get(register)) is not None:
-        value &= (1 << 64) - 1
+        value &= MASK
         operands = f"{register}, {number_text(value)}"
         high = number >> 3
         if mnemonic == "mov" and -(1 << 31) <= (low := signed(value, 64)) < (1 << 31):

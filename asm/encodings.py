@@ -7,7 +7,8 @@ from types import MappingProxyType
 
 from .errors import DisplacementError
 
-_MASK = (1 << 64) - 1
+MASK = (1 << 64) - 1
+"""Addresses and numbers are 64 bits wide."""
 
 # arch/x86/include/asm/nops.h: x86_nops[], the 64-bit ones.
 NOPS = MappingProxyType(
@@ -70,9 +71,9 @@ def emit_nops(size: int, longest: int = LONGEST_NOP) -> bytes:
 def displacement(after: int, target: int, bits: int, at: int) -> int:
     """The signed distance from `after` (the next instruction) to `target`, modulo 2**64, or DisplacementError."""
     half = 1 << (bits - 1)
-    distance = ((target - after + (1 << 63)) & _MASK) - (1 << 63)
+    distance = ((target - after + (1 << 63)) & MASK) - (1 << 63)
     if not -half <= distance < half:
-        raise DisplacementError(at & _MASK, target & _MASK, bits)
+        raise DisplacementError(at & MASK, target & MASK, bits)
     return distance
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING
 
+from asm.encodings import INT3
 from emu.errors import MachineError, NotMapped, OutOfMemory, TextWriteError
 from emu.images import Images
 from emu.layout import ADDRESS_MASK, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE, is_canonical
@@ -18,7 +19,6 @@ from emu.text import TextWrites
 if TYPE_CHECKING:
     from emu.vcpu import Vcpu
 
-INT3 = b"\xcc"
 
 _U16, _U32, _U64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<Q")
 

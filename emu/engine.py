@@ -12,7 +12,6 @@ from unicorn.unicorn_const import (
     UC_HOOK_INTR,
     UC_HOOK_MEM_READ,
     UC_HOOK_MEM_WRITE,
-    UC_MEM_WRITE,
     UC_MODE_64,
 )
 from unicorn.unicorn_py3.arch.intel import UcIntel
@@ -28,8 +27,6 @@ from emu.hostcode import (
     MARKED_RANGES,
     RANGE_WORDS,
     STOPPING_RANGES,
-    WATCH_ADDRESS,
-    WATCH_KIND,
     WATCH_LEFT,
     Cell,
     hooks_for,
@@ -85,11 +82,6 @@ class DataWatch:
     def left(self) -> int | None:
         """Instructions that the limit still allowed behind the one that accessed the range; None where none did."""
         return self.words[WATCH_LEFT] - 1 if self.words[WATCH_LEFT] else None
-
-    @property
-    def accessed(self) -> tuple[int, bool]:
-        """The physical address of the access, and whether it was a write."""
-        return self.words[WATCH_ADDRESS] & (1 << 64) - 1, self.words[WATCH_KIND] == UC_MEM_WRITE
 
     def clear(self) -> None:
         """Forget the access."""

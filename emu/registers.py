@@ -17,7 +17,6 @@ ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
 """System V argument registers."""
 
 RIP = SAVED.index("rip")
-RFLAGS = SAVED.index("rflags")
 RSP = SAVED.index("rsp")
 RAX = SAVED.index("rax")
 

@@ -6,7 +6,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import E2BIG, EAGAIN, EBUSY, EINVAL
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace import FtraceOps, FtraceOpsCmd, ftrace_jmp_set
@@ -21,9 +21,6 @@ from trampoline.kfunc_md.hash import hash_64
 from trampoline.poke import BpfTextPokeType, bpf_arch_text_poke
 from trampoline.sites import DirectSites, SingleOps
 from trampoline.target import Target, TrampLink
-
-if TYPE_CHECKING:
-    pass
 
 KSYM_PREFIX = "bpf_trampoline_"
 """An image's symbol is this and the key of its trampoline (``bpf_trampoline_ksym_add``)."""

@@ -10,6 +10,8 @@ from errno import E2BIG
 from functools import cache
 
 from asm import Image, assemble
+from emu.kernel.entry import SITE_SIZE
+from emu.layout import PAGE_SIZE
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.ctx_words import COOKIE_INDEX_SHIFT, SESSION_IS_RETURN
 from trampoline.errors import ENOTSUPP, KernelError
@@ -17,9 +19,7 @@ from trampoline.flavour import Flavour
 from trampoline.model import MAX_REG_SLOTS, FuncModel
 
 ARG_REGISTERS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
-PATCH_SIZE = 5
 RUN_CTX_SIZE = 16
-PAGE_SIZE = 4096
 HAS_CALL_THUNK = frozenset({"__bpf_prog_enter_sleepable_recur", "__bpf_prog_exit_sleepable_recur"})
 """Callees that account for a call in their own padding: the kernel calls them itself (kern_sys_bpf), so its boot-time
 call
@@ -148,7 +148,7 @@ def uses_jmp(flavour: Flavour, flags: TrampFlag) -> bool:
 
 def origin_body(flavour: Flavour, func_addr: int, site_offset: int | None) -> int:
     """Where a trampoline calls the original function: behind its patch site."""
-    return func_addr + (flavour.entry.site_offset if site_offset is None else site_offset) + PATCH_SIZE
+    return func_addr + (flavour.entry.site_offset if site_offset is None else site_offset) + SITE_SIZE
 
 
 def arch_prepare_bpf_trampoline(

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from asm import DisplacementError, Image, Line
+from emu.kernel.entry import SITE_SIZE
+from emu.layout import ADDRESS_MASK
 from trampoline.bpf.boot import Boot
 from trampoline.flavour import Flavour
 from trampoline.generator import (
-    PATCH_SIZE,
     Skip,
     TrampFlag,
     TrampLinks,
@@ -31,7 +32,6 @@ _ACCOUNT = bytes.fromhex("6548c13d")
 """``sar qword ptr gs:[rip + disp32], imm8``."""
 _IM_FORM, _FUNC_FORMS = (b"\x48\xbf", 8), ((b"\x48\xb8", 8), (b"\x48\xc7\xc0", 4))
 """``movabs rdi``; ``movabs rax`` and ``mov rax, imm32``: prefix and size of the immediate."""
-_MASK = (1 << 64) - 1
 _DISPLACEMENT = struct.Struct("<i")
 
 
@@ -90,7 +90,7 @@ class Stamp:
             if displacement_at is not None:
                 (distance,) = _DISPLACEMENT.unpack_from(image.code, displacement_at)
                 end = line.offset + line.size
-                target = image.address + end + distance & _MASK
+                target = image.address + end + distance & ADDRESS_MASK
                 if not image.address <= target < image.end:
                     self._relative.append(_Relative(displacement_at, end, None if target == body else target))
                 continue
@@ -110,9 +110,9 @@ class Stamp:
         code = bytearray(made.image.code)
         for relative in self._relative:
             target = func_addr + self._body_offset if relative.target is None else relative.target
-            distance = (target - address - relative.end + (1 << 63) & _MASK) - (1 << 63)
+            distance = (target - address - relative.end + (1 << 63) & ADDRESS_MASK) - (1 << 63)
             if not -(1 << 31) <= distance < 1 << 31:
-                raise DisplacementError(address + relative.end & _MASK, target, 32)
+                raise DisplacementError(address + relative.end & ADDRESS_MASK, target, 32)
             _DISPLACEMENT.pack_into(code, relative.offset, distance)
         for immediate in self._immediates:
             value = (im if immediate.is_im else func_addr).to_bytes(8, "little")
@@ -129,7 +129,7 @@ class Stamp:
 
 
 def _displacement_at(line: Line, code: bytes) -> int | None:
-    if code[:1] in (_CALL, _JMP) and line.size == PATCH_SIZE:
+    if code[:1] in (_CALL, _JMP) and line.size == SITE_SIZE:
         return line.offset + 1
     return line.offset + len(_ACCOUNT) if code.startswith(_ACCOUNT) else None
 

@@ -4,16 +4,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from asm.encodings import INT3
 from emu.debug.breakpoints import Breakpoint
 from emu.errors import EmuError
+from emu.kernel.entry import SITE_SIZE
 from emu.layout import PAGE_SIZE
 from emu.machine import Machine
 
 if TYPE_CHECKING:
     from emu.debug.debugger import Debugger
-
-_PATCH_SIZE = 5
-_INT3 = 0xCC
 
 
 def is_call(code: bytes) -> bool:
@@ -110,6 +109,6 @@ class CalledFrom(Breakpoint):
             code = debugger.read(rip, self.target - rip)
         except EmuError:
             return False
-        if code[0] == _INT3:
-            return len(code) == _PATCH_SIZE  # a site that is being patched with a call
+        if code[:1] == INT3:
+            return len(code) == SITE_SIZE  # a site that is being patched with a call
         return is_call(code) and len(debugger.code_line(rip).code) == len(code)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from asm.encodings import INT3
 from emu.debug import Debugger
 from emu.debug.breakpoints import Access, AtAddress, Breakpoint
 from emu.debug.threads import TaskThread
@@ -33,7 +34,6 @@ _XFER = re.compile(rf"([^:]*):({_HEX}),({_HEX})")
 _ACTION = re.compile(rf"([cs])(?::(-1|{_HEX}))?|[CS]({_HEX})(?::(-1|{_HEX}))?|r({_HEX}),({_HEX})(?::(-1|{_HEX}))?")
 _WATCH_SIGNS = {2: ("w", "watch"), 3: ("r", "rwatch"), 4: ("rw", "awatch")}
 _ANY, _ALL = 0, -1
-INT3 = b"\xcc"
 
 
 class Session:

@@ -9,10 +9,10 @@ from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from asm.encodings import ENDBR64
+from asm.encodings import ENDBR64, NOP5
 from emu.elf_errors import ElfError
 from emu.kernel.elf_sections import MAX_OBJECT_SIZE, lief_binary, object_bytes, text_of
-from emu.kernel.entry import NOP5, SITE_SIZE
+from emu.kernel.entry import SITE_SIZE
 from emu.kernel.linking import LinkedFunction, LinkedObject, LinkedSection, link_object
 from emu.kernel.object_file import (
     FENTRY,

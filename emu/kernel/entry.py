@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from asm.encodings import ENDBR64, NOPS
+from asm.encodings import ENDBR64
 
-NOP5 = NOPS[5]
 SITE_SIZE = 5
 """Bytes of a patch site: one nop5, call or jmp (X86_PATCH_SIZE, MCOUNT_INSN_SIZE)."""
 

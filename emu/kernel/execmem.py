@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from errno import ENOMEM
 
 from asm import Image
+from asm.encodings import INT3
 from emu.events import EventStream, ImageFreed, ImageMade
 from emu.kernel.errors import KernelError
+from emu.layout import PAGE_SIZE
 from emu.machine import Machine, Prot
 from emu.process import PointKind, ProcessContext
 from emu.stack_names import StackNames
 
-PAGE = 4096
 CHUNK = 64
 """BPF_PROG_CHUNK_SIZE: images in a pack begin at multiples of it."""
 
@@ -35,7 +36,7 @@ class ExecMem:
     ) -> None:
         self._machine, self._process, self._events = machine, process, events
         self._start, self._limit = start, start + size
-        self._unit = CHUNK if packs else PAGE
+        self._unit = CHUNK if packs else PAGE_SIZE
         self._blocks: dict[int, _Block] = {}
         self._free: list[tuple[int, int]] = [(start, size)]
         self._mapped: set[int] = set()
@@ -140,9 +141,9 @@ class ExecMem:
         self._free = merged
 
     def _map(self, address: int, size: int) -> None:
-        for page in range(address & -PAGE, address + size, PAGE):
+        for page in range(address & -PAGE_SIZE, address + size, PAGE_SIZE):
             if page not in self._mapped:
                 if not self._machine.is_mapped(page):
-                    self._machine.map(page, PAGE, Prot.READ | Prot.EXEC, name="images")
-                    self._machine.load(page, b"\xcc" * PAGE)
+                    self._machine.map(page, PAGE_SIZE, Prot.READ | Prot.EXEC, name="images")
+                    self._machine.load(page, INT3 * PAGE_SIZE)
                 self._mapped.add(page)

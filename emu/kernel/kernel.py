@@ -14,7 +14,7 @@ from emu.events import EventStream
 from emu.kernel.config import VOLUNTARY, Config
 from emu.kernel.entry import EntryLayout
 from emu.kernel.errors import KernelError
-from emu.kernel.execmem import PAGE, ExecMem
+from emu.kernel.execmem import ExecMem
 from emu.kernel.ftrace import Ftrace
 from emu.kernel.functions import AssemblyFunctions, Function, FunctionSource, PlacedFunction, padding_bytes
 from emu.kernel.kallsyms import AssemblySymbols, Kallsyms
@@ -25,7 +25,7 @@ from emu.kernel.routines import GUEST_DATA, Routine, kernel_routines
 from emu.kernel.slab import PerCpu, Slab
 from emu.kernel.stamped import FunctionTable, StampedText, TextSource
 from emu.kernel.text_poke import TextPoke
-from emu.layout import AddressMap
+from emu.layout import PAGE_SIZE, AddressMap
 from emu.machine import Machine, Prot
 from emu.process import PointKind, ProcessContext
 from emu.stack_names import StackNames
@@ -129,9 +129,9 @@ class Kernel:
 
     def map_data(self, address: int, size: int) -> None:
         """Make a range readable and writable at a place of the caller's choice; pages that are there already stay."""
-        for page in range(address & -PAGE, address + size, PAGE):
+        for page in range(address & -PAGE_SIZE, address + size, PAGE_SIZE):
             if not self.machine.is_mapped(page):
-                self.machine.map(page, PAGE, Prot.READ | Prot.WRITE, name="data")
+                self.machine.map(page, PAGE_SIZE, Prot.READ | Prot.WRITE, name="data")
 
     def module_data(self, size: int, alignment: int) -> int:
         """Guest address of ``size`` zeroed bytes of data within reach of modules and kernel text."""
@@ -216,9 +216,9 @@ class Kernel:
     def _load(self, function: PlacedFunction) -> None:
         machine, address = self.machine, function.address
         padding = self.entry.padding if function.site is not None else 0
-        for page in range((address - padding) & -PAGE, address + function.size, PAGE):
+        for page in range((address - padding) & -PAGE_SIZE, address + function.size, PAGE_SIZE):
             if not machine.is_mapped(page):
-                machine.map(page, PAGE, Prot.READ | Prot.EXEC, name="kernel text")
+                machine.map(page, PAGE_SIZE, Prot.READ | Prot.EXEC, name="kernel text")
         if padding:
             machine.load(address - padding, padding_bytes(padding))
         machine.load(address, function.image.code)
@@ -239,7 +239,7 @@ class Kernel:
         body that can't be assembled; nothing is added then.
         """
         text = source.stamp(self._text_end, self.entry, self.symbols)
-        machine, end = self.machine, (text.end + PAGE - 1) & -PAGE
+        machine, end = self.machine, (text.end + PAGE_SIZE - 1) & -PAGE_SIZE
         if end > self._text_limit:
             end += TEXT_SIZE
             machine.map(self._text_limit, end - self._text_limit, Prot.READ | Prot.EXEC, name="kernel text")
@@ -280,9 +280,9 @@ class Kernel:
         self.machine.load(address, jmp_rel32(address, self.kallsyms.address(name)))
 
     def _map_text(self, address: int, size: int) -> None:
-        for page in range(address & -PAGE, address + size, PAGE):
+        for page in range(address & -PAGE_SIZE, address + size, PAGE_SIZE):
             if not self.machine.is_mapped(page):
-                self.machine.map(page, PAGE, Prot.READ | Prot.EXEC, name="kernel text")
+                self.machine.map(page, PAGE_SIZE, Prot.READ | Prot.EXEC, name="kernel text")
 
     def is_kernel_text(self, address: int) -> bool:
         """Whether an address is the kernel's own text (``is_kernel_text``): of a function here, not of a module."""
@@ -326,10 +326,11 @@ class Kernel:
         -EEXIST for a name that is taken, -ENOMEM; nothing stays behind then.
         """
         self.modules.check_free(name)
-        size = max(f.address + f.size for f in source.place(PAGE, self.entry, self.symbols)) - PAGE + self.entry.padding
-        pages = (size + PAGE - 1) // PAGE * PAGE + PAGE
+        end = max(f.address + f.size for f in source.place(PAGE_SIZE, self.entry, self.symbols))
+        size = end - PAGE_SIZE + self.entry.padding
+        pages = (size + PAGE_SIZE - 1) // PAGE_SIZE * PAGE_SIZE + PAGE_SIZE
         address = self.execmem.alloc(pages, f"module {name}")
-        start = (address + PAGE - 1) // PAGE * PAGE
+        start = (address + PAGE_SIZE - 1) // PAGE_SIZE * PAGE_SIZE
         try:
             placed = source.place(start, self.entry, self.symbols)
         except BaseException:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from emu.kernel.entry import NOP5, SITE_SIZE
+from asm.encodings import NOP5
+from emu.kernel.entry import SITE_SIZE
 from emu.kernel.object_file import FENTRY, ObjectError, ObjectFile, RelocationType, Section, Symbol
 
 _ADDRESSES = 1 << 64

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from asm.encodings import INT3, NOPS
 from emu.events import CpuSerialized, EventStream, PokePhase, TextPatches, TrapTaken
+from emu.layout import ADDRESS_MASK
 from emu.machine import Machine
 from emu.process import Lock, PointKind, ProcessContext
 from emu.vcpu import Vcpu
@@ -23,8 +24,6 @@ _DISPLACED = {CALL: 5, JMP: 5, JMP8: 2}
 """Bytes that each needs at least."""
 
 _EMULATED_NOPS = (NOPS[2], NOPS[5])
-
-_MASK = (1 << 64) - 1
 
 
 class TextPokeLoc(NamedTuple):
@@ -114,7 +113,7 @@ class TextPoke:
 
     def _int3(self, vcpu: Vcpu) -> bool:
         """``smp_text_poke_int3_handler``: emulate the new instruction of a site under way; False if it is not ours."""
-        site = (vcpu.regs.rip - 1) & _MASK
+        site = (vcpu.regs.rip - 1) & ADDRESS_MASK
         position = bisect_left(self._live, site, key=lambda loc: loc.address)
         if position == len(self._live) or self._live[position].address != site:
             return False

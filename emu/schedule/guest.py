@@ -6,6 +6,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from emu.errors import GuestFault
+from emu.kernel.entry import SITE_SIZE
 from emu.registers import GENERAL
 from emu.schedule.action import Action
 from emu.schedule.actor import Where
@@ -17,8 +18,6 @@ from emu.vcpu import Stop, StopReason, Vcpu
 if TYPE_CHECKING:
     from emu.schedule.world import World
 
-_WINDOW = 5
-"""Bytes of an instruction that may be patched."""
 CPUS, VIEWS, PREEMPT = "ABCDEFGH", "NOQ", "P"
 """The choices of a task's tokens: which CPU to go on on, which of ``views`` to fetch, to be preempted."""
 _SAVED_BY_CALLEES = ("rbx", "rbp", "r12", "r13", "r14", "r15")
@@ -185,7 +184,7 @@ class GuestActor:
             if not self._world.is_private(self.task, address):
                 found.memory(address, access.size, writes=access.writes)
         if instruction.is_site:
-            found.text(rip, _WINDOW, writes=False)
+            found.text(rip, SITE_SIZE, writes=False)
             found.reads.add(("cpu", vcpu.index))
         return found
 
@@ -291,7 +290,7 @@ def views(vcpu: Vcpu) -> list[tuple[int, ...]]:
         {
             write.address
             for write in vcpu.view.pending
-            if write.address < rip + _WINDOW and rip < write.end and write.serial not in seen
+            if write.address < rip + SITE_SIZE and rip < write.end and write.serial not in seen
         }
     )
     found = [chosen for count in range(len(addresses), 0, -1) for chosen in combinations(addresses, count)]

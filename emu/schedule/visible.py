@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import capstone
 from capstone import x86_const as x86
 
+from asm.encodings import INT3, NOPS
+from emu.kernel.entry import SITE_SIZE
 from emu.layout import ADDRESS_MASK
 from emu.machine import Machine
 from emu.registers import SAVED
@@ -25,9 +27,6 @@ from emu.visits import VisitLog
 
 _FRAME_POINTER = bytes.fromhex("4889e5")
 """mov rbp, rsp: rbp is a frame pointer in code that has it."""
-_NOP5, _NOP1, _INT3 = bytes.fromhex("0f1f440000"), b"\x90", 0xCC
-PATCH_SIZE = 5
-"""Bytes of an instruction that is patched."""
 _SERIALISING = frozenset({x86.X86_INS_CPUID, x86.X86_INS_INVLPG, x86.X86_INS_IRETQ})
 _NO_ACCESS = frozenset({x86.X86_INS_LEA, x86.X86_INS_NOP})
 _STACK = frozenset({x86.X86_REG_RSP, x86.X86_REG_ESP})
@@ -140,7 +139,7 @@ class VisibleInstructions:
 
     def site_over(self, address: int) -> int:
         """The site in which an address lies; itself where that is none."""
-        for site in range(address, address - PATCH_SIZE, -1):
+        for site in range(address, address - SITE_SIZE, -1):
             instruction = self.instructions.get(site)
             if instruction is not None and instruction.is_site and address < site + instruction.size:
                 return site
@@ -148,11 +147,11 @@ class VisibleInstructions:
 
     def code_changed(self, start: int, end: int) -> None:
         """Code was placed, or text was patched."""
-        if end - start <= PATCH_SIZE:
+        if end - start <= SITE_SIZE:
             self._patched(start)
             return
         code = self._machine.read(start, end - start)
-        if code[0] == _INT3 and not code.strip(b"\xcc"):
+        if code[:1] == INT3 and not code.strip(INT3):
             self._forget(start, end)
         else:
             self.add(start, code)
@@ -202,7 +201,7 @@ class VisibleInstructions:
         if self.site_over(start) != start:
             return
         self._changed.add((start, start + 1))
-        self._mark(start, Instruction(PATCH_SIZE, "patched text", (), True))
+        self._mark(start, Instruction(SITE_SIZE, "patched text", (), True))
 
     def _forget(self, start: int, end: int) -> None:
         self._changed.add((start, end))
@@ -249,7 +248,7 @@ class VisibleInstructions:
 
     def _visible(self, insn: "capstone.CsInsn", frame_pointer: bool) -> Instruction | None:
         code = bytes(insn.bytes)
-        site = code in (_NOP5, _NOP1)
+        site = code in (NOPS[5], NOPS[1])
         accesses = [] if insn.id in _NO_ACCESS else list(self._accesses(insn, frame_pointer))
         if not (site or accesses or insn.id in _SERIALISING):
             return None

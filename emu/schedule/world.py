@@ -4,13 +4,14 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from emu.checkpoint import Checkpoint
+from emu.kernel.entry import SITE_SIZE
 from emu.kernel.kernel import Kernel
 from emu.process import PointKind
 from emu.schedule.actor import Actor
 from emu.schedule.guest import GuestActor
 from emu.schedule.memory import ScheduledMemory
 from emu.schedule.violation import Violation
-from emu.schedule.visible import PATCH_SIZE, Instruction, VisibleInstructions
+from emu.schedule.visible import Instruction, VisibleInstructions
 from emu.structs import PERCPU, task_struct
 from emu.task import Task
 from emu.vcpu import Vcpu
@@ -220,7 +221,7 @@ class World:
                     where = self.describe(rip)
                     raise Violation("use after free", f"{actor.name} {verb} {address:#x}, freed {name}, at {where}")
         if rip in self._under_change:
-            code = vcpu.read_code(rip, PATCH_SIZE)
+            code = vcpu.read_code(rip, SITE_SIZE)
             if code[0] != 0xCC and code != self._under_change[rip]:
                 self._suspects.append((rip, code, self.step, actor.name))
 
@@ -239,12 +240,12 @@ class World:
         address, _ = what
         site = self.visible.site_over(address)
         if site not in self._under_change:
-            self._under_change[site] = self.kernel.machine.read(site, PATCH_SIZE)
+            self._under_change[site] = self.kernel.machine.read(site, SITE_SIZE)
             for actor in self.actors:
                 if isinstance(actor, GuestActor):
                     vcpu, task = actor.vcpu, actor.task
                     rip = vcpu.regs.rip if vcpu is not None else task.register("rip")
-                    if task.in_kernel and site < rip < site + PATCH_SIZE:
+                    if task.in_kernel and site < rip < site + SITE_SIZE:
                         raise Violation("patched under a task", f"{actor.name} stands within the 5 bytes at {site:#x}")
 
     def is_torn(self, actor: GuestActor) -> bool:
@@ -256,7 +257,7 @@ class World:
         if not self._under_change or self.kernel.text_poke.text_mutex.held:
             return
         for site, code, step, name in self._suspects:
-            if code != self.kernel.machine.read(site, PATCH_SIZE):
+            if code != self.kernel.machine.read(site, SITE_SIZE):
                 where = f"at {self.describe(site)} in step {step}"
                 raise Violation("torn instruction", f"{name} executed {code.hex(' ')} {where}")
         self._under_change.clear()
@@ -272,7 +273,7 @@ class World:
 
     def _code_changed(self, start: int, end: int) -> None:
         """See ``AddressSpace.after_code``."""
-        if self.memory.footprint is not None and end - start > PATCH_SIZE:
+        if self.memory.footprint is not None and end - start > SITE_SIZE:
             self.memory.footprint.code(start, end, writes=True)
         self.visible.code_changed(start, end)
 

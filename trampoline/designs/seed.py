@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from errno import EEXIST, EINVAL, EOPNOTSUPP
 
+from emu.kernel.entry import SITE_SIZE
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace import FtraceOps, FtraceOpsCmd
 from emu.kernel.kernel import Kernel
@@ -21,7 +22,6 @@ from trampoline.designs.design import Design, Entry, Factory, TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
 from trampoline.errors import Oops
 from trampoline.flavour import Flavour
-from trampoline.generator import PATCH_SIZE
 from trampoline.kfunc_md import KfuncMds, MdEntry, SeedDefects
 from trampoline.kfunc_md.structs import asm_symbols
 from trampoline.prog import BpfProg, BpfPrograms
@@ -80,7 +80,7 @@ class SeedDesign:
             raise KernelError(EOPNOTSUPP, f"{target.name} needs {slots} argument slots; at most {MAX_ARGS}")
         if self._kernel.function_at(target.address) is None:
             raise KernelError(EOPNOTSUPP, f"{target.name} is a BPF program")
-        returns_to = target.address + (target.site_offset or 0) + PATCH_SIZE
+        returns_to = target.address + (target.site_offset or 0) + SITE_SIZE
         if not self._defects.null_result and returns_to & -_ALIGNMENT != target.address:
             raise KernelError(EOPNOTSUPP, f"{target.name} is not {_ALIGNMENT}-byte aligned")
 
@@ -244,7 +244,6 @@ def _program(entries: Sequence[Entry]) -> tuple[BpfProg, Kind]:
 
 def _md_entries(entries: Sequence[Entry]) -> list[MdEntry]:
     return [MdEntry(entry.target.address, entry.target.nr_regs, entry.link.cookie) for entry in entries]
-
 
 
 def _confused(ops: FtraceOps, ip: int, cmd: FtraceOpsCmd) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 
+from emu.kernel.entry import SITE_SIZE
 from emu.kernel.kernel import Kernel
 from trampoline.attach import Kind
 from trampoline.bpf.uapi import AttachType
@@ -12,7 +13,7 @@ from trampoline.designs.records import Records
 from trampoline.designs.shared_images import SharedImages, identities, ksym
 from trampoline.designs.thunks import Thunks
 from trampoline.flavour import Flavour
-from trampoline.generator import PATCH_SIZE, TrampFlag, uses_jmp
+from trampoline.generator import TrampFlag, uses_jmp
 from trampoline.images import SiteImage
 from trampoline.kfunc_md import MetadataBackend
 from trampoline.multi import MultiEntry
@@ -32,7 +33,7 @@ class ThunkedImage:
     def __init__(self, thunks: Thunks, trampoline: BpfTrampoline, caller: SiteImage, record: int) -> None:
         """``record``: the function's, 0 where the caller needs none. KernelError: the caller is still held."""
         self._thunks, self._caller = thunks, caller
-        self.image = thunks.make(trampoline.target.address, trampoline.site + PATCH_SIZE, caller.image, record)
+        self.image = thunks.make(trampoline.target.address, trampoline.site + SITE_SIZE, caller.image, record)
 
     def put(self) -> None:
         """See ``SiteImage``."""
@@ -74,7 +75,7 @@ class TramplabImages(SharedImages):
     def _tells_function(self, trampoline: BpfTrampoline) -> bool:
         """Whether the return address at the site, rounded down, is the function."""
         address = trampoline.target.address
-        return not address % _ALIGNED and trampoline.site + PATCH_SIZE - address < _ALIGNED
+        return not address % _ALIGNED and trampoline.site + SITE_SIZE - address < _ALIGNED
 
     def make(self, trampoline: BpfTrampoline, flags: TrampFlag) -> SiteImage:
         """See ``Images``."""

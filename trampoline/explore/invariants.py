@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from emu.kernel.balance import unbalanced
+from emu.kernel.text_poke import CALL, JMP
+from emu.layout import ADDRESS_MASK
 from emu.schedule.actor import Actor
 from emu.schedule.guest import GuestActor, GuestCall
 from emu.schedule.violation import Violation
@@ -199,8 +201,8 @@ def at_rest(stage: Stage, operations: Mapping[str, Operation]) -> AtRest:
     sites = []
     records = sorted(kernel.ftrace.records)
     for site, code in zip(records, kernel.machine.read_each(records, 5), strict=True):
-        if code[0] in (0xE8, 0xE9):
-            target = site + 5 + int.from_bytes(code[1:], "little", signed=True) & (1 << 64) - 1
+        if code[0] in (CALL, JMP):
+            target = site + 5 + int.from_bytes(code[1:], "little", signed=True) & ADDRESS_MASK
             sites.append((stage.lab.kernel.kallsyms.function_name(site) or "", _name(_reached(stage, target))))
     answers = tuple(
         (deed.name, deed.error.errno if deed.error is not None else 0)

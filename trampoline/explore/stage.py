@@ -156,10 +156,6 @@ class Stage:
             tuple(word(_COOKIES + 8 * number, 8) for number in range(count)),
         )
 
-    def clear_notes(self, address: int) -> None:
-        """Let a call begin with nothing noted."""
-        self.lab.kernel.machine.write(address, bytes(NOTES))
-
     def task(self, name: str) -> Task:
         """A task that a scenario lets call functions."""
         return self.lab.kernel.task(name, "explored")

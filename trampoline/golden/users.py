@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from emu.kernel.entry import SITE_SIZE
 from emu.kernel.ftrace import FtraceOps, FtraceOpsFlag
 from emu.kernel.kernel import Kernel
+from emu.kernel.text_poke import CALL
 from trampoline.golden.case import Case, RecordedTarget
 
 REGS_CALLER = "ftrace_regs_caller"
-CALL = 0xE8
 
 _FLAGS = {"kprobe": FtraceOpsFlag.SAVE_REGS}
 """What users asked for beside a call, by the name of the step that they came with."""

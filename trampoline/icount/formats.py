@@ -6,7 +6,6 @@ from xml.etree import ElementTree
 
 from trampoline.icount.compare import Finding, Report, Verdict
 from trampoline.icount.explain import changes, explain, headline, phase_rows, unbalanced_before
-from trampoline.icount.path import Path
 
 STALE = "nothing counts it any more"
 MISSING = "the baseline has no count of it"
@@ -50,20 +49,6 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 def _numbers(old: int | None, new: int) -> dict[str, int | None]:
     return {"old": old, "new": new, "difference": None if old is None else new - old}
-
-
-def counts_to_json(paths: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Counts without a baseline as plain values."""
-    return [
-        {
-            "name": name,
-            "instructions": path.instructions,
-            "unbalanced_returns": path.unbalanced_returns,
-            "phases": {phase: code.instructions for phase, code in path.phases.items()},
-            "conditions": dict(path.conditions),
-        }
-        for name, path in sorted(paths.items())
-    ]
 
 
 def to_junit(report: Report, baseline: str) -> str:

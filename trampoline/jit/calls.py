@@ -1,5 +1,7 @@
 """Calls, tail calls, jumps by a register, returns: what goes to addresses outside the function."""
 
+from asm.encodings import INT3, NOP5
+from emu.kernel.entry import SITE_SIZE
 from trampoline.jit.encode import (
     R9,
     RAX,
@@ -19,10 +21,8 @@ from trampoline.jit.errors import JitError
 from trampoline.jit.flavour import IndirectJump, JitBoot, JitFlavour
 from trampoline.jit.pieces import Distance, Piece, PokeOffsets
 from trampoline.jit.program import JitFunc
-from trampoline.jit.prologue import MAX_TAIL_CALL_CNT, NOP5, Frame, restore
+from trampoline.jit.prologue import MAX_TAIL_CALL_CNT, Frame, restore
 
-_PATCH_SIZE = 5
-_INT3 = b"\xcc"
 _ADD_ONE = bytes.fromhex("48830001")  # add qword ptr [rax], 1
 
 
@@ -71,7 +71,7 @@ class Calls:
                 distances=(*distances, Distance(len(code) + 1, thunk, "return thunk")),
                 is_exit=True,
             )
-        return Piece(code + b"\xc3" + (_INT3 if self._flavour.sls else b""), distances=distances, is_exit=True)
+        return Piece(code + b"\xc3" + (INT3 if self._flavour.sls else b""), distances=distances, is_exit=True)
 
     def _clear_branch_history(self, code: bytes) -> tuple[bytes, tuple[Distance, ...]]:
         distances: tuple[Distance, ...] = ()
@@ -93,7 +93,7 @@ class Calls:
                     raise JitError(f"no thunk for jumps by {REGISTER_NAMES[reg]} is known")
                 target = self._boot.thunks[reg]
                 return Piece(b"\xe9" + bytes(4), distances=(Distance(1, target, "indirect thunk"),))
-        return Piece(plain + (_INT3 if self._flavour.sls else b""))
+        return Piece(plain + (INT3 if self._flavour.sls else b""))
 
     def tail_call_indirect(self) -> Piece:
         """bpf_tail_call(ctx, map, index) with rdi, rsi, rdx: to the program behind its prologue, or on."""
@@ -129,12 +129,12 @@ class Calls:
         poke = self._func.pokes[number - 1]
         load, compare, (before, after) = self._count()
         leave = after + self._leave_frame()
-        rest = len(before) + _PATCH_SIZE + len(leave) + _PATCH_SIZE
+        rest = len(before) + SITE_SIZE + len(leave) + SITE_SIZE
         code = load + compare + b"\x73" + rest.to_bytes() + before  # jae out
         bypass = len(code)
-        target = bypass + _PATCH_SIZE + len(leave)
+        target = bypass + SITE_SIZE + len(leave)
         if poke.target is None:
-            code += b"\xe9" + imm32(len(leave) + _PATCH_SIZE) + leave + NOP5
+            code += b"\xe9" + imm32(len(leave) + SITE_SIZE) + leave + NOP5
             return Piece(code, poke=PokeOffsets(number - 1, bypass, target))
         code += NOP5 + leave + b"\xe9" + bytes(4)
         where = Distance(target + 1, poke.target, "tail call")

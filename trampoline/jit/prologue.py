@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from asm.encodings import ENDBR64, NOP5
 from trampoline.bpf.insn import TAIL_CALL, Insn
 from trampoline.jit.alu import add_percpu
 from trampoline.jit.encode import (
@@ -29,8 +30,6 @@ from trampoline.jit.errors import JitError
 from trampoline.jit.flavour import JitBoot, JitFlavour
 from trampoline.jit.program import JitFunc
 
-ENDBR64 = bytes.fromhex("f30f1efa")
-NOP5 = bytes.fromhex("0f1f440000")
 MAX_TAIL_CALL_CNT = 33
 CALLEE_SAVED = (RBX, R13, R14, R15)
 """Where R6 to R9 are."""

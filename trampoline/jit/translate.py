@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from asm.encodings import ENDBR64
+from emu.layout import ADDRESS_MASK
 from trampoline.bpf.insn import (
     ADDR_PERCPU,
     ADDR_SPACE_CAST,
@@ -31,7 +33,7 @@ from trampoline.jit.image import ExtableEntry
 from trampoline.jit.jumps import CONDITIONS, compare_immediate, compare_registers
 from trampoline.jit.pieces import TO_EXIT, Branch, Piece, Pieces
 from trampoline.jit.program import JitFunc
-from trampoline.jit.prologue import ENDBR64, Frame, prologue
+from trampoline.jit.prologue import Frame, prologue
 
 _FP = 10
 _LFENCE = b"\x0f\xae\xe8"
@@ -153,7 +155,7 @@ class _Translation:
         if code == CALL:
             if not insn.imm:
                 raise JitError("a call of nothing")
-            target = self._func.call_base + insn.imm & (1 << 64) - 1
+            target = self._func.call_base + insn.imm & ADDRESS_MASK
             return self._calls.call(target, of_bpf=insn.src == CallKind.SUBPROG)
         if code == EXIT:
             if self._exited:

@@ -11,21 +11,19 @@ from errno import ENOMEM, EOPNOTSUPP
 from emu.errors import OutOfMemory
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
-from emu.layout import PAGE_SIZE
+from emu.layout import ADDRESS_MASK, PAGE_SIZE
 from emu.machine import Prot
 from emu.process import PointKind
 from trampoline.kfunc_md.arena import TOP_2GIB, Arena, account
 from trampoline.kfunc_md.backend import REGISTERS
 from trampoline.kfunc_md.lookup import FLAT_BASE, Entered, LookupRegisters, flat_lookup
 
-_MASK = (1 << 64) - 1
-
 
 def entry_address(func: int) -> int:
     """Guest address of a function's entry; -EOPNOTSUPP where it can have none."""
     if func < TOP_2GIB or func & 15:
         raise KernelError(EOPNOTSUPP, f"the function at {func:#x} is not 16-byte aligned text of the top 2 GiB")
-    return (((func - (1 << 64)) >> 4) * 4 + FLAT_BASE) & _MASK
+    return (((func - (1 << 64)) >> 4) * 4 + FLAT_BASE) & ADDRESS_MASK
 
 
 class FlatTable:

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-GOLDEN_RATIO_64 = 0x61C8864680B583EB
-"""include/linux/hash.h."""
+from emu.kernel.routines.ftrace import GOLDEN_RATIO_64
+
 MIN_KFUNC_MD_ARRAY_BITS = 4
 FIRST_INSTRUCTIONS = 10
 """Instructions of a look-up that ends at the first metadata of a chain, the function's address being in a register."""

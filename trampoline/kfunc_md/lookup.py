@@ -7,7 +7,7 @@ trampoline, a stub): tables and metadata live on for such a grace period after t
 
 from dataclasses import dataclass
 
-from trampoline.kfunc_md.hash import GOLDEN_RATIO_64
+from emu.kernel.routines.ftrace import GOLDEN_RATIO_64
 
 MARKER = 0xB8
 """First byte of claimed padding, followed by the pointer: together ``mov eax, imm32``, should it ever be executed."""

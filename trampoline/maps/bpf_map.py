@@ -28,8 +28,6 @@ class BpfMap(MutableMapping[Any, Any]):
 
     operations: dict[str, str] = {}  # noqa: RUF012  # a constant of each class
     """Kernel functions behind ``map->ops``, by member."""
-    key_bytes: int | None = None
-    """Size of a key in memory where the specification does not give it."""
 
     def __init__(self, site: MapSite, spec: MapSpec, ident: int, btf: Btf | None) -> None:
         self.site, self.spec, self.id = site, spec, ident

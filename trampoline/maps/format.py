@@ -194,7 +194,6 @@ class Structure:
 
     size: int
     slots: Mapping[str, _Slot]
-    is_union: bool = False
 
     def decode(self, data: bytes) -> Record:
         """Its members."""
@@ -273,7 +272,7 @@ def _of(btf: Btf, type_id: int, depth: int) -> Format | None:
             return None if inner is None else Array(inner, record.count)
         case Kind.STRUCT | Kind.UNION:
             slots = dict(_slots(btf, record.id, 0, depth))
-            return Structure(value.size, slots, record.kind is Kind.UNION) if slots else Raw(value.size)
+            return Structure(value.size, slots) if slots else Raw(value.size)
         case _:
             return None
 

@@ -9,7 +9,7 @@ from trampoline.maps.memory import MapMemory
 
 if TYPE_CHECKING:
     from trampoline.maps.table import Maps
-    from trampoline.prog import BpfProg, BpfPrograms
+    from trampoline.prog import BpfPrograms
 
 
 class MapSite(Protocol):
@@ -46,8 +46,4 @@ class MapSite(Protocol):
 
     def function(self, name: str) -> int:
         """Guest address of one of the operations."""
-        ...
-
-    def prog_at(self, address: int) -> "BpfProg | None":
-        """The program whose ``struct bpf_prog`` is at a guest address."""
         ...

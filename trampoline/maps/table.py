@@ -19,9 +19,6 @@ from trampoline.maps.prog_array import ProgArray
 from trampoline.maps.ringbuf import RingBuffer, check_ringbuf
 from trampoline.maps.site import MapSite
 
-NAME_LENGTH = 15
-"""Characters of a map's name that the kernel keeps (BPF_OBJ_NAME_LEN)."""
-
 KINDS: Mapping[MapType, tuple[type[BpfMap], Callable[[MapSpec], None]]] = {
     MapType.HASH: (HashMap, check_hash),
     MapType.ARRAY: (ArrayMap, check_array),

@@ -12,7 +12,6 @@ from trampoline.bpf.uapi import MapType
 from trampoline.btf import Btf, Kind, Member
 from trampoline.errors import ObjectError
 
-_POINTER_SIZE = 8
 _MAX_VALUE = 1 << 30
 _NUMBERS = ("type", "max_entries", "map_flags", "key_size", "value_size", "numa_node", "pinning", "map_extra")
 _MAPS_OF_MAPS = (MapType.ARRAY_OF_MAPS, MapType.HASH_OF_MAPS)

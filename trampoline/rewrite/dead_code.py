@@ -1,9 +1,7 @@
 """Code that no path reaches goes, and so do jumps to the next instruction."""
 
-from dataclasses import replace
 
 from trampoline.bpf.insn import GOTO, MAY_GOTO, Cls, Insn, Jmp
-from trampoline.rewrite import ops
 from trampoline.rewrite.nodes import Code, Node
 
 
@@ -63,16 +61,3 @@ def remove_nops(code: Code) -> None:
         place += 1
     if gone:
         code.expand(lambda node: () if id(node) in gone else None)
-
-
-def trap_dead_code(code: Code) -> None:
-    """What an unprivileged program never reaches becomes a jump onto itself (``sanitize_dead_code``)."""
-
-    def trapped(node: Node) -> list[Insn | Node] | None:
-        if _seen(node):
-            return None
-        node.insn, node.func = replace(ops.jump(-1)), None
-        node.target = node
-        return [node]
-
-    code.expand(trapped)

@@ -33,8 +33,6 @@ class RewriteFlavour:
     """Per-CPU variables are kernel addresses, not small offsets (9d7de2aa8b41, 6.15)."""
     count_mask: int = 0
     """Bits of the word before the context that are the number of arguments; 0: all."""
-    signed_division: bool = True
-    """There is signed division, and its cases that trap are taken out."""
     may_goto: MayGoto = MayGoto.NONE
     gfp_atomic: int = 0x820
     """GFP_ATOMIC, which storage helpers get as a hidden argument."""
@@ -52,7 +50,6 @@ REWRITE_FLAVOURS = {
             ax=11,
             array_value=0x110,
             inlines_percpu=False,
-            signed_division=False,
             gfp_atomic=0xA20,
             inlines_kptr_xchg=False,
         ),

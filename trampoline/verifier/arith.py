@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from trampoline.bpf.insn import Alu
 from trampoline.verifier import tnum
 from trampoline.verifier.bounds import Bounds, Sync
-from trampoline.verifier.scalar import UNKNOWN_SCALAR, Scalar, known, s64
+from trampoline.verifier.scalar import UNKNOWN_SCALAR, Scalar, known
 from trampoline.verifier.tnum import U32, U64, Tnum
 
 
@@ -334,8 +334,3 @@ def sign_extended(a: Scalar, size: int, is32: bool, how: Tightness) -> Scalar:
         if bits == 32 or (out.smin >= -(1 << 31) and out.smax < 1 << 31):
             out.s32_min, out.s32_max = low, high
     return how.sync(out)
-
-
-def as_signed(a: Scalar) -> int:
-    """The known number, signed."""
-    return s64(a.bits.value)

@@ -86,8 +86,6 @@ class CallRules:
     """What a program is told that may not call a helper."""
     names_context: bool
     """A helper that may sleep is refused with the place where it may not."""
-    btf_as_memory: bool
-    """Trusted pointers to kernel memory are memory that helpers read."""
     trusted: bool
     """Pointers to kernel memory are trusted or not (6.2)."""
     untrusted_leaves: bool
@@ -115,7 +113,6 @@ CALL_RULES = {
         MappingProxyType(_BY_6_1),
         unavailable="unknown func {name}#{number}",
         names_context=False,
-        btf_as_memory=False,
         trusted=False,
         untrusted_leaves=False,
         any_pointer_is_number=False,
@@ -131,7 +128,6 @@ CALL_RULES = {
         MappingProxyType(_newer(_MEM_6_12)),
         unavailable="program of this type cannot use helper {name}#{number}",
         names_context=False,
-        btf_as_memory=True,
         trusted=True,
         untrusted_leaves=False,
         any_pointer_is_number=False,
@@ -147,7 +143,6 @@ CALL_RULES = {
         MappingProxyType(_newer(_MEM_7_2)),
         unavailable="program of this type cannot use helper {name}#{number}",
         names_context=True,
-        btf_as_memory=True,
         trusted=True,
         untrusted_leaves=True,
         any_pointer_is_number=True,

@@ -23,14 +23,12 @@ def check_ctx_access(env: Env, regno: int, off: int, size: int, write: bool, val
     """A load or store of ``size`` bytes at the constant offset ``off`` of the context in register ``regno``.
 
     ``memory.check_mem_access`` has seen to it that the register's offset is constant and added it to ``off``. Refuses,
-    or notes what is learnt (``env.fact.ctx_size``, ``env.accessed_args``, ``env.max_ctx_offset``) and, for a load with
-    ``value_regno`` >= 0, puts what was loaded into that register.
+    or notes what is learnt (``env.accessed_args``, ``env.max_ctx_offset``) and, for a load with ``value_regno`` >= 0,
+    puts what was loaded into that register.
     """
     found = _FIELDS.get(context_type(env), _none)(env, Access(off, size, write))
     if found is None:
         env.denied(f"invalid bpf_context access off={off} size={size}")
-    if found.kind is not Kind.PTR_TO_BTF_ID:
-        env.fact.ctx_size = found.field_size
     env.max_ctx_offset = max(env.max_ctx_offset, off + size)
     if write or value_regno < 0:
         return
@@ -89,9 +87,7 @@ def _perf_event(env: Env, access: Access) -> Field | None:
     """``pe_prog_is_valid_access``: registers whole, the sample's period and address in parts too."""
     if not 0 <= access.off < _PERF_EVENT_SIZE or access.write or access.off % access.size:
         return None
-    if access.off >= PT_REGS_SIZE:
-        return Field(field_size=8)
-    return Field() if access.size == 8 else None
+    return Field() if access.off >= PT_REGS_SIZE or access.size == 8 else None
 
 
 def _tracing(env: Env, access: Access) -> Field | None:

@@ -26,5 +26,3 @@ class Field:
     btf_id: int = 0
     number: Scalar | None = None
     """What is known of the number; None: nothing."""
-    field_size: int = 0
-    """Width of the field, where narrower loads of it are allowed."""

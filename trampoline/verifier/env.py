@@ -12,7 +12,7 @@ from trampoline.verifier.kernel import KernelView
 from trampoline.verifier.kinds import Kind
 from trampoline.verifier.result import InsnFacts, SubprogFacts
 from trampoline.verifier.rules import RULES, Rules
-from trampoline.verifier.state import NOT_INIT, UNKNOWN_REG, FuncFrame, Reg, State, known_reg
+from trampoline.verifier.state import NOT_INIT, UNKNOWN_REG, FuncFrame, Reg, State
 from trampoline.verifier.target import Target
 
 
@@ -86,7 +86,6 @@ class Env:
         self.maps: list[MapSpec] = []
         """Maps used so far, in the order of their first use."""
         self.slot = 0
-        self.prev_slot = -1
         self.state: State = State(FuncFrame(0, 0, -1))
         self.frame: FuncFrame = self.state.frames[0]
         """The innermost frame of ``state``. A rule that pushes a frame keeps the old one at hand in a variable."""
@@ -133,10 +132,6 @@ class Env:
     def mark_unknown(self, n: int) -> None:
         """Register ``n`` holds any number (``mark_reg_unknown``)."""
         self.frame.regs[n] = UNKNOWN_REG
-
-    def mark_known(self, n: int, number: int) -> None:
-        """Register ``n`` holds this number."""
-        self.frame.regs[n] = known_reg(number)
 
     def mark_not_init(self, n: int) -> None:
         """Register ``n`` may not be read (``mark_reg_not_init``)."""

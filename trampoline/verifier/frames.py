@@ -66,7 +66,6 @@ def push_callback(
     (bpf_loop's count; its register is the upper bound). The call goes on to mark R0 to R5 of the frame that is the
     current one now: ``env.frame`` does not change before it returns.
     """
-    env.subprogs[subprog].is_callback = True
     caller = env.frame
     if env.rules.callback_once:
         # The body is a part of this very path: its frame is entered when the call has been checked.
@@ -98,7 +97,6 @@ def push_async_callback(
     env: Env, subprog: int, setup: Setup, *, returns: tuple[int, int] = (0, 0), sleepable: bool = False
 ) -> None:
     """The same for a callback that runs later and alone (timers, work queues)."""
-    env.subprogs[subprog].is_callback = True
     if env.frame.depth > MAX_ASYNC_NESTING or env.async_entries.get(subprog, 0) > MAX_ASYNC_NESTING:
         return
     env.async_entries[subprog] = env.async_entries.get(subprog, 0) + 1

@@ -2,7 +2,7 @@
 
 from errno import E2BIG, EPERM
 
-from trampoline.bpf.insn import CALL, EXIT, GOTO, GOTOL, GOTOX, CallKind, Cls, Insn, Jmp, Mode, places
+from trampoline.bpf.insn import CALL, EXIT, GOTO, GOTOL, GOTOX, CallKind, Cls, Insn, Jmp, places
 from trampoline.verifier.env import Env
 from trampoline.verifier.fields import is_call_of_function, is_function_address
 from trampoline.verifier.kfunc_ids import check_kfunc_ids
@@ -61,16 +61,6 @@ def end_of(env: Env, subprog: int) -> int:
     return env.subprogs[subprog + 1].start if subprog + 1 < len(env.subprogs) else len(env.insns)
 
 
-def subprog_of(env: Env, slot: int) -> int:
-    """Number of the function that a slot lies in."""
-    number = 0
-    for candidate, function in enumerate(env.subprogs):
-        if function.start > slot:
-            break
-        number = candidate
-    return number
-
-
 def check_functions(env: Env) -> None:
     """Refuses jumps out of a function and functions whose last instruction can go on."""
     for number, function in enumerate(env.subprogs):
@@ -84,8 +74,6 @@ def check_functions(env: Env) -> None:
             if last.code == CALL and last.src == CallKind.HELPER and last.imm == _TAIL_CALL_HELPER:
                 function.has_tail_call = True
             cls = last.code & 7
-            if cls == Cls.LD and last.mode in (Mode.ABS, Mode.IND):
-                function.has_ld_abs = True
             if cls not in (Cls.JMP, Cls.JMP32) or last.op in (Jmp.EXIT, Jmp.CALL) or last.code == GOTOX:
                 continue
             target = slot + 1 + (last.imm if last.code == GOTOL else last.off)

@@ -44,4 +44,4 @@ def packet_field(env: Env, access: Access) -> Field | None:
         return None
     if _SK <= off < _SK_END:
         return Field(Kind.PTR_TO_SOCK_COMMON, Flag.PTR_MAYBE_NULL) if off == _SK and size == 8 else None
-    return Field(field_size=_WORD) if size <= _WORD else None
+    return Field() if size <= _WORD else None

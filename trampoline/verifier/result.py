@@ -31,8 +31,6 @@ class InsnFacts:
     """Some path comes here; what none reaches is dead code."""
     pointee: Pointee | None = None
     """Of a load, store or atomic operation."""
-    ctx_size: int = 0
-    """Width in bytes of the field a context access lies in, where narrower ones are allowed."""
     map: MapSpec | None = None
     """The one map that a helper call was given; None where there were several or none."""
     map_key: int | None = None
@@ -43,7 +41,6 @@ class InsnFacts:
     """A call of bpf_loop with one callback and flags 0, which is inlined."""
     loop_callback: int = 0
     """Its callback's function number."""
-    callback_flags: int = 0
     calls_seen: bool = False
     """Of a call: some path called it before, so that what is noted of it is the common part."""
 
@@ -57,11 +54,8 @@ class SubprogFacts:
     """Bytes of stack that it touches, as the JIT gets it (before rounding)."""
     has_tail_call: bool = False
     tail_call_reachable: bool = False
-    has_ld_abs: bool = False
-    is_callback: bool = False
     is_exception_callback: bool = False
     is_global: bool = False
-    might_sleep: bool = False
     uses_private_stack: bool = False
     name: str = ""
 

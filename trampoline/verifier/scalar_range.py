@@ -27,5 +27,4 @@ def from_error(high: int) -> Scalar:
     return signed_range(-4095, high) if high <= S64_MAX else signed_range(-4095, S64_MAX)
 
 
-ANY_INT = (S32_MIN, S32_MAX)
 ANY = (S64_MIN, S64_MAX)

@@ -22,7 +22,6 @@ MAX_VAR_OFF = 1 << 29
 INVALID: SlotKinds = (Slot.INVALID,) * 8
 MISC: SlotKinds = (Slot.MISC,) * 8
 SPILL: SlotKinds = (Slot.SPILL,) * 8
-ZEROS: SlotKinds = (Slot.ZERO,) * 8
 EMPTY = StackSlot(INVALID)
 _SPECIAL = (Slot.DYNPTR, Slot.ITER, Slot.IRQ_FLAG)
 

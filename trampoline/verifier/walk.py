@@ -32,7 +32,7 @@ def walk(env: Env, flow: Flow, start: State, slot: int) -> None:
     checkpoints = Checkpoints(flow)
     foresight = Foresight(flow, INSN_LIMIT)
     env.state, env.frame = start, start.frame
-    env.slot, env.prev_slot = slot, -1
+    env.slot = slot
     env.pending = []
     insns, prune, facts = env.insns, flow.prune, env.facts
     checked = env.checked_fields
@@ -80,7 +80,6 @@ def walk(env: Env, flow: Flow, start: State, slot: int) -> None:
             _STEPS[code](env, insn)
         if env.log_level >= 2:
             _log_state(env)
-        env.prev_slot = slot
         env.slot = env.next_slot
 
 
@@ -93,7 +92,7 @@ def _next_path(env: Env) -> bool:
     if env.log_level < 2:
         del env.log[log_length:]
     env.state, env.frame = state, state.frame
-    env.prev_slot, env.slot = from_slot, slot
+    env.slot = slot
     registers = f": {describe_frame(env.frame)}" if env.log_level >= 2 else ""
     env.say(f"\nfrom {from_slot} to {slot}{registers}")
     return True
@@ -186,13 +185,6 @@ def _atomic(env: Env, insn: Insn) -> None:
     target = env.frame.regs[insn.dst]
     atomics.step(env, insn)
     _note_pointee(env, target)
-
-
-def _stx(env: Env, insn: Insn) -> None:
-    if insn.mode == Mode.ATOMIC:
-        _atomic(env, insn)
-    else:
-        _store(env, insn)
 
 
 def _goto(env: Env, insn: Insn) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from errno import EINVAL
 
-from asm.encodings import call_rel32, jmp_rel32
-from emu.kernel.entry import NOP5, SITE_SIZE
+from asm.encodings import NOP5, call_rel32, jmp_rel32
+from emu.kernel.entry import SITE_SIZE
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace.ops import FtraceOps, FtraceOpsFlag
 from emu.kernel.kallsyms import Kallsyms

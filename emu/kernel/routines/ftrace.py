@@ -28,6 +28,7 @@ _SOFTIRQ, _HARDIRQ, _NMI = 0x00FF0100, 0x00FF0000, 0x00F00000
 """In which bits of preempt_count softirq, hardirq and NMI show, each with those that interrupt it."""
 
 GOLDEN_RATIO_64 = 0x61C8864680B583EB
+"""Multiplier of hash_64() (include/linux/hash.h)."""
 FTRACE_OPS_FL_STUB = 1 << 5
 
 _FRAME = 0xA8

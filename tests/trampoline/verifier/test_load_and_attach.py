@@ -19,7 +19,6 @@ from trampoline.verifier.errors import VerifierError
 from trampoline.verifier.kernel import KernelView
 from trampoline.verifier.lists import RELEASES, names
 from trampoline.verifier.load import Loaded, bpf_prog_load, check_load_attributes
-from trampoline.verifier.origin import DECIDED, OBSERVED, REPLACED, RETURNED_INTO, combined, origin_of
 from trampoline.verifier.requests import KprobeMulti, LinkCreate, PerfKprobe, PerfTracepoint, RawTracepointOpen
 from trampoline.verifier.result import Verified
 from trampoline.verifier.target import Target, check_attach_btf_id
@@ -439,14 +438,3 @@ def test_lists_by_release():
     assert "vfs_read" not in names("no_site", "6.1")
     with pytest.raises(ValueError, match="no release 9"):
         names("no_site", "9.9")
-
-
-def test_what_becomes_of_the_original_call():
-    assert origin_of(AttachType.TRACE_FENTRY) == RETURNED_INTO
-    assert origin_of(AttachType.TRACE_FEXIT_MULTI) == origin_of(AttachType.TRACE_FSESSION) == OBSERVED
-    assert origin_of(AttachType.MODIFY_RETURN) == origin_of(AttachType.LSM_MAC) == DECIDED
-    assert origin_of(AttachType.LSM_MAC, returns_void=True) == OBSERVED
-    assert combined([]) == RETURNED_INTO
-    assert combined([RETURNED_INTO, OBSERVED, DECIDED]) == DECIDED
-    assert combined([RETURNED_INTO, OBSERVED]).called
-    assert not combined([REPLACED]).called

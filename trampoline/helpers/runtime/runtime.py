@@ -17,7 +17,7 @@ from trampoline.helpers.runtime.printing import TraceLine
 from trampoline.maps.layout import MapLayout
 from trampoline.maps.memory import MapMemory
 from trampoline.maps.table import KINDS, Maps
-from trampoline.prog import BpfProg, BpfPrograms
+from trampoline.prog import BpfPrograms
 
 HELPERS: tuple[Helper, ...] = (
     *map_code.HELPERS,
@@ -172,10 +172,6 @@ class Runtime:
     def function(self, name: str) -> int:
         """Guest address of an operation of maps."""
         return self._addresses[name]
-
-    def prog_at(self, address: int) -> BpfProg | None:
-        """The program whose ``struct bpf_prog`` is at a guest address."""
-        return self.programs.loaded.get(address)
 
 
 class _Answer:

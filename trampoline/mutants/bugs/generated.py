@@ -6,7 +6,8 @@ from itertools import islice, takewhile
 from typing import Any
 
 from asm import Image
-from trampoline.generator import PATCH_SIZE, TrampFlag, Trampoline
+from emu.kernel.entry import SITE_SIZE
+from trampoline.generator import TrampFlag, Trampoline
 from trampoline.mutants.mutant import Mutant
 from trampoline.mutants.patch import wrap
 
@@ -53,7 +54,7 @@ def _site_as_ip(store: _Lines) -> _Lines:
         if template._func_addr is None:
             yield from store(template, offset)
         else:
-            yield from template._store_imm(offset, template._body - PATCH_SIZE, "ctx[-2]: bpf_get_func_ip()")
+            yield from template._store_imm(offset, template._body - SITE_SIZE, "ctx[-2]: bpf_get_func_ip()")
 
     return mutated
 
