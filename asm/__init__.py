@@ -1,8 +1,8 @@
 """x86_64 machine code as a value: text to bytes, bytes to instructions, an image with its listing."""
 
-from .assembler import assemble
-from .decode import Instruction, decode, image_of, instruction_count, instruction_starts
-from .encodings import (
+from asm.assembler import assemble
+from asm.decode import Instruction, decode, image_of, instruction_count, instruction_starts
+from asm.encodings import (
     CALL_DEPTH_ACCOUNT_SIZE,
     ENDBR64,
     INT3,
@@ -17,8 +17,8 @@ from .encodings import (
     jmp_rel8,
     jmp_rel32,
 )
-from .errors import AsmError, AssemblySyntaxError, DisplacementError, EncodingMismatch
-from .image import Image, Line, Phase
+from asm.errors import AsmError, AssemblySyntaxError, DisplacementError, EncodingMismatch
+from asm.image import Image, Line, Phase
 
 __all__ = [
     "CALL_DEPTH_ACCOUNT_SIZE",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
-from .encoder import (
+from asm.encoder import (
     NOP_ENCODINGS,
     Encoded,
     EncodeFailure,
@@ -18,13 +18,13 @@ from .encoder import (
     mov_number,
     remember,
 )
-from .encodings import MASK, displacement
-from .engines import capstone
-from .errors import AsmError, AssemblySyntaxError, DisplacementError, EncodingMismatch
-from .image import Image, Line, Phase
-from .operands import Immediate, Refusal, Register, fixed_width, number_text
-from .resolve import evaluate, resolve, symbolic_text
-from .syntax import Align, Data, ParsedLine, PhaseChange, Statement, parse_line
+from asm.encodings import MASK, displacement
+from asm.engines import capstone
+from asm.errors import AsmError, AssemblySyntaxError, DisplacementError, EncodingMismatch
+from asm.image import Image, Line, Phase
+from asm.operands import Immediate, Refusal, RegisterOperand, fixed_width, number_text
+from asm.resolve import evaluate, resolve, symbolic_text
+from asm.syntax import Align, Data, ParsedLine, PhaseChange, Statement, parse_line
 
 # Branches only grow; labels in immediates could in theory make sizes swing, and are stopped here.
 _MOST_ROUNDS = 64
@@ -195,7 +195,11 @@ class _Assembly:
         if len(item.operands) != 2 or item.long_form:
             return None
         register, number = item.operands
-        if type(register) is not Register or type(number) is not Immediate or item.mnemonic not in ("mov", "movabs"):
+        if (
+            type(register) is not RegisterOperand
+            or type(number) is not Immediate
+            or item.mnemonic not in ("mov", "movabs")
+        ):
             return None
         return mov_number(item.mnemonic, register.name, evaluate(number.expression, self.lookup))
 
@@ -373,9 +377,7 @@ class _Assembly:
             left -= size
             offset += size
 
-    def check(
-        self, code: bytes, spans: list[tuple[int, int]], expected: list[tuple[int, int, str, str]]
-    ) -> None:
+    def check(self, code: bytes, spans: list[tuple[int, int]], expected: list[tuple[int, int, str, str]]) -> None:
         """Decodes the finished code end to end: boundaries, mnemonics, operands and targets have to be as laid out."""
         engine = capstone()
         decoded: list[tuple[int, int, str, str]] = []

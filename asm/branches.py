@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from .encodings import CONDITION_ALIASES, CONDITIONS, MASK, condition_code, displacement
+from asm.encodings import CONDITION_ALIASES, CONDITIONS, MASK, condition_code, displacement
 
 
 @dataclass(frozen=True, slots=True)

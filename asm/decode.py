@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .encodings import MASK
-from .engines import capstone
-from .errors import AsmError
-from .image import Image, Line
+from asm.encodings import MASK
+from asm.engines import capstone
+from asm.errors import AsmError
+from asm.image import Image, Line
 
 _RIP = re.compile(r"\[rip(?: ([+-]) (\w+))?\]")
 

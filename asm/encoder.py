@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .encodings import ENDBR64, INT3, MASK, NOPS
-from .engines import detailed_capstone, keystone
-from .meaning import Meant, MeantMemory, agrees, fits, operand_text, signed, signed_immediates
-from .operands import number_text
-from .registers import NUMBER_32, NUMBER_64
+from asm.encodings import ENDBR64, INT3, MASK, NOPS
+from asm.engines import detailed_capstone, keystone
+from asm.operands import number_text
+from asm.registers import NUMBER_32, NUMBER_64
+from asm.roundtrip import Meant, MeantMemory, agrees, fits, operand_text, signed, signed_immediates
 
 if TYPE_CHECKING:
     from capstone import CsInsn

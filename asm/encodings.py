@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from types import MappingProxyType
 
-from .errors import DisplacementError
+from asm.errors import DisplacementError
 
 MASK = (1 << 64) - 1
 """Addresses and numbers are 64 bits wide."""

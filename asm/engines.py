@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from .errors import AsmError
+from asm.errors import AsmError
 
 if TYPE_CHECKING:
     from capstone import Cs

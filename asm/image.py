@@ -84,7 +84,7 @@ class Image:
 
     def listing(self, *, color: bool = False, names: Mapping[int, str] | None = None) -> str:
         """The image as text: offset, bytes, phase, instruction, comment; `names` gives addresses their symbols."""
-        from .listing import render
+        from asm.listing import render
 
         return render(self, color=color, names=names or {})
 

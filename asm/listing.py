@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from .image import Image, Phase
+from asm.image import Image, Phase
 
 _RESET = "\x1b[0m"
 _FAINT = "\x1b[2m"

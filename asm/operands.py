@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .registers import OPERANDS, REGISTERS_32, REGISTERS_64, RESERVED, SEGMENTS
+from asm.registers import OPERANDS, REGISTERS_32, REGISTERS_64, RESERVED, SEGMENTS
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 64) - 1
 SIZES = {
@@ -51,7 +51,7 @@ def fixed_width(value: int, width: int, column: int) -> bytes:
 
 
 @dataclass(slots=True)
-class Expression:
+class AsmExpression:
     """A sum. `constant` is its value if it names no symbol."""
 
     terms: tuple[Term, ...]
@@ -72,13 +72,13 @@ class Expression:
         return text or "0"
 
 
-def expression(terms: list[Term], column: int) -> Expression:
+def expression(terms: list[Term], column: int) -> AsmExpression:
     """The sum of the terms; Refusal if it is constant and no 64-bit number."""
     if any(isinstance(term.content, str) for term in terms):
-        return Expression(tuple(terms), column, None)
+        return AsmExpression(tuple(terms), column, None)
     value = sum(term.sign * term.content for term in terms if isinstance(term.content, int))
     check_range(value, column)
-    return Expression(tuple(terms), column, value)
+    return AsmExpression(tuple(terms), column, value)
 
 
 def check_range(value: int, column: int) -> None:
@@ -88,7 +88,7 @@ def check_range(value: int, column: int) -> None:
 
 
 @dataclass(slots=True)
-class Register:
+class RegisterOperand:
     """A register operand."""
 
     name: str
@@ -99,12 +99,12 @@ class Register:
 class Immediate:
     """A number, or the target of a branch."""
 
-    expression: Expression
+    expression: AsmExpression
     column: int
 
 
 @dataclass(slots=True)
-class Memory:
+class MemoryOperand:
     """A memory operand; `size` in bytes, 0 if none was written; based on rip, the expression is the address itself."""
 
     size: int
@@ -112,11 +112,11 @@ class Memory:
     base: str
     index: str
     scale: int
-    expression: Expression
+    expression: AsmExpression
     column: int
 
 
-Operand = Register | Immediate | Memory
+Operand = RegisterOperand | Immediate | MemoryOperand
 
 
 def parse_operands(code: str, position: int) -> tuple[Operand, ...]:
@@ -179,7 +179,7 @@ class _Parser:
             return self.memory(0, column)
         if token in OPERANDS:
             self.next += 1
-            return Register(token, column)
+            return RegisterOperand(token, column)
         return Immediate(expression(self.sum(), column), column)
 
     def sum(self) -> list[Term]:
@@ -214,7 +214,7 @@ class _Parser:
         self.next += 1
         return Term(sign, token, column)
 
-    def memory(self, size: int, column: int) -> Memory:
+    def memory(self, size: int, column: int) -> MemoryOperand:
         segment = ""
         if self.token in SEGMENTS:
             segment = self.token
@@ -235,7 +235,7 @@ class _Parser:
         self.take("]")
         base, index, scale = _address_registers(registers)
         shift = expression(terms, terms[0].column if terms else column)
-        return Memory(size, segment, base, index, scale, shift, column)
+        return MemoryOperand(size, segment, base, index, scale, shift, column)
 
     def scaled_register(self, sign: int) -> tuple[str, int, int] | None:
         """`reg`, `reg*scale` or `scale*reg`: (register, scale or 0, column)."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from .encoder import PLACEHOLDER, Encoded, Request
-from .meaning import STRING_OPERANDS, Meant, MeantMemory, MeantOperand, signed
-from .operands import Expression, Immediate, Memory, Refusal, Register, check_range
-from .registers import HIGH_BYTES, NUMBER_32, NUMBER_64, REX_OPERANDS
-from .syntax import Statement
+from asm.encoder import PLACEHOLDER, Encoded, Request
+from asm.operands import AsmExpression, Immediate, MemoryOperand, Refusal, RegisterOperand, check_range
+from asm.registers import HIGH_BYTES, NUMBER_32, NUMBER_64, REX_OPERANDS
+from asm.roundtrip import STRING_OPERANDS, Meant, MeantMemory, MeantOperand, signed
+from asm.syntax import Statement
 
 Lookup = Callable[[str, int], int]
 
@@ -30,7 +30,7 @@ _ONE_SIZE = re.compile(
 _SIZE = re.compile(r"(?:\w+ )?ptr (?=\w\w:\[|\[)")
 
 
-def evaluate(expression: Expression, lookup: Lookup) -> int:
+def evaluate(expression: AsmExpression, lookup: Lookup) -> int:
     """The value of an expression; `lookup` gives the value of a symbol or refuses it at its column."""
     if expression.constant is not None:
         return expression.constant
@@ -47,7 +47,7 @@ def resolve(statement: Statement, lookup: Lookup) -> Request:
     name = statement.mnemonic.rpartition(" ")[2]
     operands = tuple(_meant(operand, name, lookup) for operand in statement.operands)
     _check_high_bytes(statement)
-    memories = [operand for operand in statement.operands if isinstance(operand, Memory)]
+    memories = [operand for operand in statement.operands if isinstance(operand, MemoryOperand)]
     if statement.long_form and not memories:
         raise Refusal(statement.column, f"{{disp32}}: {name} has no displacement here")
     if operands and name in _IMPLICIT and not any(op.startswith("xmm") for op in operands if isinstance(op, str)):
@@ -61,35 +61,35 @@ def resolve(statement: Statement, lookup: Lookup) -> Request:
 
 def _check_high_bytes(statement: Statement) -> None:
     """Refuses what Keystone aborts the process for: ah, bh, ch and dh in an instruction with a REX prefix."""
-    high = [op for op in statement.operands if isinstance(op, Register) and op.name in HIGH_BYTES]
+    high = [op for op in statement.operands if isinstance(op, RegisterOperand) and op.name in HIGH_BYTES]
     if not high:
         return
     for operand in statement.operands:
-        if isinstance(operand, Register):
+        if isinstance(operand, RegisterOperand):
             rex = operand.name in REX_OPERANDS
         else:
-            rex = isinstance(operand, Memory) and (operand.size == 8 or _extended(operand))
+            rex = isinstance(operand, MemoryOperand) and (operand.size == 8 or _extended(operand))
         if rex:
             raise Refusal(high[0].column, f"{high[0].name} can't be reached in an instruction with a REX prefix")
 
 
-def _extended(memory: Memory) -> bool:
+def _extended(memory: MemoryOperand) -> bool:
     return any(NUMBER_64.get(name, NUMBER_32.get(name, 0)) >= 8 for name in (memory.base, memory.index))
 
 
-def _check_size_known(statement: Statement, name: str, memory: Memory) -> None:
-    beside = any(isinstance(operand, Register) for operand in statement.operands)
+def _check_size_known(statement: Statement, name: str, memory: MemoryOperand) -> None:
+    beside = any(isinstance(operand, RegisterOperand) for operand in statement.operands)
     if _ONE_SIZE.fullmatch(name) or (beside and name not in _OWN_SIZE and name not in _SHIFTS):
         return
     raise Refusal(memory.column, "the size of this memory operand is open; write one such as 'qword ptr'")
 
 
-def _meant(operand: Register | Immediate | Memory, name: str, lookup: Lookup) -> MeantOperand:
-    if type(operand) is Register:
+def _meant(operand: RegisterOperand | Immediate | MemoryOperand, name: str, lookup: Lookup) -> MeantOperand:
+    if type(operand) is RegisterOperand:
         return operand.name
     if type(operand) is Immediate:
         return evaluate(operand.expression, lookup)
-    assert type(operand) is Memory
+    assert type(operand) is MemoryOperand
     size = operand.size or (8 if name in _STACK_SIZED else 0)
     if name == "lea":
         # It reads nothing.
@@ -107,7 +107,7 @@ def symbolic_text(statement: Statement, encoded: Encoded) -> str:
     size = _SIZE.search(encoded.operands)
     texts = []
     for operand in statement.operands:
-        if isinstance(operand, Register):
+        if isinstance(operand, RegisterOperand):
             texts.append(operand.name)
         elif isinstance(operand, Immediate):
             texts.append(operand.expression.text())
@@ -116,7 +116,7 @@ def symbolic_text(statement: Statement, encoded: Encoded) -> str:
     return f"{encoded.mnemonic} {', '.join(texts)}"
 
 
-def _memory_text(memory: Memory) -> str:
+def _memory_text(memory: MemoryOperand) -> str:
     parts = [memory.base] if memory.base else []
     if memory.index:
         parts.append(memory.index if memory.scale == 1 else f"{memory.index}*{memory.scale}")

@@ -10,14 +10,23 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .branches import BRANCHES, BranchForm
-from .encodings import LONGEST_NOP, NOPS
-from .image import Phase
-from .operands import Expression, Immediate, Memory, Operand, Refusal, Register, Term, parse_operands
-from .registers import NUMBER_64, RESERVED
+from asm.branches import BRANCHES, BranchForm
+from asm.encodings import LONGEST_NOP, NOPS
+from asm.image import Phase
+from asm.operands import (
+    AsmExpression,
+    Immediate,
+    MemoryOperand,
+    Operand,
+    Refusal,
+    RegisterOperand,
+    Term,
+    parse_operands,
+)
+from asm.registers import NUMBER_64, RESERVED
 
 if TYPE_CHECKING:
-    from .encoder import Encoded
+    from asm.encoder import Encoded
 
 LONGEST_LINE = 1000
 PREFIXES = frozenset({"lock", "rep", "repe", "repne", "repz", "repnz"})
@@ -46,7 +55,7 @@ class Statement:
     long_form: bool
     column: int
     branch: BranchForm | None
-    target: Expression | None
+    target: AsmExpression | None
     names: tuple[str, ...]
     fixed: Encoded | None = field(default=None, compare=False)
 
@@ -57,7 +66,7 @@ class Data:
 
     directive: str
     width: int
-    values: tuple[Expression, ...]
+    values: tuple[AsmExpression, ...]
     column: int
 
 
@@ -111,8 +120,8 @@ def parse_line(raw: str) -> ParsedLine:
 
 def _mov_number(move: re.Match[str]) -> Statement:
     value, column = int(move[3], 16), move.start(3) + 1
-    number = Immediate(Expression((Term(1, value, column),), column, value), column)
-    operands = (Register(move[2], move.start(2) + 1), number)
+    number = Immediate(AsmExpression((Term(1, value, column),), column, value), column)
+    operands = (RegisterOperand(move[2], move.start(2) + 1), number)
     return Statement(move[1], operands, False, move.start(1) + 1, None, None, ())
 
 
@@ -145,9 +154,9 @@ def _parse_item(code: str, position: int) -> Statement | Data | Align | PhaseCha
             raise Refusal(column, f"{text} has no such form")
     names: list[str] = []
     for operand in operands:
-        if isinstance(operand, Memory) and operand.base == "rip":
+        if isinstance(operand, MemoryOperand) and operand.base == "rip":
             target = operand.expression
-        elif not isinstance(operand, Register) and not branch:
+        elif not isinstance(operand, RegisterOperand) and not branch:
             names.extend(term.content for term in operand.expression.terms if isinstance(term.content, str))
     return Statement(prefix + text, operands, long_form, column, branch, target, tuple(names))
 
@@ -163,11 +172,12 @@ def _parse_directive(name: str, column: int, code: str, position: int) -> Data |
     if name == ".align":
         values = parse_operands(code, position)
         match values:
-            case (Immediate(Expression(constant=int(boundary))),) if 1 <= boundary <= 4096:
+            case (Immediate(AsmExpression(constant=int(boundary))),) if 1 <= boundary <= 4096:
                 return Align(boundary)
-            case (Immediate(Expression(constant=int(boundary))), Immediate(Expression(constant=int(longest)))) if (
-                1 <= boundary <= 4096 and longest in NOPS
-            ):
+            case (
+                Immediate(AsmExpression(constant=int(boundary))),
+                Immediate(AsmExpression(constant=int(longest))),
+            ) if 1 <= boundary <= 4096 and longest in NOPS:
                 return Align(boundary, longest)
         raise Refusal(column, f".align takes a number from 1 to 4096, and the longest nop, up to {max(NOPS)}")
     if width := _DATA_WIDTHS.get(name):

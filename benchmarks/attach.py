@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 
-from trampoline.lab import Tracing
+from trampoline.lab.lab import Lab
 
 ROUNDS = 200
 
@@ -16,7 +16,7 @@ ROUNDS = 200
 def measure(flavour: str, kind: str, rounds: int) -> list[float]:
     """Median milliseconds of attach, call and detach."""
     times: list[tuple[float, ...]] = []
-    with Tracing(flavour) as lab:
+    with Lab(flavour) as lab:
         prog = lab.prog(kind, "xor eax, eax\nret")
         for _ in range(rounds):
             moments = [time.perf_counter()]

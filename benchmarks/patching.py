@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 
 from asm.encodings import NOP5, call_rel32
-from emu.kernel.ftrace import FtraceOps
-from emu.kernel.functions import Function
+from emu.kernel.ftrace.ops import FtraceOps
 from emu.kernel.kernel import Kernel
-from trampoline.btf import Btf
-from trampoline.lab import Tracing
+from emu.kernel.text.functions import FunctionText
+from trampoline.bpf.btf.btf import Btf
+from trampoline.lab.lab import Lab
 
 ROUNDS = 5
 COUNTS = (1_000, 10_000)
@@ -59,10 +59,10 @@ def one_by_one(kernel: Kernel, sites: list[int], target: int) -> float:
 
 def main(release: str, path: str, vcpus: str = "2") -> None:
     """Measure one BTF on one flavour."""
-    with Tracing(release, design="batched", btf=Btf.read(path), vcpus=int(vcpus)) as lab:
+    with Lab(release, design="batched", btf=Btf.read(path), vcpus=int(vcpus)) as lab:
         kernel = lab.kernel
         sites = sorted(kernel.ftrace.records)
-        target = kernel.add_functions(Function("direct", "ret", traceable=False))[0].address
+        target = kernel.add_functions(FunctionText("direct", "ret", traceable=False))[0].address
         print(f"{'sites':>7}{'add':>9}{'mod':>9}{'del':>9}{'each':>9}{'sites/s':>10}{'each/add':>10}")
         for count in (*(count for count in COUNTS if count < len(sites)), len(sites)):
             some = sites[:count]

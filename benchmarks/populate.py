@@ -7,9 +7,9 @@ import resource
 import sys
 import time
 
-from trampoline.btf import Btf
-from trampoline.lab import Tracing
-from trampoline.signatures import attachable
+from trampoline.bpf.btf.btf import Btf
+from trampoline.lab.btf_functions import attachable
+from trampoline.lab.lab import Lab
 
 
 def memory() -> int:
@@ -19,11 +19,11 @@ def memory() -> int:
 
 def main(release: str, path: str) -> None:
     """Measure one BTF on one flavour."""
-    Tracing(release).close()
+    Lab(release).close()
     before, moments = memory(), [time.perf_counter()]
     btf = Btf.read(path)
     moments.append(time.perf_counter())
-    with Tracing(release, btf=btf) as lab:
+    with Lab(release, btf=btf) as lab:
         moments.append(time.perf_counter())
         print(f"{len(lab.population.functions or ())} functions, {memory() - before} MiB")
         print(f"read {moments[1] - moments[0]:.3f} s, boot {moments[2] - moments[1]:.3f} s")

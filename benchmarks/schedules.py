@@ -15,17 +15,17 @@ from pathlib import Path
 from statistics import median
 
 ROUND = 25
-DESIGNS = ("per-function", "batched", "seed-v2", "seed-v1", "tramplab")
+DESIGNS = ("per-function", "batched", "tracing-multi-v2", "tracing-multi-v1", "specialised")
 SCENARIO, SCHEDULER = "attach-during-call", "pct:3"
 
 
 def serve(design: str, covers: bool) -> None:
     """Run a round for every line that comes in, and answer with the seconds that it took."""
-    from emu.schedule.spec import scheduler_for
-    from trampoline.explore.session import Session
+    from emu.schedule.schedulers.spec import scheduler_for
+    from trampoline.tools.explore.session import ScheduleSession
 
     options = {"covers": True} if covers else {}
-    with Session(SCENARIO, design, **options) as session:
+    with ScheduleSession(SCENARIO, design, **options) as session:
         scheduler = scheduler_for(SCHEDULER, 1)
         for _ in sys.stdin:
             begun = time.process_time()

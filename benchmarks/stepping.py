@@ -11,14 +11,14 @@ import json
 import time
 from collections.abc import Callable
 
-from emu.kernel.functions import AssemblyFunctions, Function
-from trampoline.debug import Access, AtAddress, Debugger
-from trampoline.lab import Tracing
+from emu.kernel.text.functions import AssemblyFunctions, FunctionText
+from trampoline.lab.lab import Lab
+from trampoline.tools.debugger import AtAddress, BpfDebugger, DataAccess
 
 STEP_LIMIT, BACK_LIMIT = 10.0, 100.0
 """Microseconds a step, milliseconds a reverse step over 10,000 instructions: what issue 6 asks for."""
 LOOP = "mov ecx, edi\nstepped_on:\npush rcx\ncall stepped_callee\npop rcx\ndec ecx\njne stepped_on\nret"
-FUNCTIONS = (Function("stepped_callee", "lea rax, [rdi + 1]\nmov rdx, rax\nret"), Function("stepped", LOOP))
+FUNCTIONS = (FunctionText("stepped_callee", "lea rax, [rdi + 1]\nmov rdx, rax\nret"), FunctionText("stepped", LOOP))
 A_TURN = 9
 """Instructions of a turn of the loop, with the callee's endbr64 and nop."""
 
@@ -33,10 +33,10 @@ def measured(run: Callable[[], int]) -> float:
 def measure(instructions: int) -> dict[str, float]:
     """One round. Microseconds, but for what says otherwise."""
     found = {}
-    with Tracing("6.12", functions=(AssemblyFunctions(FUNCTIONS),), counting="off") as lab:
+    with Lab("6.12", functions=(AssemblyFunctions(FUNCTIONS),), counting="off") as lab:
         lab.attach(lab.prog("fexit", "xor eax, eax\nret"), "bpf_fentry_test1")
         data = lab.kernel.module_data(8, 8)
-        with Debugger(lab) as debugger:
+        with BpfDebugger(lab) as debugger:
 
             def single() -> int:
                 steps = 0
@@ -65,7 +65,7 @@ def measure(instructions: int) -> dict[str, float]:
             found["step(n), an instruction"] = 1e6 * measured(many)
             debugger.add(AtAddress("bpf_fentry_test1"))
             found["... with a breakpoint elsewhere"] = 1e6 * measured(many)
-            debugger.add(Access(data, 8))
+            debugger.add(DataAccess(data, 8))
             many()
             found["... and data that is watched"] = 1e6 * measured(many)
             for breakpoint in debugger.breakpoints:

@@ -1,11 +1,11 @@
 """Attach programs to a function of the synthetic kernel, call it, and see what each cost."""
 
-from trampoline.lab import Tracing
+from trampoline.lab.lab import Lab
 
 
 def trace(flavour: str) -> None:
     seen: list[str] = []
-    with Tracing(flavour) as lab:
+    with Lab(flavour) as lab:
         lab.attach(lab.prog("fentry", lambda ctx: seen.append(f"arguments {ctx.args}")), "bpf_fentry_test2")
         lab.attach(lab.prog("fexit", lambda ctx: seen.append(f"returns {ctx.ret}")), "bpf_fentry_test2")
         call = lab.call("bpf_fentry_test2", 2, 3)

@@ -5,7 +5,7 @@ from unicorn.unicorn_py3.unicorn import Uc
 from unicorn.x86_const import UC_X86_REG_RAX, UC_X86_REG_RDI, UC_X86_REG_RSP
 
 from asm import assemble, call_rel32
-from emu.foreign import ForeignEngine
+from emu.plugin import ForeignEngine
 
 FUNCTION, STACK, LENT = 0x400000, 0x7F0000, 0x500000
 TRIANGULAR = """

@@ -5,14 +5,14 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from emu.kernel.kernel import Kernel
 from trampoline.bpf.boot import Boot
-from trampoline.bpf_trampoline import Trampolines
+from trampoline.bpf.prog import BpfPrograms
 from trampoline.designs import Design
 from trampoline.designs.design import TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
-from trampoline.flavour import Flavour
-from trampoline.prog import BpfPrograms
-from trampoline.sites import SingleOps
+from trampoline.rules import Flavour
 from trampoline.testing import Order, Traits, lab_machine
+from trampoline.update.bpf_trampoline import Trampolines
+from trampoline.update.ftrace_sites import SingleOps
 
 FEW = settings(
     max_examples=10,

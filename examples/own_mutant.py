@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from trampoline.mutants import Mutant, mutant, replace, wrap
-from trampoline.tramp_image import BpfTrampImage
+from trampoline.image.tramp_image import BpfTrampImage
+from trampoline.tools.mutants import Mutant, mutant, replace, wrap
 
 
 def put_without_waiting(image: BpfTrampImage) -> None:
@@ -28,7 +28,7 @@ def counts_nothing(modules: Any, name: str) -> None:
 
 @mutant("no-module-references", bug="B11", mechanism="nobody holds a module")
 def no_module_references() -> Iterator[None]:
-    get, put = (mock.patch(f"emu.kernel.modules.Modules.{name}", counts_nothing) for name in ("get", "put"))
+    get, put = (mock.patch(f"emu.kernel.module.modules.Modules.{name}", counts_nothing) for name in ("get", "put"))
     with get, put:
         yield
 
@@ -38,13 +38,13 @@ MUTANTS = [
         "own-image-freed-too-early",
         "B1",
         "an image goes with its site",
-        replace("trampoline.tramp_image.BpfTrampImage.put", put_without_waiting),
+        replace("trampoline.image.tramp_image.BpfTrampImage.put", put_without_waiting),
     ),
     Mutant(
         "own-tail-forgotten",
         "-",
         "the displacement of a patched call is 0",
-        wrap("emu.kernel.text_poke.TextPoke.batch_finish", forgets_the_tail),
+        wrap("emu.kernel.text.text_poke.TextPoke.batch_finish", forgets_the_tail),
     ),
     no_module_references,
 ]

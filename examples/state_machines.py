@@ -27,7 +27,7 @@ def case(design: str) -> type:
 
 
 TestPerFunction = case("per-function")
-TestTramplab = case("tramplab")
+TestTramplab = case("specialised")
 
 
 def main() -> None:

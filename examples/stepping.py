@@ -1,11 +1,11 @@
 """Step a call through its trampoline, forwards and backwards, with the stack frame by name."""
 
-from trampoline.debug import AtAddress, Debugger, Stop
-from trampoline.lab import Tracing
-from trampoline.prog import Uses
+from trampoline.bpf.prog import Uses
+from trampoline.lab.lab import Lab
+from trampoline.tools.debugger import AtAddress, BpfDebugger, DebugStop
 
 
-def show(debugger: Debugger, did: str, stop: Stop) -> None:
+def show(debugger: BpfDebugger, did: str, stop: DebugStop) -> None:
     """One line: what was done, why it stopped, and the next instruction."""
     line = f"{did:<22} {stop.reason:<10} {debugger.position:>3}"
     if debugger.thread.is_done:
@@ -17,10 +17,10 @@ def show(debugger: Debugger, did: str, stop: Stop) -> None:
 
 
 def main() -> None:
-    with Tracing("6.12") as lab:
+    with Lab("6.12") as lab:
         prog = lab.prog("fexit", "mov rax, [rdi + 8]\nret", name="watch", uses=Uses(func_ip=True))
         lab.attach(prog, "bpf_fentry_test2", cookie=0x2A)
-        with Debugger(lab) as debugger:
+        with BpfDebugger(lab) as debugger:
             debugger.call("bpf_fentry_test2", 2, 3)
             show(debugger, "step()", debugger.step())
             show(debugger, "step()", debugger.step())

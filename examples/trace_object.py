@@ -3,15 +3,15 @@
 import sys
 from pathlib import Path
 
-from emu.kernel.objects import load_object
-from trampoline.lab import Tracing
+from emu.kernel.module.load_object import load_object
+from trampoline.lab.lab import Lab
 
 OBJECT = Path(__file__).parent / "sum.o"
 PROTOTYPES = {"sum_to": "long sum_to(int n)", "add": "int add(int a, int b)"}
 
 
 def main(path: Path = OBJECT) -> None:
-    with Tracing("6.12") as lab:
+    with Lab("6.12") as lab:
         load_object(lab.kernel, path, PROTOTYPES)
         seen: list[tuple[int | bytes, ...]] = []
         lab.attach(lab.prog("fentry", lambda ctx: seen.append(ctx.args)), "add")

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from trampoline.lab import Tracing
-from trampoline.objects import BpfObject
+from trampoline.bpf.objects.bpf_object import BpfObject
+from trampoline.lab.lab import Lab
 
 OBJECT = Path(__file__).with_name("watch_calls.o")
 
 
 def watch(design: str) -> None:
-    with Tracing("7.2", design=design) as lab, lab.open(BpfObject.open(OBJECT), data={"at_least": 16}) as watcher:
+    with Lab("7.2", design=design) as lab, lab.open(BpfObject.open(OBJECT), data={"at_least": 16}) as watcher:
         watcher.attach_all()
         for first in (1, 11):
             call = lab.call("bpf_fentry_test5", *range(first, first + 5))
@@ -21,7 +21,7 @@ def watch(design: str) -> None:
 
 
 def main() -> None:
-    for design in ("per-function", "tramplab"):
+    for design in ("per-function", "specialised"):
         watch(design)
 
 

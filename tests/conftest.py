@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 
 # Where tramplab is installed pytest has its plugin already.
-_IS_INSTALLED = any(point.value == "trampoline.pytest_plugin" for point in entry_points(group="pytest11"))
-pytest_plugins = ["pytester", *([] if _IS_INSTALLED else ["trampoline.pytest_plugin"])]
+_IS_INSTALLED = any(point.value == "trampoline.tools.pytest_plugin" for point in entry_points(group="pytest11"))
+pytest_plugins = ["pytester", *([] if _IS_INSTALLED else ["trampoline.tools.pytest_plugin"])]
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)

@@ -2,11 +2,11 @@
 
 import re
 import shlex
-from pathlib import Path
 
-from trampoline.cli import main
+from paths import ROOT
+from trampoline.tools.cli import main
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+README = (ROOT / "README.md").read_text()
 
 
 def test_the_bench_prints_what_the_readme_shows(capsys):
@@ -16,14 +16,14 @@ def test_the_bench_prints_what_the_readme_shows(capsys):
 
 
 def test_the_commands_that_the_readme_shows_run(capsys, monkeypatch):
-    monkeypatch.chdir(Path(__file__).parent.parent)
+    monkeypatch.chdir(ROOT)
     for line in re.findall(r"^    tramp ((?:bench|compare|show|run|jit|verify examples)\b.*)$", README, re.M):
         assert main(shlex.split(line)) == 0
         assert capsys.readouterr().out
 
 
 def test_the_object_runs_as_the_readme_shows(capsys, monkeypatch):
-    monkeypatch.chdir(Path(__file__).parent.parent)
+    monkeypatch.chdir(ROOT)
     (command,) = re.findall(r"^    tramp (run .*)$", README, re.M)
     assert main(shlex.split(command)) == 0
     shown = next(block for block in re.findall(r"```\n(.*?)```", README, re.S) if block.startswith("attached"))
@@ -31,7 +31,7 @@ def test_the_object_runs_as_the_readme_shows(capsys, monkeypatch):
 
 
 def test_bytecode_and_machine_code_are_as_the_readme_shows(capsys, monkeypatch):
-    monkeypatch.chdir(Path(__file__).parent.parent)
+    monkeypatch.chdir(ROOT)
     assert main(["jit", "examples/watch_calls.o"]) == 0
     shown = next(block for block in re.findall(r"```\n(.*?)```", README, re.S) if block.startswith("; "))
     assert shown in capsys.readouterr().out

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trampoline.errors import TrampolineError
+    from trampoline.bpf.errors import TrampolineError
 
 __version__ = "0.1.0"
 
@@ -13,7 +13,7 @@ __all__ = ["TrampolineError", "__version__"]
 def __getattr__(name: str) -> Any:
     # Not before somebody asks: the pytest plugin is loaded by every run of pytest, and must not load the machine.
     if name == "TrampolineError":
-        from trampoline.errors import TrampolineError
+        from trampoline.bpf.errors import TrampolineError
 
         return TrampolineError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,6 @@
 
 import sys
 
-from trampoline.cli import main
+from trampoline.tools.cli import main
 
 sys.exit(main())

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from directives.of_design import ARGUMENTS, TRACED, Attached, OfDesign
 from directives.svg import Drawing
-from emu.vcpu import Vcpu
+from emu.machine.vcpu import Vcpu
 
 CALLER = "caller"
 _PATCHED = {b"\xe8": "call", b"\xe9": "jmp"}

@@ -7,7 +7,7 @@ from typing import ClassVar
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
-from trampoline.cli import build_parser
+from trampoline.tools.cli import build_parser
 
 
 class Commands(Directive):

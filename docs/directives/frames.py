@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 from directives.of_design import ARGUMENTS, TRACED, Attached, OfDesign
 from directives.svg import Drawing
-from trampoline.debug import Debugger, Frame, Slot
-from trampoline.prog import Uses
+from trampoline.bpf.prog import Uses
+from trampoline.tools.debugger import BpfDebugger, FrameSlot, StackFrame
 
 _ROW, _WIDTH, _LEFT = 22, 300, 96
 
 
-def frames_at_program(attached: Attached) -> list[Frame]:
+def frames_at_program(attached: Attached) -> list[StackFrame]:
     """The frames between a program's first instruction and the traced function, outermost first."""
     with attached.lab(Uses(func_ip=True)) as lab:
-        debugger = Debugger(lab)
+        debugger = BpfDebugger(lab)
         debugger.call(TRACED, *ARGUMENTS)
         debugger.run_to("program")
         places = debugger.backtrace()
@@ -21,7 +21,7 @@ def frames_at_program(attached: Attached) -> list[Frame]:
         return [debugger.frame(level=level) for level in reversed(inner)]
 
 
-def draw(frames: Sequence[Frame], title: str) -> str:
+def draw(frames: Sequence[StackFrame], title: str) -> str:
     """The frames as SVG, higher addresses above, with the distance from the register that code counts from."""
     rows = sum(len(frame.slots) for frame in frames)
     drawing = Drawing(_LEFT + 2 * _WIDTH, _ROW * (rows + len(frames)) + 10, title)
@@ -40,7 +40,7 @@ def draw(frames: Sequence[Frame], title: str) -> str:
     return drawing.svg()
 
 
-def _value(slot: Slot) -> str:
+def _value(slot: FrameSlot) -> str:
     said = slot.words if slot.words not in slot.name else ""
     return f"{slot.value:#x}  {said}".rstrip()
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 
-from trampoline.lab import Tracing
-from trampoline.prog import NOTHING, Uses
+from trampoline.bpf.prog import NOTHING, Uses
+from trampoline.lab.lab import Lab
 
 TRACED, OTHER, ARGUMENTS = "bpf_fentry_test2", "bpf_fentry_test1", (2, 3)
 
@@ -29,9 +29,9 @@ class Attached:
         return f"{self.kind}, {self.design}, kernel {self.flavour}, {self.config}"
 
     @contextmanager
-    def lab(self, uses: Uses = NOTHING) -> Iterator[Tracing]:
+    def lab(self, uses: Uses = NOTHING) -> Iterator[Lab]:
         """A laboratory where it is attached."""
-        with Tracing(self.flavour, self.config, design=self.design) as lab:
+        with Lab(self.flavour, self.config, design=self.design) as lab:
             kind = f"{self.kind}_multi" if self.multi else self.kind
             prog = lab.prog(kind, "xor eax, eax\nret", name="prog", uses=uses)
             if self.multi:

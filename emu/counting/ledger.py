@@ -12,7 +12,7 @@ from emu.counting.errors import CountingError
 _KEPT_BY_ENGINE: Final = "_instruction_counters"
 
 
-class Ledger(ABC):
+class BlockLedger(ABC):
     """Counts by block, corrected where a run ended midway.
 
     A kind of counter says where the block counts and the return stack are kept.

@@ -11,7 +11,7 @@ from unicorn.unicorn_py3.unicorn import Uc
 from emu.counting import machine_code as layout
 from emu.counting.block import Block, BlockEnd, decode_block
 from emu.counting.engine_hook import STOP_ENGINE, EngineHook, address_of, stop_engine
-from emu.counting.ledger import Ledger
+from emu.counting.ledger import BlockLedger
 from emu.counting.page_index import PageIndex
 
 _UNKNOWN_BLOCK: Final = ctypes.CFUNCTYPE(
@@ -31,7 +31,7 @@ _FIRST: Final = layout.RETURN_FIRST // 8
 _LAST: Final = layout.RETURN_LAST // 8
 
 
-class NativeCounter(Ledger):
+class NativeCounter(BlockLedger):
     """Counts blocks (`each` False) or every instruction as a block of its own (`each` True).
 
     `OSError` where executable memory is refused.

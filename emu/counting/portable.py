@@ -9,7 +9,7 @@ from unicorn.unicorn_py3.unicorn import Uc
 
 from emu.counting.block import Block, BlockEnd, decode_block
 from emu.counting.engine_hook import EngineHook, address_of, stop_engine
-from emu.counting.ledger import Ledger
+from emu.counting.ledger import BlockLedger
 from emu.counting.page_index import PageIndex
 
 _BLOCK_HOOK: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p)
@@ -30,7 +30,7 @@ class _Entry:
         self.count = 0
 
 
-class PortableCounter(Ledger):
+class PortableCounter(BlockLedger):
     """Counts blocks."""
 
     method = "portable"

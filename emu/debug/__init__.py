@@ -1,15 +1,14 @@
 """Stepping a kernel forwards and backwards: one line of time, breakpoints, threads. Knows nothing of BPF."""
 
-from emu.debug.breakpoints import Access, AtAddress, AtEvent, AtPhase, Breakpoint, When
+from emu.debug.breakpoints import AtAddress, AtEvent, AtPhase, Breakpoint, DataAccess, When
 from emu.debug.debugger import Debugger
 from emu.debug.errors import DebugError
-from emu.debug.frames import Frame, Slot
-from emu.debug.stop import Stop, StopReason
+from emu.debug.frames import FrameSlot, StackFrame
+from emu.debug.stop import DebugStop, DebugStopReason
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.debug.views import CallSite, CodeLine, CpuState, PatchedBytes
 
 __all__ = [
-    "Access",
     "AtAddress",
     "AtEvent",
     "AtPhase",
@@ -17,14 +16,15 @@ __all__ = [
     "CallSite",
     "CodeLine",
     "CpuState",
+    "DataAccess",
     "DebugError",
+    "DebugStop",
+    "DebugStopReason",
     "Debugger",
-    "Frame",
+    "FrameSlot",
     "OperationThread",
     "PatchedBytes",
-    "Slot",
-    "Stop",
-    "StopReason",
+    "StackFrame",
     "TaskThread",
     "Thread",
     "When",

@@ -95,7 +95,7 @@ class AtEvent(Breakpoint):
 
 
 @dataclass(frozen=True)
-class Access(Breakpoint):
+class DataAccess(Breakpoint):
     """Behind an instruction that reads ("r"), writes ("w") or does either ("rw") to guest memory of a range, which is
     mapped: NotMapped.
     """

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from asm.encodings import INT3
 from emu.debug.breakpoints import Breakpoint
 from emu.errors import EmuError
-from emu.kernel.entry import SITE_SIZE
-from emu.layout import PAGE_SIZE
-from emu.machine import Machine
+from emu.kernel.text.entry import SITE_SIZE
+from emu.machine.address_map import PAGE_SIZE
+from emu.machine.machine import Machine
 
 if TYPE_CHECKING:
     from emu.debug.debugger import Debugger

@@ -6,19 +6,19 @@ from typing import Any, Self, cast
 from weakref import WeakSet
 
 from emu.counting import Method, counter_for
+from emu.debug.actions import Adopt, Begin, Go, Move, PlaceTask, Preempt, SetRegister, Wake, WriteMemory
 from emu.debug.breakpoints import AtEvent, Breakpoint
 from emu.debug.errors import DebugError
-from emu.debug.goals import GOALS
-from emu.debug.moves import Adopt, Begin, Go, Move, Place, Preempt, SetRegister, Wake, WriteMemory
-from emu.debug.record import Record
+from emu.debug.history import ActionHistory
+from emu.debug.inspection import REGISTERS, Sight
+from emu.debug.run_to import GOALS
 from emu.debug.search import Search
-from emu.debug.sight import REGISTERS, Sight
-from emu.debug.stop import Stop, StopReason
+from emu.debug.stop import DebugStop, DebugStopReason
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
-from emu.layout import ADDRESS_MASK
-from emu.task import TaskState
+from emu.machine.address_map import ADDRESS_MASK
+from emu.machine.task import TaskState
 
 _DEBUGGED: WeakSet[Kernel] = WeakSet()
 """Kernels that have a debugger now."""
@@ -51,7 +51,7 @@ class Debugger(Sight):
                 vcpu.collect_counts()
                 vcpu.counter = None
                 counter.remove()
-        super().__init__(kernel, Record(kernel, roots, restored))
+        super().__init__(kernel, ActionHistory(kernel, roots, restored))
         self._search = Search(self, self._record)
         self._breakpoints: list[Breakpoint] = []
         self._is_closed = False
@@ -123,7 +123,7 @@ class Debugger(Sight):
         task = self._task_thread(thread)
         if self._record.vcpu_of(task) is not None:
             raise DebugError(f"{thread.name} is on cpu {task.cpu}: preempt it first")
-        self._record.make(Place(task, cpu))
+        self._record.make(PlaceTask(task, cpu))
 
     def adopt(self, cpu: int, address: int | None = None) -> None:
         """Let a vCPU see what was written to text: at an address, or all of it, as a serialising instruction does."""
@@ -156,33 +156,33 @@ class Debugger(Sight):
         """The last position of the line; behind the present one where we went back."""
         return self._record.timeline.end
 
-    def step(self, n: int = 1) -> Stop:
+    def step(self, n: int = 1) -> DebugStop:
         """So many instructions of the current thread, or points of an operation; fewer where a breakpoint stops it."""
         thread = self.thread
         if n == 1:
             return self._search.one(thread)
         if n < 1:
             raise DebugError(f"{n} steps")
-        return self._search.forward(thread, self._breakpoints, limit=n, reason=StopReason.STEP)
+        return self._search.forward(thread, self._breakpoints, limit=n, reason=DebugStopReason.STEP)
 
-    def step_over(self) -> Stop:
+    def step_over(self) -> DebugStop:
         """As ``step``, but a call is one step, and so is a repeated instruction."""
         return self._search.over(self.thread, self._breakpoints)
 
-    def step_out(self) -> Stop:
+    def step_out(self) -> DebugStop:
         """To where the present function returns to; an operation: to its end."""
         return self._search.out(self.thread, self._breakpoints)
 
-    def run(self, limit: int | None = None) -> Stop:
+    def run(self, limit: int | None = None) -> DebugStop:
         """Until a breakpoint stops it, the current thread ends (where it has: the next one), or it faults.
 
         While the thread waits for something, others go on; grace periods end and sleepers wake where nobody else can.
         """
         return self._search.run(self._breakpoints, limit)
 
-    def run_to(self, what: str) -> Stop:
+    def run_to(self, what: str) -> DebugStop:
         """As ``run``, to the next "phase", "program", "call", "patch" or "event"."""
-        return self._search.run([*self._breakpoints, self.goal(what)], None, reason=StopReason.STEP)
+        return self._search.run([*self._breakpoints, self.goal(what)], None, reason=DebugStopReason.STEP)
 
     def goal(self, what: str) -> Breakpoint:
         """What ``run_to`` looks for. DebugError for an unknown goal."""
@@ -194,7 +194,7 @@ class Debugger(Sight):
             raise DebugError(f"no goal {what!r}; there are phase, program, call, patch, event")
         return GOALS[what]()
 
-    def back(self, n: int = 1) -> Stop:
+    def back(self, n: int = 1) -> DebugStop:
         """Back before the last ``n`` steps of whichever threads; what was changed behind them is undone as well.
 
         Before the first step there is nothing: only ``goto`` goes further back.
@@ -205,29 +205,29 @@ class Debugger(Sight):
         """The position before the last step of a thread; None where it has made none."""
         return self._search.last_step_of(thread)
 
-    def back_over(self) -> Stop:
+    def back_over(self) -> DebugStop:
         """As ``back``, but a call that has returned is one step."""
         return self._search.back_over(self.thread)
 
-    def back_out(self) -> Stop:
+    def back_out(self) -> DebugStop:
         """Back to before the call of the present function; an operation: to its begin."""
         return self._search.back_out(self.thread)
 
-    def run_back(self) -> Stop:
+    def run_back(self) -> DebugStop:
         """Back to the last position where a breakpoint was met, or to the start."""
         return self._search.run_back(self._breakpoints)
 
-    def goto(self, position: int) -> Stop:
+    def goto(self, position: int) -> DebugStop:
         """The state at a position from 0 to ``end``. DebugError for any other."""
         self._record.goto(position)
         self._follow_current()
-        return self.stopped(StopReason.STEP if position else StopReason.START)
+        return self.stopped(DebugStopReason.STEP if position else DebugStopReason.START)
 
     def interrupt(self) -> None:
         """From another thread of the host, or a signal: the run under way stops soon."""
         self._search.interrupted = True
 
-    def stopped(self, reason: StopReason, message: str = "", breakpoint: Breakpoint | None = None) -> Stop:
+    def stopped(self, reason: DebugStopReason, message: str = "", breakpoint: Breakpoint | None = None) -> DebugStop:
         """A Stop here."""
         events = self._record.events
         event = None
@@ -235,7 +235,7 @@ class Debugger(Sight):
             last = bisect_right(events, self.position, key=lambda found: found[0]) - 1
             event = events[last][1] if last >= 0 and events[last][0] == self.position else None
         threads = self._record.threads
-        return Stop(reason, self.thread if threads else None, self.position, breakpoint, event, message)
+        return DebugStop(reason, self.thread if threads else None, self.position, breakpoint, event, message)
 
     def _follow_current(self) -> None:
         """Make the thread that made the last step the current one."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from emu.errors import EmuError
 from emu.kernel.kernel import Kernel
-from emu.registers import GENERAL
-from emu.stack_names import StackNames
-from emu.unwind import StackState, stack_state
+from emu.machine.frame_words import StackNames
+from emu.machine.registers import GENERAL
+from emu.machine.unwind import StackState, stack_state
 
 if TYPE_CHECKING:
     from asm.image import Image
@@ -19,7 +19,7 @@ WORD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class FrameSlot:
     """Eight bytes of a stack. ``offset``: from rbp where it points into the frame, else from rsp.
 
     ``words`` says what the value is, where that is known: a symbol, an object.
@@ -33,14 +33,14 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StackFrame:
     """One function's part of the stack, the highest address first. ``base``: the register that offsets count from."""
 
     function: str
     base: str
-    slots: tuple[Slot, ...]
+    slots: tuple[FrameSlot, ...]
 
-    def __getitem__(self, name: str) -> Slot:
+    def __getitem__(self, name: str) -> FrameSlot:
         """The slot of a name; of the return address also without what it returns to. KeyError."""
         for slot in self.slots:
             if slot.name == name or (name == "return address" and slot.name.startswith("return address →")):

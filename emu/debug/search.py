@@ -4,13 +4,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from emu.debug.breakpoints import Access, Breakpoint
+from emu.debug.actions import Go
+from emu.debug.breakpoints import Breakpoint, DataAccess
 from emu.debug.calls import CalledFrom, Left, Returned, is_call, is_repeated, is_return, return_addresses
 from emu.debug.errors import DebugError
-from emu.debug.moves import Go
-from emu.debug.record import Record
-from emu.debug.steps import Ran
-from emu.debug.stop import Stop, StopReason
+from emu.debug.history import ActionHistory
+from emu.debug.steps import StepsMade
+from emu.debug.stop import DebugStop, DebugStopReason
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.errors import GuestFault
 
@@ -42,31 +42,31 @@ class _Plan:
 class Search:
     """The runs of a debugger."""
 
-    def __init__(self, debugger: "Debugger", record: Record) -> None:
+    def __init__(self, debugger: "Debugger", record: ActionHistory) -> None:
         self._debugger, self._record = debugger, record
         self.interrupted = False
 
     # Forwards -------------------------------------------------------------------------------------------------------
 
-    def one(self, thread: Thread) -> Stop:
+    def one(self, thread: Thread) -> DebugStop:
         """One step of a thread."""
         debugger, record = self._debugger, self._record
         if record.quick_step(thread):
-            return self._done(thread) if thread.is_done else Stop(StopReason.STEP, thread, record.position)
+            return self._done(thread) if thread.is_done else DebugStop(DebugStopReason.STEP, thread, record.position)
         refused = self._refused(thread)
         if refused is not None:
             return refused
         ran = record.go(thread, 1)
         if ran.error is not None:
-            return debugger.stopped(StopReason.FAULT, _told(ran.error))
+            return debugger.stopped(DebugStopReason.FAULT, _told(ran.error))
         if thread.is_done:
             return self._done(thread)
         record.be_quick(thread)
-        return debugger.stopped(StopReason.STEP)
+        return debugger.stopped(DebugStopReason.STEP)
 
     def forward(
-        self, thread: Thread, breakpoints: Sequence[Breakpoint], *, limit: int | None, reason: StopReason
-    ) -> Stop:
+        self, thread: Thread, breakpoints: Sequence[Breakpoint], *, limit: int | None, reason: DebugStopReason
+    ) -> DebugStop:
         """Steps of one thread, so many at most: the limit is the ``reason`` then. A breakpoint that is not among the
         debugger's own is what was asked for.
         """
@@ -75,37 +75,41 @@ class Search:
             return refused
         plan = self._prepare(breakpoints)
         with_limit = self._run_thread(thread, plan, limit)
-        if isinstance(with_limit, Stop):
+        if isinstance(with_limit, DebugStop):
             return with_limit
         if not thread.is_done and self._record.why_blocked(thread):
-            return self._debugger.stopped(StopReason.BLOCKED, self._record.why_blocked(thread))
+            return self._debugger.stopped(DebugStopReason.BLOCKED, self._record.why_blocked(thread))
         return self._debugger.stopped(reason)
 
     def run(
-        self, breakpoints: Sequence[Breakpoint], limit: int | None, *, reason: StopReason = StopReason.BREAKPOINT
-    ) -> Stop:
+        self,
+        breakpoints: Sequence[Breakpoint],
+        limit: int | None,
+        *,
+        reason: DebugStopReason = DebugStopReason.BREAKPOINT,
+    ) -> DebugStop:
         """See ``Debugger.run``. ``reason``: of a stop at a breakpoint that is not among the debugger's own."""
         debugger, record = self._debugger, self._record
         wanted = self._who_next(debugger.thread)
         if wanted is None:
-            return debugger.stopped(StopReason.DONE, "everybody is done")
+            return debugger.stopped(DebugStopReason.DONE, "everybody is done")
         plan = self._prepare(breakpoints)
         begun = record.position
         while True:
             thread = self._who_can(wanted)
             if thread is None:
-                return debugger.stopped(StopReason.BLOCKED, record.why_blocked(wanted))
+                return debugger.stopped(DebugStopReason.BLOCKED, record.why_blocked(wanted))
             debugger.select(thread)
             left = None if limit is None else limit - (record.position - begun)
             if left is not None and left <= 0:
-                return debugger.stopped(StopReason.LIMIT)
+                return debugger.stopped(DebugStopReason.LIMIT)
             stop = self._run_thread(thread, plan, left)
-            if isinstance(stop, Stop) and (stop.reason is not StopReason.DONE or thread is wanted):
+            if isinstance(stop, DebugStop) and (stop.reason is not DebugStopReason.DONE or thread is wanted):
                 if stop.breakpoint is not None and stop.breakpoint not in debugger.breakpoints:
                     return debugger.stopped(reason)
                 return stop
 
-    def over(self, thread: Thread, breakpoints: Sequence[Breakpoint]) -> Stop:
+    def over(self, thread: Thread, breakpoints: Sequence[Breakpoint]) -> DebugStop:
         """See ``Debugger.step_over``."""
         refused = self._refused(thread)
         if refused is not None or isinstance(thread, OperationThread):
@@ -123,34 +127,34 @@ class Search:
             return self.one(thread)
         return self._to_goal(thread, breakpoints, goal)
 
-    def out(self, thread: Thread, breakpoints: Sequence[Breakpoint]) -> Stop:
+    def out(self, thread: Thread, breakpoints: Sequence[Breakpoint]) -> DebugStop:
         """See ``Debugger.step_out``."""
         if isinstance(thread, OperationThread):
-            return self.forward(thread, breakpoints, limit=None, reason=StopReason.DONE)
+            return self.forward(thread, breakpoints, limit=None, reason=DebugStopReason.DONE)
         refused = self._refused(thread)
         if refused is not None:
             return refused
         rsp = self._rsp(thread)
         return self._to_goal(thread, breakpoints, Returned(frozenset(self._returns(thread, rsp)), rsp + 8, by_ret=True))
 
-    def _to_goal(self, thread: Thread, breakpoints: Sequence[Breakpoint], goal: Breakpoint) -> Stop:
-        stop = self.forward(thread, [*breakpoints, goal], limit=None, reason=StopReason.STEP)
-        return self._debugger.stopped(StopReason.STEP) if stop.breakpoint is goal else stop
+    def _to_goal(self, thread: Thread, breakpoints: Sequence[Breakpoint], goal: Breakpoint) -> DebugStop:
+        stop = self.forward(thread, [*breakpoints, goal], limit=None, reason=DebugStopReason.STEP)
+        return self._debugger.stopped(DebugStopReason.STEP) if stop.breakpoint is goal else stop
 
-    def _refused(self, thread: Thread) -> Stop | None:
+    def _refused(self, thread: Thread) -> DebugStop | None:
         """Why a thread can't make a step."""
         if thread.is_done:
             return self._done(thread)
         why = self._record.why_blocked(thread)
-        return self._debugger.stopped(StopReason.BLOCKED, why) if why else None
+        return self._debugger.stopped(DebugStopReason.BLOCKED, why) if why else None
 
-    def _done(self, thread: Thread) -> Stop:
+    def _done(self, thread: Thread) -> DebugStop:
         message = ""
         if isinstance(thread, TaskThread) and thread.value is not None:
             message = f"{thread.name} returned {thread.value:#x}"
         elif isinstance(thread, OperationThread) and thread.error is not None:
             message = f"{thread.name}: {thread.error}"
-        return self._debugger.stopped(StopReason.DONE, message)
+        return self._debugger.stopped(DebugStopReason.DONE, message)
 
     def _who_next(self, thread: Thread) -> Thread | None:
         if not thread.is_done:
@@ -186,29 +190,29 @@ class Search:
             plan.addresses.update(addresses or ())
             breakpoint.begin(debugger)
         record.marks.set(plan.addresses)
-        record.watch(breakpoint for breakpoint in breakpoints if isinstance(breakpoint, Access))
+        record.watch(breakpoint for breakpoint in breakpoints if isinstance(breakpoint, DataAccess))
         record.stops_at_events[:] = breakpoints
         return plan
 
-    def _run_thread(self, thread: Thread, plan: _Plan, limit: int | None) -> Stop | None:
+    def _run_thread(self, thread: Thread, plan: _Plan, limit: int | None) -> DebugStop | None:
         """Let a thread go on; None where the limit is reached or it can't."""
         debugger, record = self._debugger, self._record
         made = 0
         while limit is None or made < limit:
             if self.interrupted:
                 self.interrupted = False
-                return debugger.stopped(StopReason.INTERRUPTED)
+                return debugger.stopped(DebugStopReason.INTERRUPTED)
             before = len(record.events)
             ran = self._go(thread, plan, CHUNK if limit is None else min(limit - made, CHUNK))
             made += ran.steps
             if ran.error is not None:
-                return debugger.stopped(StopReason.FAULT, _told(ran.error))
+                return debugger.stopped(DebugStopReason.FAULT, _told(ran.error))
             if ran.access is not None:
-                return debugger.stopped(StopReason.BREAKPOINT, breakpoint=ran.access)
+                return debugger.stopped(DebugStopReason.BREAKPOINT, breakpoint=ran.access)
             for _, event in record.events[before:]:
                 for breakpoint, _addresses in plan.breakpoints:
                     if breakpoint.wants(event):
-                        return debugger.stopped(StopReason.EVENT, breakpoint=breakpoint)
+                        return debugger.stopped(DebugStopReason.EVENT, breakpoint=breakpoint)
             if thread.is_done:
                 return self._done(thread)
             if isinstance(thread, TaskThread):
@@ -216,14 +220,14 @@ class Search:
             else:
                 found = plan.hit(debugger, 0) if plan.anywhere else None
             if found is not None:
-                return debugger.stopped(StopReason.BREAKPOINT, breakpoint=found)
+                return debugger.stopped(DebugStopReason.BREAKPOINT, breakpoint=found)
             if ran.blocked or not ran.steps or record.why_blocked(thread):
                 return None
             if isinstance(thread, TaskThread) and record.vcpu_of(thread) is None:
                 return None
         return None
 
-    def _go(self, thread: Thread, plan: _Plan, most: int) -> Ran:
+    def _go(self, thread: Thread, plan: _Plan, most: int) -> StepsMade:
         record = self._record
         if not isinstance(thread, TaskThread):
             return record.go(thread, 1)
@@ -242,7 +246,7 @@ class Search:
 
     # Backwards ------------------------------------------------------------------------------------------------------
 
-    def back(self, n: int) -> Stop:
+    def back(self, n: int) -> DebugStop:
         """See ``Debugger.back``."""
         at = reached = self._record.position
         thread = None
@@ -254,31 +258,31 @@ class Search:
                 at = reached = at - steps
             else:
                 at -= 1
-        return self._to(reached, thread, StopReason.START if n else StopReason.STEP)
+        return self._to(reached, thread, DebugStopReason.START if n else DebugStopReason.STEP)
 
-    def back_over(self, thread: Thread) -> Stop:
+    def back_over(self, thread: Thread) -> DebugStop:
         """See ``Debugger.back_over``."""
         before = self.last_step_of(thread)
         if before is None:
-            return self._debugger.stopped(StopReason.START)
+            return self._debugger.stopped(DebugStopReason.START)
         if isinstance(thread, OperationThread):
-            return self._to(before, thread, StopReason.STEP)
+            return self._to(before, thread, DebugStopReason.STEP)
         assert isinstance(thread, TaskThread)
         ended = thread.is_done
         rip, rsp = self._debugger.kernel.machine.host_calls.return_address, 0
         if not ended:
             rip, rsp = self._record.register(thread), self._rsp(thread)
-        stop = self._to(before, thread, StopReason.STEP)
+        stop = self._to(before, thread, DebugStopReason.STEP)
         if ended or not is_return(self._debugger.code_line(self._debugger.rip).code):
             return stop
         found = self._last_hit(before, self._prepare([CalledFrom(rip, rsp)]))
-        return self._to(before if found is None else found[0], thread, StopReason.STEP)
+        return self._to(before if found is None else found[0], thread, DebugStopReason.STEP)
 
-    def back_out(self, thread: Thread) -> Stop:
+    def back_out(self, thread: Thread) -> DebugStop:
         """See ``Debugger.back_out``."""
         begun = self._first_step_of(thread)
         if begun is None or begun == self._record.position:
-            return self._debugger.stopped(StopReason.START)
+            return self._debugger.stopped(DebugStopReason.START)
         if isinstance(thread, TaskThread) and not thread.is_done:
             calls = self._debugger.backtrace(thread)
             if not calls or calls[0].frame is None:
@@ -287,23 +291,23 @@ class Search:
             target = self._debugger.kernel.machine.read_u64(frame - 8)
             found = self._last_hit(self._record.position - 1, self._prepare([CalledFrom(target, frame)]), begun)
             if found is not None:
-                return self._to(found[0], thread, StopReason.STEP)
-        return self._to(begun, thread, StopReason.START)
+                return self._to(found[0], thread, DebugStopReason.STEP)
+        return self._to(begun, thread, DebugStopReason.START)
 
-    def run_back(self, breakpoints: Sequence[Breakpoint]) -> Stop:
+    def run_back(self, breakpoints: Sequence[Breakpoint]) -> DebugStop:
         """See ``Debugger.run_back``."""
         first = self._first_step_of(None)
         if first is None:
-            return self._debugger.stopped(StopReason.START)
+            return self._debugger.stopped(DebugStopReason.START)
         found = self._last_hit(self._record.position - 1, self._prepare(breakpoints), first)
         if found is None:
-            return self._to(first, None, StopReason.START)
+            return self._to(first, None, DebugStopReason.START)
         at, breakpoint, reason = found
         self._record.goto(at)
         self._debugger._follow_current()
         return self._debugger.stopped(reason, breakpoint=breakpoint)
 
-    def _to(self, position: int, thread: Thread | None, reason: StopReason) -> Stop:
+    def _to(self, position: int, thread: Thread | None, reason: DebugStopReason) -> DebugStop:
         self._record.goto(position)
         if thread is not None and thread in self._record.threads:
             self._debugger.select(thread)
@@ -328,7 +332,7 @@ class Search:
                 found = at
         return found
 
-    def _last_hit(self, last: int, plan: _Plan, first: int = 0) -> tuple[int, Breakpoint, StopReason] | None:
+    def _last_hit(self, last: int, plan: _Plan, first: int = 0) -> tuple[int, Breakpoint, DebugStopReason] | None:
         """The last position up to ``last`` at which something is met, stretch by stretch between checkpoints."""
         end = last
         while end > first:
@@ -339,13 +343,13 @@ class Search:
             end = start
         return None
 
-    def _last_hit_between(self, start: int, end: int, plan: _Plan) -> tuple[int, Breakpoint, StopReason] | None:
+    def _last_hit_between(self, start: int, end: int, plan: _Plan) -> tuple[int, Breakpoint, DebugStopReason] | None:
         debugger, record = self._debugger, self._record
-        found: tuple[int, Breakpoint, StopReason] | None = None
+        found: tuple[int, Breakpoint, DebugStopReason] | None = None
         for position, event in record.events:
             for breakpoint, _ in plan.breakpoints:
                 if start < position <= end and breakpoint.wants(event):
-                    found = position, breakpoint, StopReason.EVENT
+                    found = position, breakpoint, DebugStopReason.EVENT
         record.goto(start)
         if record.threads:
             for breakpoint, _ in plan.breakpoints:
@@ -370,7 +374,7 @@ class Search:
                 else:
                     met = None if thread.is_done else plan.hit(debugger, record.register(thread))
             if met is not None and (found is None or record.position >= found[0]):
-                found = record.position, met, StopReason.BREAKPOINT
+                found = record.position, met, DebugStopReason.BREAKPOINT
         return found
 
 

@@ -5,50 +5,50 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
 
-from emu.checkpoint import Checkpoint
-from emu.debug.breakpoints import Access, Breakpoint
+from emu.debug.actions import EndGracePeriod
+from emu.debug.breakpoints import Breakpoint, DataAccess
 from emu.debug.errors import DebugError
-from emu.debug.marks import Marks
-from emu.debug.moves import EndGracePeriod
+from emu.debug.stop_addresses import StopAddresses
 from emu.debug.threads import OperationThread, TaskThread, Thread
-from emu.engine import DataWatch
 from emu.errors import GuestFault, NotMapped
 from emu.events import Event
+from emu.kernel.checkpoint import Checkpoint
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import GracePeriod, RcuFlavour
-from emu.layout import PAGE_MASK, PAGE_SHIFT
-from emu.paging import frame_of
-from emu.task import TaskState
-from emu.vcpu import StopReason as TaskStop
-from emu.vcpu import Vcpu
+from emu.machine.address_map import PAGE_MASK, PAGE_SHIFT
+from emu.machine.engine import DataWatch
+from emu.machine.paging import frame_of
+from emu.machine.task import TaskState
+from emu.machine.vcpu import RunStopReason as TaskStop
+from emu.machine.vcpu import Vcpu
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class StepsMade:
     """Steps that a thread made. ``error``: it faulted in the next one; ``access``: the last one touched what is
     watched; ``blocked``: why it can't make another one.
     """
 
     steps: int
     error: Exception | None = None
-    access: Access | None = None
+    access: DataAccess | None = None
     blocked: str = ""
 
 
-class Steps:
+class KernelThreads:
     """The threads of one kernel, each of which can be let go on for some steps."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.position = 0
         self.threads: list[Thread] = []
-        self.marks = Marks(kernel.machine)
+        self.marks = StopAddresses(kernel.machine)
         for vcpu in kernel.machine.vcpus:
             vcpu.engine.hold(held=True)
         self.stops_at_events: list[Breakpoint] = []
         """Those that are asked about each event while moves are made for the first time."""
-        self._watches: list[tuple[Vcpu, Access, DataWatch]] = []
+        self._watches: list[tuple[Vcpu, DataAccess, DataWatch]] = []
         self._fresh: list[tuple[int, Event]] = []
         self._is_first_time = False
         self._running: Vcpu | None = None
@@ -74,13 +74,13 @@ class Steps:
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
-    def _go(self, thread: Thread, steps: int) -> Ran:
+    def _go(self, thread: Thread, steps: int) -> StepsMade:
         if isinstance(thread, TaskThread):
             return self._go_task(thread, steps)
         assert isinstance(thread, OperationThread)
         return self._go_operation(thread, steps)
 
-    def _go_task(self, thread: TaskThread, steps: int) -> Ran:
+    def _go_task(self, thread: TaskThread, steps: int) -> StepsMade:
         task = thread.task
         assert task is not None
         assert thread.cpu is not None
@@ -91,20 +91,20 @@ class Steps:
             return self._enter_int3(vcpu)
         engine, entries = vcpu.engine, vcpu.host_entries
         self._running, self._allowed, self._cut = vcpu, steps, None
-        access: Access | None = None
+        access: DataAccess | None = None
         try:
             stop = vcpu.advance(steps)
         except Exception as error:
             left, access = self._left(vcpu, None)
             left = engine.left if left is None else left
             if not (isinstance(error, GuestFault) and error.access == "fetch"):
-                return Ran(max(steps - left - 1, 0), error)
+                return StepsMade(max(steps - left - 1, 0), error)
             # The instruction that is not there was not counted: all that were are done.
             if left > 0:
-                return Ran(steps - left, error)
+                return StepsMade(steps - left, error)
             task.state, task.in_kernel = TaskState.RUNNABLE, True
             vcpu.switch_to(task)
-            return Ran(steps, access=access)
+            return StepsMade(steps, access=access)
         left, access = self._left(vcpu, self._cut)
         if left is not None:
             made = steps - left
@@ -123,7 +123,7 @@ class Steps:
             self._left_cpu()
         if vcpu.host_entries != entries:
             self._python = None
-        return Ran(made, access=access)
+        return StepsMade(made, access=access)
 
     def _on_int3(self, vcpu: Vcpu) -> bool:
         """An int3 was executed: the entry is a step of its own, with interrupts off."""
@@ -133,21 +133,21 @@ class Steps:
         vcpu.preempt()
         return True
 
-    def _enter_int3(self, vcpu: Vcpu) -> Ran:
+    def _enter_int3(self, vcpu: Vcpu) -> StepsMade:
         self._running, self._allowed, self._made, self._cut = None, 1, 1, None
         self._python = None
         answers = [answer for answer in self.kernel.machine.on_int3 if answer != self._on_int3]
         if not any(answer(vcpu) for answer in answers):
-            return Ran(0, vcpu.unanswered())
+            return StepsMade(0, vcpu.unanswered())
         self._trapped.discard(vcpu.index)
-        return Ran(1)
+        return StepsMade(1)
 
     def is_trapped(self, thread: Thread) -> bool:
         """Whether a task has executed an int3 whose entry has not run yet."""
         vcpu = self.vcpu_of(thread)
         return vcpu is not None and vcpu.index in self._trapped
 
-    def _left(self, vcpu: Vcpu, cut: int | None) -> tuple[int | None, Access | None]:
+    def _left(self, vcpu: Vcpu, cut: int | None) -> tuple[int | None, DataAccess | None]:
         """Steps that were left when a run was to end, and which access ended it."""
         access = None
         for where, watched, watch in self._watches:
@@ -157,7 +157,7 @@ class Steps:
                 watch.clear()
         return cut, access
 
-    def _go_operation(self, thread: OperationThread, steps: int) -> Ran:
+    def _go_operation(self, thread: OperationThread, steps: int) -> StepsMade:
         self._python, self._running, self._cut = None, None, None
         control = thread.control
         if control is None:
@@ -166,7 +166,7 @@ class Steps:
         while made < steps and not thread.is_done and self._cut is None:
             why = self._waits_for(thread)
             if why:
-                return Ran(made, blocked=why)
+                return StepsMade(made, blocked=why)
             error: Exception | None = None
             self._made = made + 1
             try:
@@ -174,11 +174,11 @@ class Steps:
             except KernelError as answer:
                 error = answer
             except Exception as broken:
-                return Ran(made, broken)
+                return StepsMade(made, broken)
             made += 1
             if control.done:
                 thread.finish(control, error)
-        return Ran(made)
+        return StepsMade(made)
 
     def _end_task(self, vcpu: Vcpu) -> None:
         """The outermost function has returned to a stub, which is none of the guest's instructions."""
@@ -263,7 +263,7 @@ class Steps:
 
     # Watching data --------------------------------------------------------------------------------------------------
 
-    def watch(self, accesses: Iterable[Access]) -> None:
+    def watch(self, accesses: Iterable[DataAccess]) -> None:
         """Watch these ranges on every vCPU, and no others."""
         wanted = list(dict.fromkeys(accesses))
         for vcpu, access, watch in list(self._watches):
@@ -277,7 +277,7 @@ class Steps:
                     reads, writes = "r" in access.how, "w" in access.how
                     self._watches.append((vcpu, access, vcpu.engine.watch(start, size, reads=reads, writes=writes)))
 
-    def _physical(self, access: Access) -> Iterator[tuple[int, int]]:
+    def _physical(self, access: DataAccess) -> Iterator[tuple[int, int]]:
         """Where the pages of a range are in guest RAM."""
         at, end = access.start, access.start + access.size
         while at < end:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from emu.debug.threads import Thread
 
 
-class StopReason(enum.StrEnum):
+class DebugStopReason(enum.StrEnum):
     """Why nothing goes on."""
 
     STEP = "step"
@@ -31,10 +31,10 @@ class StopReason(enum.StrEnum):
     """So many moves as were allowed were made."""
 
 
-class Stop(NamedTuple):
+class DebugStop(NamedTuple):
     """Where everything stands. ``event`` is the last one that happened on the way to a stop, if any did."""
 
-    reason: StopReason
+    reason: DebugStopReason
     thread: "Thread | None"
     position: int
     breakpoint: "Breakpoint | None" = None

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from emu.kernel.kernel import Kernel
-from emu.process import ControlTask, Lock, PointKind
-from emu.registers import ARGUMENTS
-from emu.task import Task, TaskState
+from emu.kernel.process_context import ControlTask, Lock, PointKind
+from emu.machine.registers import ARGUMENTS
+from emu.machine.task import Task, TaskState
 
 
 class Thread(ABC):

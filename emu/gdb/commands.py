@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from emu.debug import Debugger
+from emu.event_text import describe
 from emu.gdb.errors import GdbError
-from emu.gdb.event_text import describe
-from emu.gdb.monitor import Command
+from emu.gdb.monitor import MonitorCommand
 from emu.gdb.motion import Motion
 from emu.gdb.symbol_file import SymbolFile
 
@@ -20,16 +20,18 @@ class KernelCommands:
     def __init__(self, debugger: Debugger, motion: Motion, symbols: SymbolFile) -> None:
         self._debugger, self._motion, self._symbols = debugger, motion, symbols
 
-    def commands(self) -> list[Command]:
+    def commands(self) -> list[MonitorCommand]:
         """All of them."""
         return [
-            Command("position", "where this is on the line of time", self._position),
-            Command("next WHAT", f"continue goes to the next {', '.join(GOALS[:-1])} or {GOALS[-1]}", self._next),
-            Command("goto POSITION", "continue goes there, forwards or backwards", self._goto),
-            Command("events [N]", f"the last N events ({_EVENTS}), each with its position", self._events),
-            Command("phases", "the phases of the image that the current thread is in", self._phases),
-            Command("vcpus", "what each vCPU runs, and the text that it has not adopted", self._vcpus),
-            Command("symbols", "where the symbol file is, and how to read it again", self._reload),
+            MonitorCommand("position", "where this is on the line of time", self._position),
+            MonitorCommand(
+                "next WHAT", f"continue goes to the next {', '.join(GOALS[:-1])} or {GOALS[-1]}", self._next
+            ),
+            MonitorCommand("goto POSITION", "continue goes there, forwards or backwards", self._goto),
+            MonitorCommand("events [N]", f"the last N events ({_EVENTS}), each with its position", self._events),
+            MonitorCommand("phases", "the phases of the image that the current thread is in", self._phases),
+            MonitorCommand("vcpus", "what each vCPU runs, and the text that it has not adopted", self._vcpus),
+            MonitorCommand("symbols", "where the symbol file is, and how to read it again", self._reload),
         ]
 
     def _position(self, words: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 
-from emu.unwind import CALLEE_SAVED, Row
+from emu.machine.unwind import CALLEE_SAVED, UnwindRow
 
 _NUMBERS = {
     **dict(zip(("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp"), range(8), strict=True)),
@@ -28,7 +28,7 @@ def debug_frame(functions: Iterable[tuple[int, int, bytes]]) -> bytes:
     return b"".join(entries)
 
 
-def frame_program(rows: Sequence[tuple[int, Row]]) -> bytes:
+def frame_program(rows: Sequence[tuple[int, UnwindRow]]) -> bytes:
     """The instructions that give these rows, from a function's first instruction on."""
     return b"".join(_instructions(rows))
 
@@ -44,8 +44,8 @@ def _unknown() -> bytes:
     return bytes((_UNDEFINED,)) + _uleb(_RETURN_ADDRESS)
 
 
-def _instructions(rows: Sequence[tuple[int, Row]]) -> Iterator[bytes]:
-    at, now, known = 0, Row("rsp", 8), True
+def _instructions(rows: Sequence[tuple[int, UnwindRow]]) -> Iterator[bytes]:
+    at, now, known = 0, UnwindRow("rsp", 8), True
     for offset, row in rows:
         if offset > at:
             yield _advance(offset - at)
@@ -73,7 +73,7 @@ def _instructions(rows: Sequence[tuple[int, Row]]) -> Iterator[bytes]:
         now = row
 
 
-def _def_cfa(row: Row) -> bytes:
+def _def_cfa(row: UnwindRow) -> bytes:
     register = _uleb(_NUMBERS[row.base])
     if row.offset >= 0:
         return bytes((_DEF_CFA,)) + register + _uleb(row.offset)

@@ -9,7 +9,7 @@ from emu.gdb.errors import GdbError
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class MonitorCommand:
     """One command: how it is written, what it does, and what gives its output."""
 
     usage: str
@@ -25,9 +25,9 @@ class Command:
 class Monitor:
     """The commands of a session. ``say`` prints in gdb."""
 
-    def __init__(self, commands: Sequence[Command], say: Callable[[str], None]) -> None:
+    def __init__(self, commands: Sequence[MonitorCommand], say: Callable[[str], None]) -> None:
         self._commands = {command.name: command for command in commands}
-        self._commands["help"] = Command("help", "this list", self._help)
+        self._commands["help"] = MonitorCommand("help", "this list", self._help)
         self._say = say
 
     def run(self, line: str) -> None:

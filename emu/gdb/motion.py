@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from emu.debug import Debugger
-from emu.debug.breakpoints import Access, AtAddress, Breakpoint
-from emu.debug.stop import Stop, StopReason
+from emu.debug.breakpoints import AtAddress, Breakpoint, DataAccess
+from emu.debug.stop import DebugStop, DebugStopReason
 from emu.debug.threads import OperationThread, TaskThread, Thread
+from emu.event_text import describe
 from emu.gdb.errors import GdbError
-from emu.gdb.event_text import describe
 from emu.gdb.symbol_file import process_context
 
 NO_SIGNAL, SIGINT, SIGILL, SIGTRAP, SIGABRT, SIGSEGV = 0, 2, 4, 5, 6, 11
@@ -28,7 +28,7 @@ _BEGIN, _END = "replaylog:begin;", "replaylog:end;"
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class ResumeAction:
     """What a thread is to do: ``c`` or ``s``, or, with a range, step until it leaves that. None: all threads."""
 
     kind: str
@@ -44,7 +44,7 @@ class Motion:
         self._process_context = process_context(debugger.kernel.machine)
         self.first = debugger.position
         """Where time begins for gdb: the threads are there, and none has made a step."""
-        self.goal: Callable[[], Stop] | None = None
+        self.goal: Callable[[], DebugStop] | None = None
         """What the next continue does with each thread instead of running it."""
         self.destination: int | None = None
         """The position where the next continue goes instead."""
@@ -55,7 +55,7 @@ class Motion:
 
     # Forwards -------------------------------------------------------------------------------------------------------
 
-    def resume(self, actions: Sequence[Action], looked_at: int) -> str:
+    def resume(self, actions: Sequence[ResumeAction], looked_at: int) -> str:
         """Do what the actions say, the first one that is for a thread; gives the stop reply. ``looked_at``: the thread
         that gdb shows. GdbError where no thread is meant.
         """
@@ -77,28 +77,30 @@ class Motion:
         before = self._debugger.position
         while True:
             stop = self._one(thread)
-            if stop.reason is not StopReason.STEP or within is None:
+            if stop.reason is not DebugStopReason.STEP or within is None:
                 break
             rip = self._rip(thread)
             if not within[0] <= rip < within[1] or rip in self._addresses():
                 break
             if self._is_urgent():
                 return self._reply(stop, signal=SIGINT)
-        if stop.reason is StopReason.DONE:
+        if stop.reason is DebugStopReason.DONE:
             if stop.position == before:
                 return self._text(SIGTRAP, thread, _END)
             self._say_result(thread)
             return self._text(SIGTRAP, thread)
         if isinstance(thread, OperationThread):
             self._say(f"thread {thread.number}, {thread.name}: {thread.state}")
-        return self._reply(stop, signal=SIGTRAP if stop.reason in (StopReason.STEP, StopReason.BLOCKED) else None)
+        return self._reply(
+            stop, signal=SIGTRAP if stop.reason in (DebugStopReason.STEP, DebugStopReason.BLOCKED) else None
+        )
 
-    def _one(self, thread: Thread) -> Stop:
+    def _one(self, thread: Thread) -> DebugStop:
         """One step, which a watchpoint may make more of."""
-        if not isinstance(thread, TaskThread) or not any(isinstance(point, Access) for point in self.signs):
+        if not isinstance(thread, TaskThread) or not any(isinstance(point, DataAccess) for point in self.signs):
             return self._debugger.step()
         stop = self._debugger.run(1)
-        return stop._replace(reason=StopReason.STEP) if stop.reason is StopReason.LIMIT else stop
+        return stop._replace(reason=DebugStopReason.STEP) if stop.reason is DebugStopReason.LIMIT else stop
 
     def _continue(self, eligible: list[Thread]) -> str:
         debugger = self._debugger
@@ -108,7 +110,7 @@ class Motion:
         is_alone = len(eligible) < len(debugger.threads)
         go, self.goal = self.goal or (self._run_alone if is_alone else debugger.run), None
         waiting: list[Thread] = []
-        stop: Stop | None = None
+        stop: DebugStop | None = None
         while thread := next((one for one in eligible if not one.is_done and one not in waiting), None):
             debugger.select(thread)
             if stop is not None and self._rip(thread) in self._addresses():
@@ -117,9 +119,9 @@ class Motion:
             stop = self._run(go)
             if debugger.position > before:
                 waiting.clear()
-            if stop.reason is StopReason.DONE:
+            if stop.reason is DebugStopReason.DONE:
                 self._say_result(thread)
-            elif stop.reason is StopReason.BLOCKED:
+            elif stop.reason is DebugStopReason.BLOCKED:
                 waiting.append(thread)
                 self._say(f"thread {thread.number} waits: {stop.message}")
             else:
@@ -128,18 +130,18 @@ class Motion:
                 return self._reply(stop, signal=SIGINT)
         return self._ended(eligible, stop)
 
-    def _run_alone(self) -> Stop:
+    def _run_alone(self) -> DebugStop:
         """Run the current thread and no other (gdb's scheduler-locking)."""
         return self._debugger.step(_FAR)
 
-    def _run(self, go: Callable[[], Stop]) -> Stop:
+    def _run(self, go: Callable[[], DebugStop]) -> DebugStop:
         """Run, and go on where an interruption that is over had been left."""
         while True:
             stop = go()
-            if stop.reason is not StopReason.INTERRUPTED or self._is_urgent():
+            if stop.reason is not DebugStopReason.INTERRUPTED or self._is_urgent():
                 return stop
 
-    def _ended(self, eligible: Iterable[Thread], stop: Stop | None) -> str:
+    def _ended(self, eligible: Iterable[Thread], stop: DebugStop | None) -> str:
         """Nothing of these can go on."""
         debugger = self._debugger
         thread = (stop.thread if stop is not None else None) or debugger.thread
@@ -164,25 +166,25 @@ class Motion:
         debugger = self._debugger
         if debugger.position > self.first:
             stop = self._access_behind() or self._run(debugger.run_back)
-            if isinstance(stop.breakpoint, Access):
+            if isinstance(stop.breakpoint, DataAccess):
                 # gdb looks for a value that has changed: that is in front of the access.
                 debugger.back()
                 return self._text(SIGTRAP, stop.thread, self.signs[stop.breakpoint])
-            if stop.reason is not StopReason.START:
+            if stop.reason is not DebugStopReason.START:
                 return self._reply(stop)
         return self._at_first()
 
-    def _access_behind(self) -> Stop | None:
+    def _access_behind(self) -> DebugStop | None:
         """The stop that the last step was, where it accessed what is watched: to a debugger that goes back from behind
         it, it is none.
         """
         debugger = self._debugger
-        if not any(isinstance(point, Access) for point in self.signs):
+        if not any(isinstance(point, DataAccess) for point in self.signs):
             return None
         here = debugger.position
-        if debugger.back().reason is StopReason.STEP and isinstance(debugger.thread, TaskThread):
+        if debugger.back().reason is DebugStopReason.STEP and isinstance(debugger.thread, TaskThread):
             stop = debugger.run(1)
-            if isinstance(stop.breakpoint, Access):
+            if isinstance(stop.breakpoint, DataAccess):
                 return stop
         debugger.goto(here)
         return None
@@ -201,11 +203,11 @@ class Motion:
         """The reply for who asks why nothing runs."""
         return self._text(SIGTRAP, self._debugger.thread)
 
-    def _reply(self, stop: Stop, signal: int | None = None) -> str:
+    def _reply(self, stop: DebugStop, signal: int | None = None) -> str:
         found = stop.breakpoint
         if signal is None:
             signal = self._signal(stop)
-        if stop.reason is StopReason.BREAKPOINT and found is not None and found in self.signs:
+        if stop.reason is DebugStopReason.BREAKPOINT and found is not None and found in self.signs:
             return self._text(signal, stop.thread, self.signs[found])
         if stop.message:
             self._say(stop.message.splitlines()[0])
@@ -214,12 +216,12 @@ class Motion:
         return self._text(signal, stop.thread)
 
     @staticmethod
-    def _signal(stop: Stop) -> int:
-        if stop.reason is StopReason.INTERRUPTED:
+    def _signal(stop: DebugStop) -> int:
+        if stop.reason is DebugStopReason.INTERRUPTED:
             return SIGINT
-        if stop.reason is StopReason.FAULT:
+        if stop.reason is DebugStopReason.FAULT:
             return next((signal for kind, signal in _FAULTS.items() if stop.message.startswith(kind)), SIGABRT)
-        return SIGTRAP if stop.reason is StopReason.BREAKPOINT else NO_SIGNAL
+        return SIGTRAP if stop.reason is DebugStopReason.BREAKPOINT else NO_SIGNAL
 
     def _text(self, signal: int, thread: Thread | None, more: str = "") -> str:
         """``T05thread:1;core:0;swbreak:;``."""

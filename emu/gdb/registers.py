@@ -13,7 +13,7 @@ NAME = "target.xml"
 
 
 @dataclass(frozen=True, slots=True)
-class Register:
+class GdbRegister:
     """One register: gdb's name, its size in bits, and the debugger's name of it where that knows it."""
 
     name: str
@@ -35,19 +35,19 @@ _SELECTORS = ("cs", "ss", "ds", "es", "fs", "gs")
 _X87_CONTROL = ("fctrl", "fstat", "ftag", "fiseg", "fioff", "foseg", "fooff", "fop")
 
 
-def _registers() -> Iterator[Register]:
+def _registers() -> Iterator[GdbRegister]:
     for name in _GENERAL:
-        yield Register(name, 64, "data_ptr" if name in _POINTERS else "int64", _CORE, name)
-    yield Register("rip", 64, "code_ptr", _CORE, "rip")
-    yield Register("eflags", 32, "i386_eflags", _CORE, "eflags")
+        yield GdbRegister(name, 64, "data_ptr" if name in _POINTERS else "int64", _CORE, name)
+    yield GdbRegister("rip", 64, "code_ptr", _CORE, "rip")
+    yield GdbRegister("eflags", 32, "i386_eflags", _CORE, "eflags")
     for name in _SELECTORS:
-        yield Register(name, 32, "int32", _CORE)
+        yield GdbRegister(name, 32, "int32", _CORE)
     for number in range(8):
-        yield Register(f"st{number}", 80, "i387_ext", _CORE)
+        yield GdbRegister(f"st{number}", 80, "i387_ext", _CORE)
     for name in _X87_CONTROL:
-        yield Register(name, 32, "int", _CORE)
+        yield GdbRegister(name, 32, "int", _CORE)
     for name in ("fs_base", "gs_base"):
-        yield Register(name, 64, "int64", _SEGMENTS, name)
+        yield GdbRegister(name, 64, "int64", _SEGMENTS, name)
 
 
 REGISTERS = tuple(_registers())

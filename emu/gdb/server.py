@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from emu.debug import Debugger
 from emu.gdb.errors import GdbError
-from emu.gdb.monitor import Command, Monitor
+from emu.gdb.monitor import Monitor, MonitorCommand
 from emu.gdb.motion import Motion
 from emu.gdb.packets import Broken, Packet
-from emu.gdb.session import Session
+from emu.gdb.session import GdbSession
 from emu.gdb.wire import Closed, Opened, Shut, Wire
 
 _MOVES = (b"v", b"c", b"C", b"s", b"S", b"b")
@@ -34,7 +34,7 @@ class Server:
         self._debugger, self._on_stop = debugger, on_stop
         self._wire = Wire(host, port, debugger.interrupt)
         self.motion = Motion(debugger, self.say, lambda: self._wire.is_urgent)
-        self.commands: list[Command] = []
+        self.commands: list[MonitorCommand] = []
         """What ``monitor`` knows beside its help."""
         self.host, self.port = self._wire.host, self._wire.port
 
@@ -57,7 +57,7 @@ class Server:
     def _session(self) -> bool:
         """Serve one client; whether everything is to end."""
         monitor = Monitor(self.commands, self.say)
-        session = Session(self._debugger, self.motion, monitor, self._wire.stop_acknowledging)
+        session = GdbSession(self._debugger, self.motion, monitor, self._wire.stop_acknowledging)
         try:
             while not isinstance(arrived := self._wire.receive(), Closed | Shut):
                 if isinstance(arrived, Packet):
@@ -68,7 +68,7 @@ class Server:
             session.close()
         return isinstance(arrived, Shut)
 
-    def _answer(self, session: Session, payload: bytes) -> None:
+    def _answer(self, session: GdbSession, payload: bytes) -> None:
         before = self._debugger.position
         try:
             reply = session.answer(payload)

@@ -10,17 +10,17 @@ from contextlib import contextmanager
 
 from asm.encodings import INT3
 from emu.debug import Debugger
-from emu.debug.breakpoints import Access, AtAddress, Breakpoint
+from emu.debug.breakpoints import AtAddress, Breakpoint, DataAccess
 from emu.debug.threads import TaskThread
 from emu.errors import EmuError
 from emu.gdb.errors import GdbError, NoMemory
 from emu.gdb.monitor import Monitor
-from emu.gdb.motion import Action, Motion
+from emu.gdb.motion import Motion, ResumeAction
 from emu.gdb.packets import MAX_PAYLOAD, escape
 from emu.gdb.registers import NAME, REGISTERS, all_hex, register_hex, target_description
 from emu.gdb.symbol_file import is_executable
 from emu.gdb.thread_list import extra_info, threads_xml
-from emu.layout import ADDRESS_MASK, PAGE_SIZE
+from emu.machine.address_map import ADDRESS_MASK, PAGE_SIZE
 
 FEATURES = (
     f"PacketSize={MAX_PAYLOAD:x};QStartNoAckMode+;qXfer:features:read+;qXfer:threads:read+;vContSupported+;swbreak+;"
@@ -36,7 +36,7 @@ _WATCH_SIGNS = {2: ("w", "watch"), 3: ("r", "rwatch"), 4: ("rw", "awatch")}
 _ANY, _ALL = 0, -1
 
 
-class Session:
+class GdbSession:
     """Answers packets with what a debugger knows and does."""
 
     def __init__(
@@ -105,9 +105,9 @@ class Session:
             case "c" | "s":
                 if rest:
                     self._set_register(self._number_of("rip"), _address(rest).to_bytes(8, "little"))
-                return self._resume([Action(text[0])])
+                return self._resume([ResumeAction(text[0])])
             case "C" | "S":
-                return self._resume([Action(text[0].lower())])
+                return self._resume([ResumeAction(text[0].lower())])
             case "D" | "k":
                 self.is_over = True
                 if text[0] == "k":
@@ -185,7 +185,7 @@ class Session:
             self._looked_at = max(number, _ANY)
         return "OK"
 
-    def _resume(self, actions: list[Action]) -> str:
+    def _resume(self, actions: list[ResumeAction]) -> str:
         return self._stopped(self._motion.resume(actions, self._looked_at))
 
     def _stopped(self, reply: str) -> str:
@@ -309,7 +309,7 @@ class Session:
             point, sign = AtAddress(address), ("swbreak:;", "hwbreak:;")[kind]
         elif kind in _WATCH_SIGNS:
             how, name = _WATCH_SIGNS[kind]
-            point, sign = Access(address, size, how), f"{name}:{address:x};"
+            point, sign = DataAccess(address, size, how), f"{name}:{address:x};"
         else:
             return ""
         signs, points, key = self._motion.signs, self._points, (kind, address, size)
@@ -347,7 +347,7 @@ def _bytes(digits: str) -> bytes:
     return bytes.fromhex(digits)
 
 
-def _action(text: str) -> Action:
+def _action(text: str) -> ResumeAction:
     """One action of vCont; signals are not delivered."""
     found = _ACTION.fullmatch(text)
     if found is None:
@@ -356,5 +356,5 @@ def _action(text: str) -> Action:
     number = thread or of_signal or of_range
     of = None if number in (None, "-1") else int(number, 16)
     if start is not None:
-        return Action("s", of, (_address(start), _address(end)))
-    return Action(plain or text[0].lower(), of)
+        return ResumeAction("s", of, (_address(start), _address(end)))
+    return ResumeAction(plain or text[0].lower(), of)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asm.image import Image
+from emu.atomic_file import write_whole
+from emu.elf.writer import CodeRange, NewElfSymbol, elf_file
 from emu.gdb.dwarf import debug_frame, frame_program, outermost
-from emu.gdb.elf import CodeRange, ElfSymbol, elf_file
-from emu.hostcall import SLOT
 from emu.kernel.kernel import Kernel
-from emu.machine import Machine
-from emu.paging import NX
-from emu.unwind import unwind_rows
-from emu.whole_file import write_whole
+from emu.machine.hostcall import SLOT
+from emu.machine.machine import Machine
+from emu.machine.paging import NX
+from emu.machine.unwind import unwind_rows
 
 RETURN_SYMBOL = "tramplab_return"
 """Where a call from outside returns to: the end of every backtrace."""
@@ -47,13 +47,15 @@ def symbol_file(kernel: Kernel) -> bytes:
     pieces = sorted(_pieces(kernel), key=lambda piece: piece.address)
     machine = kernel.machine
     stubs = machine.host_calls
-    symbols = [ElfSymbol(symbol.name, symbol.address, symbol.size) for symbol in kernel.kallsyms]
+    symbols = [NewElfSymbol(symbol.name, symbol.address, symbol.size) for symbol in kernel.kallsyms]
     known = {symbol.address for symbol in symbols}
-    symbols += [ElfSymbol(piece.name, piece.address, len(piece.code)) for piece in pieces if piece.address not in known]
+    symbols += [
+        NewElfSymbol(piece.name, piece.address, len(piece.code)) for piece in pieces if piece.address not in known
+    ]
     symbols = [_sized(symbol, SLOT if stubs.is_stub(symbol.address) else 0) for symbol in symbols]
     # A return address is looked up by the byte before it.
-    symbols.append(ElfSymbol(RETURN_SYMBOL, stubs.return_address - 1, SLOT + 1))
-    symbols.append(ElfSymbol(PROCESS_CONTEXT, process_context(machine), 1))
+    symbols.append(NewElfSymbol(RETURN_SYMBOL, stubs.return_address - 1, SLOT + 1))
+    symbols.append(NewElfSymbol(PROCESS_CONTEXT, process_context(machine), 1))
     programs: dict[tuple[bytes, int | None], bytes] = {}
     frames = []
     for piece in pieces:
@@ -126,11 +128,11 @@ def _code_of(machine: Machine, image: Image, name: str) -> _Code:
     return _Code(name, image.address, image.code, names.replaced_at if names is not None else None)
 
 
-def _sized(symbol: ElfSymbol, least: int) -> ElfSymbol:
-    return symbol if symbol.size >= least else ElfSymbol(symbol.name, symbol.address, least)
+def _sized(symbol: NewElfSymbol, least: int) -> NewElfSymbol:
+    return symbol if symbol.size >= least else NewElfSymbol(symbol.name, symbol.address, least)
 
 
-def _ranges(symbols: list[ElfSymbol], kernel: Kernel) -> list[CodeRange]:
+def _ranges(symbols: list[NewElfSymbol], kernel: Kernel) -> list[CodeRange]:
     """Sections around the code, one for each part of the address map."""
     layout = kernel.machine.layout
     stubs = "host_calls", layout.host_calls - 1

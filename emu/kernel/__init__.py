@@ -1,1 +1,1 @@
-"""The synthetic kernel on the machine: symbols, functions, modules, processes in kernel context, text patching."""
+"""The synthetic kernel: symbols, memory, RCU, text patching, ftrace, modules. Knows nothing of BPF."""

@@ -12,24 +12,16 @@ from typing import Any
 from asm.encodings import NOPS, jmp_rel32
 from emu.events import EventStream
 from emu.kernel.config import VOLUNTARY, Config
-from emu.kernel.entry import EntryLayout
 from emu.kernel.errors import KernelError
-from emu.kernel.execmem import ExecMem
-from emu.kernel.ftrace import Ftrace
-from emu.kernel.functions import AssemblyFunctions, Function, FunctionSource, PlacedFunction, padding_bytes
-from emu.kernel.kallsyms import AssemblySymbols, Kallsyms
-from emu.kernel.modules import Module, Modules
+from emu.kernel.ftrace.direct import Ftrace
+from emu.kernel.mm.execmem import ExecMem
+from emu.kernel.mm.slab import PerCpu, Slab
+from emu.kernel.module.modules import Module, Modules
 from emu.kernel.percpu_ref import PercpuRefs
+from emu.kernel.process_context import PointKind, ProcessContext
 from emu.kernel.rcu import Rcu, RcuFlavour
 from emu.kernel.routines import GUEST_DATA, Routine, kernel_routines
-from emu.kernel.slab import PerCpu, Slab
-from emu.kernel.stamped import FunctionTable, StampedText, TextSource
-from emu.kernel.text_poke import TextPoke
-from emu.layout import PAGE_SIZE, AddressMap
-from emu.machine import Machine, Prot
-from emu.process import PointKind, ProcessContext
-from emu.stack_names import StackNames
-from emu.structs import (
+from emu.kernel.structs import (
     PERCPU,
     asm_symbols,
     initialise_percpu,
@@ -38,8 +30,16 @@ from emu.structs import (
     srcu_struct,
     task_struct,
 )
-from emu.task import Task
-from emu.vcpu import Call, Vcpu
+from emu.kernel.text.entry import EntryLayout
+from emu.kernel.text.functions import AssemblyFunctions, FunctionSource, FunctionText, PlacedFunction, padding_bytes
+from emu.kernel.text.kallsyms import AssemblySymbols, Kallsyms
+from emu.kernel.text.stamped_text import FunctionTable, StampedText, TextSource
+from emu.kernel.text.text_poke import TextPoke
+from emu.machine.address_map import PAGE_SIZE, AddressMap
+from emu.machine.frame_words import StackNames
+from emu.machine.machine import Machine, Prot
+from emu.machine.task import Task
+from emu.machine.vcpu import Call, Vcpu
 
 TEXT_SIZE = 2 << 20
 """Guest memory for the kernel's text, and for what is added behind stamped text, which has its own."""
@@ -253,7 +253,7 @@ class Kernel:
         self._text_end = text.end
         return text
 
-    def add_functions(self, *functions: Function) -> list[PlacedFunction]:
+    def add_functions(self, *functions: FunctionText) -> list[PlacedFunction]:
         """Add functions of one's own to the kernel's text. Raises asm.AsmError for a body that can't be assembled."""
         return self._place(AssemblyFunctions(functions))
 
@@ -262,7 +262,7 @@ class Kernel:
 
         ``constants``: what their texts refer to beside the kernel's symbols. Raises asm.AsmError.
         """
-        guest = tuple(Function(routine.name, routine.text, traceable=False) for routine in routines)
+        guest = tuple(FunctionText(routine.name, routine.text, traceable=False) for routine in routines)
         entries = {routine.name: routine.jump_entries for routine in routines}
         stacks = {routine.name: routine.stack for routine in routines}
         made = self._place(AssemblyFunctions(guest, constants=constants or {}))

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Collection
 
+from emu.kernel.mm.slab import PerCpu, Slab
 from emu.kernel.rcu import Rcu, RcuFlavour
-from emu.kernel.slab import PerCpu, Slab
-from emu.machine import Machine
-from emu.structs import (
+from emu.kernel.structs import (
     PERCPU_COUNT_BIAS,
     PERCPU_REF_ATOMIC_DEAD,
     percpu_ref,
     percpu_ref_data,
 )
-from emu.vcpu import Vcpu
+from emu.machine.machine import Machine
+from emu.machine.vcpu import Vcpu
 
 _MASK = (1 << 64) - 1
 

@@ -23,9 +23,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from emu.events import EventStream, GracePeriodBegun, GracePeriodOver
-from emu.machine import Machine
-from emu.process import Deadlock, PointKind, ProcessContext
-from emu.task import Task, TaskState
+from emu.kernel.process_context import Deadlock, PointKind, ProcessContext
+from emu.machine.machine import Machine
+from emu.machine.task import Task, TaskState
 
 _T = TypeVar("_T")
 

@@ -5,7 +5,7 @@
 graph tools).
 """
 
-from emu.recording.model import Change, Kind, Mark, Node, Place, Recording
+from emu.recording.model import CallNode, ExecutedInsn, Mark, NodeKind, Recording, TreeChange
 from emu.recording.recorder import record
 
-__all__ = ["Change", "Kind", "Mark", "Node", "Place", "Recording", "record"]
+__all__ = ["CallNode", "ExecutedInsn", "Mark", "NodeKind", "Recording", "TreeChange", "record"]

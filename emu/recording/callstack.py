@@ -14,7 +14,7 @@ way of calling or returning has to be known:
 import enum
 from dataclasses import dataclass
 
-from emu.recording.model import Kind, Node
+from emu.recording.model import CallNode, NodeKind
 from emu.recording.timeline import Track
 
 
@@ -44,15 +44,15 @@ class Segment:
 
 @dataclass(eq=False, slots=True)
 class _Frame:
-    node: Node
+    node: CallNode
     base: int
     """Guest address of the word with the return address."""
     inherited: str | None
     """The phase in which it was reached."""
-    phase: Node | None = None
+    phase: CallNode | None = None
 
     @property
-    def inner(self) -> Node:
+    def inner(self) -> CallNode:
         return self.phase or self.node
 
 
@@ -63,14 +63,14 @@ _NOWHERE = 1 << 64
 class CallStack:
     """The frames of one task. ``track`` is where they are drawn, None while no vCPU runs it."""
 
-    def __init__(self, root: Node, task: str | None) -> None:
+    def __init__(self, root: CallNode, task: str | None) -> None:
         self.track: Track | None = None
         self._root = root
         self._frames: list[_Frame] = []
         self._task = task
         self._last = 0
-        self._nodes: dict[tuple[Node, Kind, str, int, int], Node] = {}
-        self.segments: dict[tuple[Node, Segment], int] = {}
+        self._nodes: dict[tuple[CallNode, NodeKind, str, int, int], CallNode] = {}
+        self.segments: dict[tuple[CallNode, Segment], int] = {}
         """How often each segment was executed whole, by the node in which."""
 
     def show(self, track: Track | None) -> None:
@@ -180,7 +180,7 @@ class CallStack:
                 parent = self._top_of_task()
                 parent.calls += 1
                 track.enter(parent)
-        node = self._node(parent, Kind.FUNCTION, segment.function, segment.start, site)
+        node = self._node(parent, NodeKind.FUNCTION, segment.function, segment.start, site)
         node.calls += 1
         self._frames.append(_Frame(node, base, inherited))
         track.enter(node)
@@ -202,18 +202,18 @@ class CallStack:
             track.leave(frame.phase)
         frame.phase = None
         if phase is not None:
-            frame.phase = self._node(frame.node, Kind.PHASE, phase, address, self._last)
+            frame.phase = self._node(frame.node, NodeKind.PHASE, phase, address, self._last)
             frame.phase.calls += 1
             track.enter(frame.phase)
 
-    def _top_of_task(self) -> Node:
-        return self._node(self._root, Kind.TASK, self._task or "", 0, 0)
+    def _top_of_task(self) -> CallNode:
+        return self._node(self._root, NodeKind.TASK, self._task or "", 0, 0)
 
-    def _node(self, parent: Node, kind: Kind, name: str, entry: int, site: int) -> Node:
+    def _node(self, parent: CallNode, kind: NodeKind, name: str, entry: int, site: int) -> CallNode:
         # A phase is one node however it was come to.
-        key = (parent, kind, name, entry, site) if kind is Kind.FUNCTION else (parent, kind, name, 0, 0)
+        key = (parent, kind, name, entry, site) if kind is NodeKind.FUNCTION else (parent, kind, name, 0, 0)
         node = self._nodes.get(key)
         if node is None:
-            node = self._nodes[key] = Node(kind, name, entry, site, parent)
+            node = self._nodes[key] = CallNode(kind, name, entry, site, parent)
             parent.children.append(node)
         return node

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from emu.counts import Counts, aggregate
+from emu.counting.counts import InstructionCounts, aggregate
 from emu.events import Event
 
 
-class Kind(enum.StrEnum):
+class NodeKind(enum.StrEnum):
     """What a node of the tree is."""
 
     ROOT = "root"
@@ -23,10 +23,10 @@ class Kind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ExecutedInsn:
     """An instruction as it was executed: its bytes at ``address``, its text, and to what it belongs.
 
-    ``image`` is the address at which its image begins, ``function`` where none is known ``emu.counts.OTHER``.
+    ``image`` is the address at which its image begins, ``function`` where none is known ``emu.counting.counts.OTHER``.
     """
 
     address: int
@@ -39,7 +39,7 @@ class Place:
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class CallNode:
     """A function, a phase or a task, as it was reached on one path.
 
     ``entry`` is the address of its first instruction, ``site`` of the one that called it or jumped there, 0 for a call
@@ -47,25 +47,25 @@ class Node:
     itself, without those of its children.
     """
 
-    kind: Kind
+    kind: NodeKind
     name: str
     entry: int
     site: int
-    parent: "Node | None"
-    children: list["Node"] = field(default_factory=list)
+    parent: "CallNode | None"
+    children: list["CallNode"] = field(default_factory=list)
     calls: int = 0
     counts: dict[int, int] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """Its name in a picture: phases in brackets."""
-        return f"[{self.name}]" if self.kind is Kind.PHASE else self.name
+        return f"[{self.name}]" if self.kind is NodeKind.PHASE else self.name
 
     @property
-    def function(self) -> "Node":
+    def function(self) -> "CallNode":
         """The node itself, or the function that a phase is a part of."""
         node = self
-        while node.kind is Kind.PHASE and node.parent is not None:
+        while node.kind is NodeKind.PHASE and node.parent is not None:
             node = node.parent
         return node
 
@@ -80,16 +80,16 @@ class Node:
         return sum(node.own for node in self.walk())
 
     @property
-    def path(self) -> tuple["Node", ...]:
+    def path(self) -> tuple["CallNode", ...]:
         """From the outermost node that is not the root to this one."""
-        path: list[Node] = []
-        node: Node | None = self
-        while node is not None and node.kind is not Kind.ROOT:
+        path: list[CallNode] = []
+        node: CallNode | None = self
+        while node is not None and node.kind is not NodeKind.ROOT:
             path.append(node)
             node = node.parent
         return tuple(reversed(path))
 
-    def walk(self) -> Iterator["Node"]:
+    def walk(self) -> Iterator["CallNode"]:
         """It and all nodes below, each before its children."""
         waiting = [self]
         while waiting:
@@ -98,7 +98,7 @@ class Node:
             waiting.extend(reversed(node.children))
 
 
-class Change(NamedTuple):
+class TreeChange(NamedTuple):
     """A node was entered, or left.
 
     ``position``: instructions that all vCPUs had executed before; ``own``: that this one had. A task that gives its CPU
@@ -108,7 +108,7 @@ class Change(NamedTuple):
     position: int
     own: int
     cpu: int
-    node: Node
+    node: CallNode
     enters: bool
 
 
@@ -130,10 +130,10 @@ class Recording:
     """
 
     cpus: int
-    root: Node = field(default_factory=lambda: Node(Kind.ROOT, "", 0, 0, None))
-    changes: list[Change] = field(default_factory=list)
+    root: CallNode = field(default_factory=lambda: CallNode(NodeKind.ROOT, "", 0, 0, None))
+    changes: list[TreeChange] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    places: dict[int, Place] = field(default_factory=dict)
+    places: dict[int, ExecutedInsn] = field(default_factory=dict)
     """What stood at each address that was executed; where it was patched meanwhile, what was executed last."""
     executed: list[int] = field(default_factory=list)
     """Instructions, by vCPU."""
@@ -155,7 +155,7 @@ class Recording:
         return summed
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> InstructionCounts:
         """The same as a call's counts, for all vCPUs."""
         places = self.places
         return aggregate(
@@ -167,17 +167,17 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Totals:
+class NodeTotals:
     """The totals of all nodes of a tree, worked out at once."""
 
-    root: Node
+    root: CallNode
 
     @cached_property
-    def _totals(self) -> dict[Node, int]:
-        totals: dict[Node, int] = {}
+    def _totals(self) -> dict[CallNode, int]:
+        totals: dict[CallNode, int] = {}
         for node in reversed(list(self.root.walk())):
             totals[node] = node.own + sum(totals[child] for child in node.children)
         return totals
 
-    def __getitem__(self, node: Node) -> int:
+    def __getitem__(self, node: CallNode) -> int:
         return self._totals[node]

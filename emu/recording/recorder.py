@@ -16,20 +16,20 @@ from unicorn.unicorn_const import UC_HOOK_BLOCK
 from unicorn.x86_const import UC_X86_REG_RSP
 
 from asm import AsmError, decode
-from emu import libunicorn
 from emu.counting import counter_for
 from emu.counting.block import Block, BlockEnd, decode_block
+from emu.counting.counts import OTHER
 from emu.counting.engine_hook import EngineHook, address_of, stop_engine
-from emu.counts import OTHER
 from emu.errors import MachineError
 from emu.events import Event
+from emu.host import libunicorn
 from emu.kernel.kernel import Kernel
-from emu.machine import Machine
+from emu.machine.machine import Machine
+from emu.machine.task import Task
+from emu.machine.vcpu import Vcpu
 from emu.recording.callstack import CallStack, Segment, Way
-from emu.recording.model import Mark, Node, Place, Recording
+from emu.recording.model import CallNode, ExecutedInsn, Mark, Recording
 from emu.recording.timeline import Track
-from emu.task import Task
-from emu.vcpu import Vcpu
 
 _BLOCK_HOOK: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p)
 _MANY_ENTERED: Final = 1 << 16
@@ -70,7 +70,7 @@ def record(kernel: Kernel) -> Iterator[Recording]:
 class _Stacks:
     """The call stacks of a machine's tasks."""
 
-    def __init__(self, machine: Machine, root: Node) -> None:
+    def __init__(self, machine: Machine, root: CallNode) -> None:
         self._idle = {vcpu.idle for vcpu in machine.vcpus}
         self._root = root
         self._stacks: dict[Task, CallStack] = {}
@@ -293,7 +293,7 @@ class _VcpuRecorder:
         known = self._known[address, size] = _Known(block, tuple(segments))
         return known
 
-    def _places(self, block: Block) -> list[Place]:
+    def _places(self, block: Block) -> list[ExecutedInsn]:
         machine = self.vcpu.machine
         code = self.vcpu.read_code(block.address, block.size)
         places = []
@@ -308,7 +308,7 @@ class _VcpuRecorder:
             else:
                 text = _disassembled(here, address)
             function = machine.function_at(address) or OTHER
-            places.append(Place(address, here, text, comment, phase, function, image.address if image else None))
+            places.append(ExecutedInsn(address, here, text, comment, phase, function, image.address if image else None))
         return places
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from emu.recording.model import Change, Node, Recording
+from emu.recording.model import CallNode, Recording, TreeChange
 
 if TYPE_CHECKING:
     from emu.recording.callstack import CallStack
@@ -19,15 +19,15 @@ class Track:
         """So many instructions were executed."""
         self._recording.executed[self._cpu] += instructions
 
-    def enter(self, node: Node) -> None:
+    def enter(self, node: CallNode) -> None:
         """A node begins."""
         self._change(node, enters=True)
 
-    def leave(self, node: Node) -> None:
+    def leave(self, node: CallNode) -> None:
         """The innermost node ends."""
         self._change(node, enters=False)
 
-    def _change(self, node: Node, *, enters: bool) -> None:
+    def _change(self, node: CallNode, *, enters: bool) -> None:
         recording = self._recording
         own = recording.executed[self._cpu]
-        recording.changes.append(Change(recording.instructions, own, self._cpu, node, enters))
+        recording.changes.append(TreeChange(recording.instructions, own, self._cpu, node, enters))

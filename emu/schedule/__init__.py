@@ -1,1 +1,1 @@
-"""Systematic schedules: which vCPU or task goes on next, at every point where it matters. Knows nothing of BPF."""
+"""Systematic schedules: actors, operations, footprints, violations."""

@@ -17,7 +17,7 @@ class BadSchedule(EmuError):
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class ScheduleAction:
     """One thing that an actor can do now. ``token``: the actor's letter, and a capital where it has a choice."""
 
     actor: int

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from emu.process import PointKind
-from emu.schedule.action import Action
+from emu.kernel.process_context import PointKind
+from emu.schedule.action import ScheduleAction
 from emu.schedule.footprint import Footprint
 
 if TYPE_CHECKING:
-    from emu.schedule.world import World
+    from emu.schedule.simulation import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Actor(Protocol):
         """Whether it has nothing to do any more; grace periods may get something to do again."""
         ...
 
-    def actions(self) -> list[Action]:
+    def actions(self) -> list[ScheduleAction]:
         """What it can do now; nothing while it is blocked. The first is what it does without a choice."""
         ...
 
-    def perform(self, action: Action, steps: int) -> int:
+    def perform(self, action: ScheduleAction, steps: int) -> int:
         """Do one of these, and go on for so many steps at most; how many were made. Violation."""
         ...
 
@@ -52,7 +52,7 @@ class Actor(Protocol):
         """Where it stands."""
         ...
 
-    def footprint(self, action: Action) -> Footprint:
+    def footprint(self, action: ScheduleAction) -> Footprint:
         """What its next step will touch; ``perform`` may add to it."""
         ...
 

@@ -15,23 +15,28 @@ from itertools import pairwise
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
-from emu.layout import PAGE_MASK, PAGE_SHIFT
-from emu.machine import STACK_SIZE
-from emu.paging import frame_of
-from emu.process import Lock, Point, PointKind
+from emu.host.access_log import WRITE, words_of
+from emu.kernel.process_context import Lock, Point, PointKind
+from emu.machine.address_map import PAGE_MASK, PAGE_SHIFT
+from emu.machine.machine import STACK_SIZE
+from emu.machine.paging import frame_of
 from emu.schedule.actor import Actor
-from emu.schedule.control import Driven
-from emu.schedule.guest import GuestActor
-from emu.visits import WRITE, words_of
+from emu.schedule.operation_actor import Driven
+from emu.schedule.task_actor import GuestActor
 
 if TYPE_CHECKING:
-    from emu.schedule.world import World
+    from emu.schedule.simulation import World
 
 Pair = tuple[str, str]
 _BELOW = (
-    "emu/process.py", "emu/address_space.py", "emu/machine.py", "emu/guest_struct.py", "emu/kernel/slab.py",
-    "emu/schedule/memory.py", "emu/schedule/coverage.py",
-)  # fmt: skip
+    "emu/kernel/process_context.py",
+    "emu/machine/address_space.py",
+    "emu/machine/machine.py",
+    "emu/machine/guest_struct.py",
+    "emu/kernel/mm/slab.py",
+    "emu/schedule/ownership.py",
+    "emu/schedule/coverage.py",
+)
 """Files whose functions stores go through: the place of a store is who called them."""
 _MANY_STRETCHES = 1 << 13
 _ACCESSES = frozenset({PointKind.STORE, PointKind.TEXT_WRITE, PointKind.LOCK, PointKind.UNLOCK})

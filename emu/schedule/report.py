@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from emu.schedule.run import Outcome, Taken
-from emu.schedule.world import World
+from emu.schedule.run import ScheduleOutcome, Taken
+from emu.schedule.simulation import World
 
 BROKEN = "<<<"
 """Marks the step at which the invariant broke."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ScheduleLine:
     """One event: the number of its step, the column of its actor, what it was."""
 
     step: int
@@ -22,25 +22,25 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ScheduleReport:
     """A schedule as lines."""
 
     columns: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[ScheduleLine, ...]
     verdict: str
 
-    def shortened(self, most: int = 12) -> "Report":
+    def shortened(self, most: int = 12) -> "ScheduleReport":
         """With the middle of long stretches of one actor left out."""
-        kept: list[Line] = []
+        kept: list[ScheduleLine] = []
         for _, group in groupby(self.lines, key=lambda line: line.column):
             stretch = list(group)
             if len(stretch) > most:
                 half = most // 2
                 left_out = len(stretch) - 2 * half
-                middle = Line(stretch[half].step, stretch[0].column, f"... {left_out} more steps")
+                middle = ScheduleLine(stretch[half].step, stretch[0].column, f"... {left_out} more steps")
                 stretch = [*stretch[:half], middle, *stretch[-half:]]
             kept += stretch
-        return Report(self.columns, tuple(kept), self.verdict)
+        return ScheduleReport(self.columns, tuple(kept), self.verdict)
 
     def text(self, width: int = 46) -> str:
         """Plain text, a column of ``width`` characters for each actor."""
@@ -56,7 +56,7 @@ class Report:
         yield self.verdict
 
 
-def report(world: World, outcome: Outcome) -> Report:
+def report(world: World, outcome: ScheduleOutcome) -> ScheduleReport:
     """The report of a schedule that was just run, step by step; the world has not been reset since."""
     lines = []
     step = 0
@@ -64,9 +64,9 @@ def report(world: World, outcome: Outcome) -> Report:
         text = _event(taken, world)
         last = outcome.violation is not None and number == len(outcome.taken) - 1
         step += taken.steps
-        lines.append(Line(step, taken.action.actor, text, broken=last))
+        lines.append(ScheduleLine(step, taken.action.actor, text, broken=last))
     verdict = str(outcome.violation) if outcome.violation is not None else "nothing broke"
-    return Report(world.columns, tuple(lines), verdict)
+    return ScheduleReport(world.columns, tuple(lines), verdict)
 
 
 def _event(taken: Taken, world: World) -> str:
@@ -80,10 +80,10 @@ def _event(taken: Taken, world: World) -> str:
     return f"{choice}: {text}" if where.kind == "code" else f"{text}, {choice}"
 
 
-def used_columns(found: Report) -> Report:
+def used_columns(found: ScheduleReport) -> ScheduleReport:
     """Without the columns of actors that did nothing."""
     used = sorted({line.column for line in found.lines})
     position: dict[int, int] = {column: number for number, column in enumerate(used)}
-    lines = tuple(Line(line.step, position[line.column], line.text, line.broken) for line in found.lines)
-    return Report(tuple(found.columns[column] for column in used), lines, found.verdict)
+    lines = tuple(ScheduleLine(line.step, position[line.column], line.text, line.broken) for line in found.lines)
+    return ScheduleReport(tuple(found.columns[column] for column in used), lines, found.verdict)
 

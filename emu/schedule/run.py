@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from emu.schedule.action import Action, encode, switches
+from emu.schedule.action import ScheduleAction, encode, switches
 from emu.schedule.actor import Actor, Where
 from emu.schedule.footprint import Footprint
+from emu.schedule.simulation import World
 from emu.schedule.violation import Violation
-from emu.schedule.world import World
 
 
 @dataclass(slots=True)
 class Choice:
     """What to do next, and for how many steps nobody need be asked again."""
 
-    action: Action
+    action: ScheduleAction
     steps: int = 1
 
 
@@ -29,14 +29,14 @@ class Scheduler(Protocol):
         """A new schedule begins; False where there is none left."""
         ...
 
-    def choose(self, actions: Sequence[Action], last: "Taken | None", step: int) -> Choice | None:
+    def choose(self, actions: Sequence[ScheduleAction], last: "Taken | None", step: int) -> Choice | None:
         """One of the enabled actions, of which there is at least one; None gives this schedule up as redundant.
 
         ``last``: what was done last; ``step``: how many steps were made.
         """
         ...
 
-    def end(self, outcome: "Outcome") -> None:
+    def end(self, outcome: "ScheduleOutcome") -> None:
         """How the schedule ended."""
         ...
 
@@ -45,14 +45,14 @@ class Scheduler(Protocol):
 class Taken:
     """One step that was made."""
 
-    action: Action
+    action: ScheduleAction
     where: Where
     steps: int
     footprint: Footprint | None = None
 
 
 @dataclass(slots=True)
-class Outcome:
+class ScheduleOutcome:
     """A schedule that was run. ``pruned``: given up as redundant; ``cut``: it had more steps than are allowed."""
 
     taken: list[Taken] = field(default_factory=list)
@@ -81,9 +81,9 @@ class Outcome:
         return switches(self.tokens)
 
 
-def run_schedule(world: World, scheduler: Scheduler, *, max_steps: int = 5000) -> Outcome:
+def run_schedule(world: World, scheduler: Scheduler, *, max_steps: int = 5000) -> ScheduleOutcome:
     """Run the actors of a world that has begun until they are done, an invariant is broken, or no more is wanted."""
-    outcome = Outcome()
+    outcome = ScheduleOutcome()
     try:
         _run(world, scheduler, outcome, max_steps)
         if not (outcome.pruned or outcome.cut):
@@ -97,11 +97,11 @@ def run_schedule(world: World, scheduler: Scheduler, *, max_steps: int = 5000) -
     return outcome
 
 
-def _run(world: World, scheduler: Scheduler, outcome: Outcome, max_steps: int) -> None:
+def _run(world: World, scheduler: Scheduler, outcome: ScheduleOutcome, max_steps: int) -> None:
     actors, invariants = world.actors, world.invariants
     taken: Taken | None = None
     while True:
-        actions: list[Action] = []
+        actions: list[ScheduleAction] = []
         for actor in actors:
             actions += actor.actions()
         if not actions:

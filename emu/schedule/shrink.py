@@ -10,28 +10,28 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from emu.schedule.action import switches
-from emu.schedule.replay import Replay
-from emu.schedule.run import Outcome, Scheduler
+from emu.schedule.run import ScheduleOutcome, Scheduler
+from emu.schedule.schedulers.replay import Replay
 
-Run = Callable[[Scheduler], Outcome]
+Run = Callable[[Scheduler], ScheduleOutcome]
 
 
 @dataclass(slots=True)
 class Shrunk:
     """What was found, and after how many runs."""
 
-    outcome: Outcome
+    outcome: ScheduleOutcome
     runs: int
 
 
-def shrink(run: Run, outcome: Outcome, *, most: int = 600) -> Shrunk:
+def shrink(run: Run, outcome: ScheduleOutcome, *, most: int = 600) -> Shrunk:
     """A smaller schedule with a violation of the same kind; ``outcome`` itself where there is none. ``most``: runs."""
     assert outcome.violation is not None
     return _Shrinking(run, outcome, most).result()
 
 
 class _Shrinking:
-    def __init__(self, run: Run, outcome: Outcome, most: int) -> None:
+    def __init__(self, run: Run, outcome: ScheduleOutcome, most: int) -> None:
         assert outcome.violation is not None
         self._run, self._best, self._most = run, outcome, most
         self._kind = outcome.violation.kind
@@ -112,6 +112,6 @@ def _stretches(tokens: Sequence[str]) -> list[list[str]]:
     return [list(part) for _, part in groupby(tokens, key=lambda token: token[0])]
 
 
-def _size(outcome: Outcome) -> tuple[int, int, int, int]:
+def _size(outcome: ScheduleOutcome) -> tuple[int, int, int, int]:
     tokens = outcome.tokens
     return len({token[0] for token in tokens}), switches(tokens), len(tokens), sum(map(len, tokens))

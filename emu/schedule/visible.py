@@ -19,11 +19,11 @@ import capstone
 from capstone import x86_const as x86
 
 from asm.encodings import INT3, NOPS
-from emu.kernel.entry import SITE_SIZE
-from emu.layout import ADDRESS_MASK
-from emu.machine import Machine
-from emu.registers import SAVED
-from emu.visits import VisitLog
+from emu.host.access_log import VisitLog
+from emu.kernel.text.entry import SITE_SIZE
+from emu.machine.address_map import ADDRESS_MASK
+from emu.machine.machine import Machine
+from emu.machine.registers import SAVED
 
 _FRAME_POINTER = bytes.fromhex("4889e5")
 """mov rbp, rsp: rbp is a frame pointer in code that has it."""
@@ -34,12 +34,12 @@ _FRAME = frozenset({x86.X86_REG_RBP, x86.X86_REG_EBP})
 
 
 _MOST_DECODED = 1 << 14
-_decoded: "dict[tuple[int, bytes, frozenset[int]], dict[int, Instruction]]" = {}
+_decoded: "dict[tuple[int, bytes, frozenset[int]], dict[int, VisibleInstruction]]" = {}
 """Visible instructions of code at an address: kernels that boot alike have the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class VisibleAccess:
     """A memory operand. ``base`` and ``index`` are positions in ``registers.SAVED``, -1 for none."""
 
     base: int
@@ -63,12 +63,12 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class VisibleInstruction:
     """A visible instruction. ``accesses`` is empty for one that only its fetch makes visible."""
 
     size: int
     text: str
-    accesses: tuple[Access, ...]
+    accesses: tuple[VisibleAccess, ...]
     is_site: bool
     """Whether it may be patched: its fetch is a read."""
 
@@ -95,15 +95,15 @@ class VisibleInstructions:
             self._engine_ranges.append((start, size, host))
         self._decoder = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
         self._decoder.detail = True
-        self._found: dict[tuple[int, bytes], dict[int, Instruction]] = {}
-        self.instructions: dict[int, Instruction] = {}
+        self._found: dict[tuple[int, bytes], dict[int, VisibleInstruction]] = {}
+        self.instructions: dict[int, VisibleInstruction] = {}
         """By address."""
         self.private: set[tuple[int, str]] = set()
         """Address and text of instructions that are known to touch nothing but their own stack."""
         self.logs: list[VisitLog] = []
         """Where each vCPU's visits go from the next ``install`` on; see ``log_visits``."""
         self._changed: set[tuple[int, int]] = set()
-        self._base: dict[int, Instruction] = {}
+        self._base: dict[int, VisibleInstruction] = {}
         self._base_order: list[int] = []
 
     def log_visits(self) -> None:
@@ -196,12 +196,14 @@ class VisibleInstructions:
             instruction = self.instructions[start]
             if not instruction.is_site:
                 self._changed.add((start, start + 1))
-                self.instructions[start] = Instruction(instruction.size, instruction.text, instruction.accesses, True)
+                self.instructions[start] = VisibleInstruction(
+                    instruction.size, instruction.text, instruction.accesses, True
+                )
             return
         if self.site_over(start) != start:
             return
         self._changed.add((start, start + 1))
-        self._mark(start, Instruction(SITE_SIZE, "patched text", (), True))
+        self._mark(start, VisibleInstruction(SITE_SIZE, "patched text", (), True))
 
     def _forget(self, start: int, end: int) -> None:
         self._changed.add((start, end))
@@ -218,7 +220,7 @@ class VisibleInstructions:
             del self.instructions[base + marked]
             marked = memory.find(b"\1", marked + 1, end - base)
 
-    def _mark(self, address: int, instruction: Instruction) -> None:
+    def _mark(self, address: int, instruction: VisibleInstruction) -> None:
         marks = self._marks_at(address)
         if marks is not None:
             self.instructions[address] = instruction
@@ -230,7 +232,7 @@ class VisibleInstructions:
                 return start, marks
         return None
 
-    def _decode(self, start: int, code: bytes) -> dict[int, Instruction]:
+    def _decode(self, start: int, code: bytes) -> dict[int, VisibleInstruction]:
         key = start, code, self._shared
         every = _decoded.get(key)
         if every is None:
@@ -246,15 +248,15 @@ class VisibleInstructions:
         private = self.private
         return {address: one for address, one in every.items() if (address, one.text) not in private}
 
-    def _visible(self, insn: "capstone.CsInsn", frame_pointer: bool) -> Instruction | None:
+    def _visible(self, insn: "capstone.CsInsn", frame_pointer: bool) -> VisibleInstruction | None:
         code = bytes(insn.bytes)
         site = code in (NOPS[5], NOPS[1])
         accesses = [] if insn.id in _NO_ACCESS else list(self._accesses(insn, frame_pointer))
         if not (site or accesses or insn.id in _SERIALISING):
             return None
-        return Instruction(insn.size, f"{insn.mnemonic} {insn.op_str}".strip(), tuple(accesses), site)
+        return VisibleInstruction(insn.size, f"{insn.mnemonic} {insn.op_str}".strip(), tuple(accesses), site)
 
-    def _accesses(self, insn: "capstone.CsInsn", frame_pointer: bool) -> Iterable[Access]:
+    def _accesses(self, insn: "capstone.CsInsn", frame_pointer: bool) -> Iterable[VisibleAccess]:
         for operand in insn.operands:
             if operand.type != x86.X86_OP_MEM:
                 continue
@@ -269,7 +271,7 @@ class VisibleInstructions:
                 displacement, base = memory.disp + insn.address + insn.size, -1
             index = _position(insn.reg_name(memory.index) if memory.index else "")
             writes = bool(operand.access & capstone.CS_AC_WRITE)
-            yield Access(base, index, memory.scale, displacement, by_gs, operand.size, writes)
+            yield VisibleAccess(base, index, memory.scale, displacement, by_gs, operand.size, writes)
 
 
 def _position(name: str) -> int:

@@ -8,8 +8,8 @@ from directives import calls, frames
 from directives.of_design import ARGUMENTS, TRACED, Attached
 
 PER_FUNCTION = Attached("per-function", "fexit")
-TRAMPLAB = Attached("tramplab", "fexit", "7.2", "lazy", multi=True)
-SEED = Attached("seed-v2-repaired", "fexit", multi=True)
+TRAMPLAB = Attached("specialised", "fexit", "7.2", "lazy", multi=True)
+SEED = Attached("tracing-multi-v2-fixed", "fexit", multi=True)
 
 
 def words(svg):

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from paths import ROOT
+
 pytestmark = pytest.mark.timeout(300)
 FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n]*)\n(?P<body>.*?)^(?P=fence)$", re.M | re.S)
-PLUGIN = "trampoline.pytest_plugin"
+PLUGIN = "trampoline.tools.pytest_plugin"
 """Where tramplab is installed pytest has it already."""
 DOCTEST = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

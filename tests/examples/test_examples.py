@@ -1,11 +1,12 @@
 """The examples run, and print what their texts say."""
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+from paths import ROOT
+
+EXAMPLES = ROOT / "examples"
 
 
 def run(name, capsys):

@@ -2,15 +2,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from trampoline.lab import Tracing
+from trampoline.lab.lab import Lab
 
 
 @pytest.fixture
-def make_lab() -> Iterator[Callable[..., Tracing]]:
-    labs: list[Tracing] = []
+def make_lab() -> Iterator[Callable[..., Lab]]:
+    labs: list[Lab] = []
 
-    def make(*args, **options) -> Tracing:
-        labs.append(Tracing(*args, **options))
+    def make(*args, **options) -> Lab:
+        labs.append(Lab(*args, **options))
         return labs[-1]
 
     yield make
@@ -19,5 +19,5 @@ def make_lab() -> Iterator[Callable[..., Tracing]]:
 
 
 @pytest.fixture
-def lab(make_lab) -> Tracing:
+def lab(make_lab) -> Lab:
     return make_lab("6.12")

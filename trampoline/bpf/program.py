@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from trampoline.bpf.insn import Insn
+from trampoline.bpf.btf.btf import Btf
+from trampoline.bpf.isa.insn import Insn
 from trampoline.bpf.uapi import AttachType, MapType, ProgFlag, ProgType
-from trampoline.btf import Btf
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class LineInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class BpfProgram:
     """What BPF_PROG_LOAD is told. In LD_IMM64 with source MAP_FD or MAP_VALUE the low half of ``imm`` is an index
     into ``maps``; MAP_VALUE's high half is the offset in its value.
     """
@@ -65,7 +65,7 @@ class Program:
     flags: int = 0
     """``ProgFlag`` values, or others that a kernel refuses."""
     attach_btf_id: int = 0
-    attach_prog: "Program | None" = None
+    attach_prog: "BpfProgram | None" = None
     """Program whose function ``attach_btf_id`` is a target (``attach_prog_fd``)."""
     maps: tuple[MapSpec, ...] = ()
     btf: Btf | None = None

@@ -2,8 +2,8 @@
 
 from emu.kernel.config import Config
 from emu.kernel.routines.routine import Routine
-from trampoline.callees import cookie, image, prog
-from trampoline.callees.prog import BPF_STATS_ENABLED_KEY, NO_START_TIME
+from trampoline.callees import cookie, prog_enter_exit, tramp_enter_exit
+from trampoline.callees.prog_enter_exit import BPF_STATS_ENABLED_KEY, NO_START_TIME
 
 __all__ = ["BPF_STATS_ENABLED_KEY", "NOTRACE", "NO_START_TIME", "callee_texts", "callees"]
 
@@ -14,7 +14,7 @@ def callees(config: Config, *, return_thunk: bool = False) -> dict[str, Routine]
     ``return_thunk``: returns are ``jmp __x86_return_thunk``, as CONFIG_RETHUNK builds them.
     """
     made: dict[str, Routine] = {}
-    for subject in (prog, image, cookie):
+    for subject in (prog_enter_exit, tramp_enter_exit, cookie):
         made.update((routine.name, routine) for routine in subject.routines(config, return_thunk=return_thunk))
     return made
 
@@ -25,7 +25,7 @@ def callee_texts(config: Config, *, return_thunk: bool = False) -> dict[str, str
 
 
 NOTRACE = frozenset(
-    {f"__bpf_prog_{way}{form.suffix}" for form in prog.FORMS for way in ("enter", "exit")}
+    {f"__bpf_prog_{way}{form.suffix}" for form in prog_enter_exit.FORMS for way in ("enter", "exit")}
     | {"update_prog_stats", "__bpf_tramp_enter", "__bpf_tramp_exit"}
 )
 """Callees that are never traced (notrace in the kernel)."""

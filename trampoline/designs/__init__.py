@@ -2,19 +2,20 @@
 
 from emu.kernel.kernel import Kernel
 from trampoline.bpf.boot import Boot
-from trampoline.bpf_trampoline import Trampolines
-from trampoline.designs.design import Design, Entry, Factory, TrampolineDesign
+from trampoline.bpf.prog import BpfPrograms
+from trampoline.designs.design import Design, Factory, LinkEntry, TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
 from trampoline.designs.generic import GenericImages
-from trampoline.designs.seed import seed_v1, seed_v2
-from trampoline.designs.tramplab import TramplabImages
-from trampoline.flavour import Flavour
-from trampoline.kfunc_md import SeedDefects, backend_of
+from trampoline.designs.specialised import TramplabImages
+from trampoline.designs.tracing_multi import seed_v1, seed_v2
+from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.kfunc_md.kfunc_mds import backend_of
 from trampoline.kfunc_md.padding import SIZE as PADDING_SIZE
-from trampoline.prog import BpfPrograms
-from trampoline.sites import OpsEach, SingleOps
+from trampoline.rules import Flavour
+from trampoline.update.bpf_trampoline import Trampolines
+from trampoline.update.ftrace_sites import OpsEach, SingleOps
 
-__all__ = ["DESIGNS", "METADATA", "Design", "Entry", "Factory"]
+__all__ = ["DESIGNS", "METADATA", "Design", "Factory", "LinkEntry"]
 
 
 def _per_function(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
@@ -39,19 +40,19 @@ def _tramplab(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfProgram
     """Callers made for their programs, shared by the functions of a link."""
     backend = backend_of(kernel, metadata or ("padding" if kernel.entry.padding >= PADDING_SIZE else "hash"))
     images = TramplabImages(kernel, flavour, programs, backend)
-    return TrampolineDesign("tramplab", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
+    return TrampolineDesign("specialised", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
 
 
 DESIGNS: dict[str, Factory] = {
     "per-function": _per_function,
     "batched": _batched,
     "generic": _generic,
-    "tramplab": _tramplab,
-    "seed-v2": seed_v2("seed-v2"),
-    "seed-v2-repaired": seed_v2("seed-v2-repaired", SeedDefects()),
-    "seed-v1": seed_v1("seed-v1"),
+    "specialised": _tramplab,
+    "tracing-multi-v2": seed_v2("tracing-multi-v2"),
+    "tracing-multi-v2-fixed": seed_v2("tracing-multi-v2-fixed", SeedDefects()),
+    "tracing-multi-v1": seed_v1("tracing-multi-v1"),
 }
 """Every design by its name."""
 
-METADATA: dict[str, tuple[str, ...]] = {"tramplab": ("padding", "hash", "flat")}
+METADATA: dict[str, tuple[str, ...]] = {"specialised": ("padding", "hash", "flat")}
 """The metadata back ends that a design may have, its own choice first; none for designs that are not here."""

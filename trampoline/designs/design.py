@@ -8,17 +8,17 @@ from asm import DisplacementError
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
 from trampoline.bpf.boot import Boot
-from trampoline.bpf_trampoline import Trampolines
-from trampoline.flavour import Flavour
-from trampoline.multi import MultiEntry, attach_multi, check_distinct, detach_multi, remake
-from trampoline.prog import BpfProg, BpfPrograms
-from trampoline.target import Target, TrampLink
+from trampoline.bpf.prog import BpfProg, BpfPrograms
+from trampoline.rules import Flavour
+from trampoline.update.bpf_trampoline import Trampolines
+from trampoline.update.multi import MultiEntry, attach_multi, check_distinct, detach_multi, remake
+from trampoline.update.target import TraceTarget, TrampLink
 
 
-class Entry(NamedTuple):
+class LinkEntry(NamedTuple):
     """One function of a link, and the program's place on it."""
 
-    target: Target
+    target: TraceTarget
     link: TrampLink
 
 
@@ -29,16 +29,16 @@ class Design(Protocol):
     trampolines: Trampolines
     """The per-function trampolines: for targets that are no ftrace sites, and where the design has such."""
 
-    def check(self, target: Target, prog: BpfProg) -> None:
+    def check(self, target: TraceTarget, prog: BpfProg) -> None:
         """Refuse what the design can't do. KernelError."""
 
-    def attach(self, entries: Sequence[Entry], progress: Callable[[], object]) -> None:
+    def attach(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
         """Put a program on functions: of a multi link, or of a plain one on its single target.
 
         ``progress`` is called once for each function. KernelError: text, tables, counts and memory are as before.
         """
 
-    def detach(self, entries: Sequence[Entry], progress: Callable[[], object]) -> None:
+    def detach(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
         """Take it off again."""
 
     def time_programs(self, enabled: bool) -> None:
@@ -59,11 +59,11 @@ class TrampolineDesign:
     def __init__(self, name: str, trampolines: Trampolines) -> None:
         self.name, self.trampolines = name, trampolines
 
-    def check(self, target: Target, prog: BpfProg) -> None:
+    def check(self, target: TraceTarget, prog: BpfProg) -> None:
         """See Design."""
         self.trampolines.images.check(target, prog)
 
-    def attach(self, entries: Sequence[Entry], progress: Callable[[], object]) -> None:
+    def attach(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
         """See Design."""
         targets = [entry.target for entry in entries]
         check_distinct(targets)
@@ -82,7 +82,7 @@ class TrampolineDesign:
                 raise KernelError(error.errno, str(error)) from error
             raise
 
-    def detach(self, entries: Sequence[Entry], progress: Callable[[], object]) -> None:
+    def detach(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
         """See Design."""
         held = [MultiEntry(self.trampolines.of(entry.target), entry.link) for entry in entries]
         detach_multi(self.trampolines.sites, held, progress)

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from functools import partial
 
 from emu.kernel.kernel import Kernel
-from trampoline.bpf_trampoline import KSYM_PREFIX, BpfTrampoline
-from trampoline.errors import ENOTSUPP, KernelError
-from trampoline.flavour import Flavour
-from trampoline.frame_names import frame_names
-from trampoline.generator import TrampFlag
-from trampoline.multi import MultiEntry
-from trampoline.prog import BpfProg
-from trampoline.stamp import Stamps
-from trampoline.target import Target
-from trampoline.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
+from trampoline.bpf.errors import ENOTSUPP, KernelError
+from trampoline.bpf.prog import BpfProg
+from trampoline.image.frame_words import frame_names
+from trampoline.image.generator import TrampFlag
+from trampoline.image.stamp import Stamps
+from trampoline.image.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
+from trampoline.rules import Flavour
+from trampoline.update.bpf_trampoline import KSYM_PREFIX, BpfTrampoline
+from trampoline.update.multi import MultiEntry
+from trampoline.update.target import TraceTarget
 
 FIXED_BYTES, BYTES_PER_SLOT, BYTES_PER_PROGRAM = 384, 48, 192
 """More than any image takes: for itself, for each argument slot, for each program."""
@@ -31,7 +31,7 @@ class FunctionImages:
         self._kernel, self._flavour = kernel, flavour
         self._stamps = Stamps()
 
-    def check(self, target: Target, prog: BpfProg) -> None:
+    def check(self, target: TraceTarget, prog: BpfProg) -> None:
         """-ENOTSUPP for more argument slots than the release takes."""
         most = self._flavour.max_slots
         # An argument takes two slots at most.

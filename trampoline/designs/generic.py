@@ -11,16 +11,16 @@ from functools import partial
 
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
-from trampoline.bpf_trampoline import BpfTrampoline
+from trampoline.bpf.btf.func_model import MAX_BPF_FUNC_ARGS, MAX_REG_SLOTS, FuncModel
+from trampoline.bpf.prog import BpfProg
 from trampoline.designs.function_images import most_bytes
 from trampoline.designs.shared_images import SharedImages, identities, ksym
-from trampoline.flavour import Flavour
-from trampoline.frame_names import frame_names
-from trampoline.generator import TrampFlag, arch_prepare_bpf_trampoline
-from trampoline.model import MAX_BPF_FUNC_ARGS, MAX_REG_SLOTS, FuncModel
-from trampoline.prog import BpfProg
-from trampoline.target import Target
-from trampoline.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
+from trampoline.image.frame_words import frame_names
+from trampoline.image.generator import TrampFlag, arch_prepare_bpf_trampoline
+from trampoline.image.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
+from trampoline.rules import Flavour
+from trampoline.update.bpf_trampoline import BpfTrampoline
+from trampoline.update.target import TraceTarget
 
 KSYM = "generic_trampoline"
 """What their symbols begin with."""
@@ -33,7 +33,7 @@ class GenericImages(SharedImages):
         super().__init__(kernel, flavour)
         self._slots: dict[tuple[int, ...], int] = {}
 
-    def slots(self, target: Target) -> int:
+    def slots(self, target: TraceTarget) -> int:
         """Argument slots that programs see on a function; 0 where they would not be those of the image."""
         found = self._slots.get(target.arg_sizes)
         if found is None:
@@ -47,7 +47,7 @@ class GenericImages(SharedImages):
             self._slots[target.arg_sizes] = found
         return found
 
-    def check(self, target: Target, prog: BpfProg) -> None:
+    def check(self, target: TraceTarget, prog: BpfProg) -> None:
         """-EOPNOTSUPP for a function with an argument on the stack while a register is free, or used by a later one,
         and for a program that takes the return value from behind the function's own arguments: its slots would not be
         those of the image.

@@ -5,15 +5,15 @@ from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from emu.kernel.kernel import Kernel
-from trampoline.attach import Kind
-from trampoline.bpf_trampoline import BpfTrampoline
+from trampoline.bpf.prog import BpfProg
 from trampoline.designs.function_images import FunctionImages
-from trampoline.flavour import Flavour
-from trampoline.generator import TrampFlag
-from trampoline.images import SiteImage
-from trampoline.multi import MultiEntry
-from trampoline.prog import BpfProg
-from trampoline.target import Target, TrampLink
+from trampoline.image.generator import TrampFlag
+from trampoline.rules import Flavour
+from trampoline.tramp_links import TrampProgType
+from trampoline.update.bpf_trampoline import BpfTrampoline
+from trampoline.update.image_source import SiteImage
+from trampoline.update.multi import MultiEntry
+from trampoline.update.target import TraceTarget, TrampLink
 
 _NAMED = 4
 """Programs that a symbol names; of further ones it gives the number."""
@@ -85,7 +85,7 @@ class SharedImages(ABC):
     def generate(self, trampoline: BpfTrampoline, flags: TrampFlag) -> ReleasedImage:
         """A new one. KernelError."""
 
-    def check(self, target: Target, prog: BpfProg) -> None:
+    def check(self, target: TraceTarget, prog: BpfProg) -> None:
         """See ``Images``."""
         self._single.check(target, prog)
 
@@ -127,7 +127,7 @@ def ksym(prefix: str, slots: int, progs: Sequence[str]) -> str:
     return "_".join([prefix, str(slots), *names])
 
 
-def identities(links: Sequence[tuple[Kind, TrampLink]]) -> tuple[Hashable, ...]:
+def identities(links: Sequence[tuple[TrampProgType, TrampLink]]) -> tuple[Hashable, ...]:
     """What the links of functions that share an image have in common: functions of one multi link whose cookies are
     the same, or are found elsewhere, and a plain link with itself alone.
 

@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary, WeakSet
 from emu.errors import OutOfMemory
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
-from emu.kernel.slab import POISON
-from emu.process import PointKind
+from emu.kernel.mm.slab import POISON
+from emu.kernel.process_context import PointKind
 
 CHUNK = 64 << 10
 """Bytes by which an arena grows. It never shrinks."""
@@ -38,7 +38,7 @@ def bytes_beside_slab(kernel: Kernel) -> int:
     return sum(memory.used for memory in _ACCOUNTS.get(kernel, ()))
 
 
-class Arena:
+class MdArena:
     """Objects of one kind beside modules and images, zeroed when allocated, poisoned when freed, oldest used first."""
 
     def __init__(self, kernel: Kernel) -> None:

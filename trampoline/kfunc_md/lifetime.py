@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
-from emu.machine import Machine
-from emu.structs import percpu_ref_data
+from emu.kernel.structs import percpu_ref_data
+from emu.machine.machine import Machine
 from trampoline.kfunc_md.backend import MetadataBackend
 from trampoline.kfunc_md.structs import kfunc_md, kfunc_md_tramp_prog
 

@@ -20,7 +20,7 @@ from asm.encodings import NOPS
 from emu.errors import NotMapped
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
-from trampoline.kfunc_md.arena import Arena
+from trampoline.kfunc_md.arena import MdArena
 from trampoline.kfunc_md.backend import REGISTERS
 from trampoline.kfunc_md.lookup import MARKER, Entered, LookupRegisters, padding_lookup
 
@@ -47,7 +47,7 @@ class Padding:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel, self._machine = kernel, kernel.machine
-        self._arena = Arena(kernel)
+        self._arena = MdArena(kernel)
         self.nodes = self._arena
         self._bytes = kernel.entry.padding
         self._claims: dict[int, _Claim] = {}

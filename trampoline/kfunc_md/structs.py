@@ -3,7 +3,7 @@
 Offsets and sizes are those of the series. Two bytes in what is a hole there serve the look-up.
 """
 
-from emu.structs import Struct, embedded, percpu_ref, struct_symbols, u8, u16, u32, u64
+from emu.kernel.structs import Struct, embedded, percpu_ref, struct_symbols, u8, u16, u32, u64
 
 __all__ = ["STRUCTS", "asm_symbols", "kfunc_md", "kfunc_md_array", "kfunc_md_tramp_prog"]
 

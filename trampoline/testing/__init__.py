@@ -3,14 +3,14 @@
 Needs Hypothesis (``pip install tramplab[testing]``).
 """
 
-from trampoline.example_database import example_database
-from trampoline.testing.functions import Prototype, Traced, add_functions
-from trampoline.testing.holdings import Holdings
-from trampoline.testing.kernels import Kernels
-from trampoline.testing.machine import booted_kernels, lab_machine
-from trampoline.testing.reference import Reference
+from trampoline.testing.design_traits import TRAITS, AfterSleep, Order, Traits
+from trampoline.testing.example_database import example_database
+from trampoline.testing.kernel_pool import Kernels
+from trampoline.testing.leak_check import Holdings
+from trampoline.testing.reference_model import Reference
 from trampoline.testing.sequences import Failure, Sequences, run_sequences
-from trampoline.testing.traits import TRAITS, AfterSleep, Order, Traits
+from trampoline.testing.state_machine import booted_kernels, lab_machine
+from trampoline.testing.traced_functions import Prototype, TracedFunction, add_functions
 
 __all__ = [
     "TRAITS",
@@ -22,7 +22,7 @@ __all__ = [
     "Prototype",
     "Reference",
     "Sequences",
-    "Traced",
+    "TracedFunction",
     "Traits",
     "add_functions",
     "booted_kernels",

@@ -8,11 +8,11 @@ from hypothesis.reporting import with_reporter
 from hypothesis.stateful import run_state_machine_as_test
 
 from trampoline.designs import Factory
-from trampoline.flavour import FLAVOURS, Flavour
-from trampoline.testing.kernels import Kernels
-from trampoline.testing.machine import lab_machine
-from trampoline.testing.steps import LOOKS, Tally
-from trampoline.testing.traits import Traits
+from trampoline.rules import FLAVOURS, Flavour
+from trampoline.testing.design_traits import Traits
+from trampoline.testing.kernel_pool import Kernels
+from trampoline.testing.rules.base import LOOKS, SequenceTally
+from trampoline.testing.state_machine import lab_machine
 
 STEPS = 30
 """Steps of one sequence, unless told otherwise."""
@@ -58,7 +58,7 @@ def run_sequences(
     for several runs on one design; where none are given, they are given back at the end. ``design`` and ``traits`` as
     for ``lab_machine``. Whatever a step raises is a failure; Ctrl-C and what hides behind BaseException is not.
     """
-    tally = Tally()
+    tally = SequenceTally()
     machine = lab_machine(design, traits, flavours=flavours, tally=tally, kernels=kernels)
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
     chosen = settings(

@@ -10,8 +10,8 @@ from errno import EBUSY, EINVAL, ENOENT
 
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace.ops import FtraceOps, FtraceOpsFlag
-from emu.kernel.ftrace.tracer import FunctionTracer
-from emu.process import PointKind
+from emu.kernel.ftrace.registration import FunctionTracer
+from emu.kernel.process_context import PointKind
 
 DIRECT_FLAGS = FtraceOpsFlag.DIRECT | FtraceOpsFlag.SAVE_REGS
 """``MULTI_FLAGS``: its callback writes to the saved registers."""

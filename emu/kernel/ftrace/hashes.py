@@ -4,10 +4,10 @@ import struct
 from array import array
 from collections.abc import Mapping
 
+from emu.kernel.mm.slab import Slab
 from emu.kernel.routines.ftrace import GOLDEN_RATIO_64
-from emu.kernel.slab import Slab
-from emu.machine import Machine
-from emu.structs import ftrace_func_entry, ftrace_hash
+from emu.kernel.structs import ftrace_func_entry, ftrace_hash
+from emu.machine.machine import Machine
 
 FTRACE_HASH_MAX_BITS = 12
 

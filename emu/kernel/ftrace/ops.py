@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from emu.structs import StructView
+from emu.kernel.structs import StructView
 
 
 class FtraceOpsFlag(enum.IntFlag):

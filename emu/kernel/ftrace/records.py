@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from errno import EINVAL
 
 from asm.encodings import NOP5, call_rel32, jmp_rel32
-from emu.kernel.entry import SITE_SIZE
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace.ops import FtraceOps, FtraceOpsFlag
-from emu.kernel.kallsyms import Kallsyms
-from emu.kernel.text_poke import CALL, JMP, TextPoke
-from emu.machine import Machine
-from emu.process import PointKind, ProcessContext
+from emu.kernel.process_context import PointKind, ProcessContext
+from emu.kernel.text.entry import SITE_SIZE
+from emu.kernel.text.kallsyms import Kallsyms
+from emu.kernel.text.text_poke import CALL, JMP, TextPoke
+from emu.machine.machine import Machine
 
 JMP_FLAG = 1
 

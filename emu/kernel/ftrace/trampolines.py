@@ -3,12 +3,12 @@
 from functools import partial
 
 from asm import assemble
-from emu.kernel.execmem import ExecMem
 from emu.kernel.ftrace.ops import FtraceOps, FtraceOpsFlag
-from emu.kernel.kallsyms import Kallsyms
+from emu.kernel.mm.execmem import ExecMem
 from emu.kernel.routines import ftrace as stubs
-from emu.stack_names import StackNames
-from emu.structs import pt_regs
+from emu.kernel.structs import pt_regs
+from emu.kernel.text.kallsyms import Kallsyms
+from emu.machine.frame_words import StackNames
 
 NAME = "ftrace_trampoline"
 _FIELDS = pt_regs.asm_symbols()

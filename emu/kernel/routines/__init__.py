@@ -25,7 +25,7 @@ GUEST_DATA = {"rcu_tasks_trace_srcu_struct": "srcu_struct", **dict.fromkeys(ftra
 """Data that routines refer to by name, with its structure: the kernel has it before its text is assembled. A pointer
 stands within reach of text, zero at first.
 
-``emu.structs.initialise_srcu`` fills in the SRCU domain.
+``emu.kernel.structs.initialise_srcu`` fills in the SRCU domain.
 """
 
 

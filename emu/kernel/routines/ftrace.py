@@ -7,7 +7,7 @@ kernel/trace/ftrace.c. Callbacks get (ip, parent_ip, ops, fregs), with fregs a s
 from emu.kernel.config import Config
 from emu.kernel.routines.preempt import preempt_disable, preempt_enable
 from emu.kernel.routines.routine import Fragment, Routine, body, ret, symbols_of
-from emu.structs import pt_regs
+from emu.kernel.structs import pt_regs
 
 NAMES = (
     "ftrace_stub",

@@ -3,7 +3,7 @@
 from emu.kernel.config import Config
 from emu.kernel.routines.rcu import rcu_read_lock, rcu_read_unlock
 from emu.kernel.routines.routine import Fragment, Routine, body
-from emu.structs import PERCPU_REF_ATOMIC_DEAD
+from emu.kernel.structs import PERCPU_REF_ATOMIC_DEAD
 
 _COUNT = "percpu_ref_data.count"
 

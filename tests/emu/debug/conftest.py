@@ -3,14 +3,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from emu.debug import Debugger
-from emu.kernel.entry import EntryLayout
-from emu.kernel.functions import AssemblyFunctions, Function
 from emu.kernel.kernel import Kernel
+from emu.kernel.text.entry import EntryLayout
+from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 
 ENTRY = EntryLayout(endbr=True, sealed=bytes.fromhex("660f1f00"), padding=16)
 FUNCTIONS = (
-    Function("leaf", "mov rax, [rdi]\nadd rax, 1\nmov [rdi], rax\nret"),
-    Function(
+    FunctionText("leaf", "mov rax, [rdi]\nadd rax, 1\nmov [rdi], rax\nret"),
+    FunctionText(
         "outer",
         """
         push rbp
@@ -30,13 +30,13 @@ FUNCTIONS = (
         ret
         """,
     ),
-    Function("naps", "push rbx\nmov rbx, rdi\ncall schedule\nmov rax, [rbx]\npop rbx\nret"),
-    Function("copies", "mov rcx, 20\nmov rsi, rdi\nadd rsi, 64\nrep movsb\nmov rax, rcx\nret"),
-    Function("reads_badly", "mov eax, 5\nmov rax, [rdi + 3]\nret"),
-    Function("divides", "mov eax, 5\nxor edx, edx\ndiv edi\nret"),
-    Function("undefined", "mov eax, 5\nud2\nret"),
-    Function("goes_wild", "mov eax, 5\njmp rdi"),
-    Function("spins", "mov ecx, edi\nspins_on:\ndec ecx\njne spins_on\nmov eax, 7\nret"),
+    FunctionText("naps", "push rbx\nmov rbx, rdi\ncall schedule\nmov rax, [rbx]\npop rbx\nret"),
+    FunctionText("copies", "mov rcx, 20\nmov rsi, rdi\nadd rsi, 64\nrep movsb\nmov rax, rcx\nret"),
+    FunctionText("reads_badly", "mov eax, 5\nmov rax, [rdi + 3]\nret"),
+    FunctionText("divides", "mov eax, 5\nxor edx, edx\ndiv edi\nret"),
+    FunctionText("undefined", "mov eax, 5\nud2\nret"),
+    FunctionText("goes_wild", "mov eax, 5\njmp rdi"),
+    FunctionText("spins", "mov ecx, edi\nspins_on:\ndec ecx\njne spins_on\nmov eax, 7\nret"),
 )
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emu.debug import Access, AtAddress, AtEvent, AtPhase, DebugError, StopReason, When
+from emu.debug import AtAddress, AtEvent, AtPhase, DataAccess, DebugError, DebugStopReason, When
 from emu.kernel.errors import KernelError
 
 
@@ -16,7 +16,7 @@ def steps(bench):
     while True:
         registers = debugger.registers()
         found.append((debugger.position, registers["rip"], registers["rsp"], debugger.read(bench.data, 256)))
-        if debugger.step().reason is not StopReason.STEP:
+        if debugger.step().reason is not DebugStopReason.STEP:
             return found
 
 
@@ -25,12 +25,12 @@ def hits(bench, start):
     debugger = bench.debugger
     debugger.goto(start)
     forth = []
-    while debugger.run().reason is StopReason.BREAKPOINT:
+    while debugger.run().reason is DebugStopReason.BREAKPOINT:
         forth.append(debugger.position)
     back = []
     while True:
         stop = debugger.run_back()
-        if stop.reason is not StopReason.BREAKPOINT:
+        if stop.reason is not DebugStopReason.BREAKPOINT:
             break
         back.append(debugger.position)
     return forth, back[::-1]
@@ -86,7 +86,7 @@ def test_accesses_stop_behind_the_instruction_that_makes_them(bench, how, word):
     reads = [position + 1 for position, rip, _, _ in all_steps if rip == begins]
     writes = [position + 2 for position in reads]
     wanted = sorted((reads if "r" in how else []) + (writes if "w" in how else [])) if not word else []
-    breakpoint = debugger.add(Access(bench.data + word + 3, 2, how))
+    breakpoint = debugger.add(DataAccess(bench.data + word + 3, 2, how))
     forth, back = hits(bench, 1)
     assert forth == wanted
     assert back == wanted
@@ -101,11 +101,11 @@ def test_changes_of_data_are_where_writes_stop(bench):
     begun = debugger.position
     all_steps = steps(bench)
     changed = [now[0] for before, now in itertools.pairwise(all_steps) if before[3] != now[3]]
-    debugger.add(Access(bench.data + 64, 32, "r"))
+    debugger.add(DataAccess(bench.data + 64, 32, "r"))
     assert hits(bench, begun)[0][:1] == [debugger_first(all_steps, "copies", debugger)]
     for breakpoint in debugger.breakpoints:
         debugger.remove(breakpoint)
-    debugger.add(Access(bench.data, 64, "w"))
+    debugger.add(DataAccess(bench.data, 64, "w"))
     assert set(changed) <= set(hits(bench, begun)[0])
 
 
@@ -120,12 +120,12 @@ def test_events_stop_an_operation_and_are_found_again(bench):
     debugger.operation("patch", bench.patch())
     debugger.add(AtEvent("TextPatched"))
     forth = []
-    while (stop := debugger.run()).reason is StopReason.EVENT:
+    while (stop := debugger.run()).reason is DebugStopReason.EVENT:
         forth.append((debugger.position, stop.event.phase.name))
     assert [phase for _, phase in forth] == ["INT3", "TAIL", "FIRST_BYTE"]
-    assert stop.reason is StopReason.DONE
+    assert stop.reason is DebugStopReason.DONE
     back = []
-    while (stop := debugger.run_back()).reason is StopReason.EVENT:
+    while (stop := debugger.run_back()).reason is DebugStopReason.EVENT:
         back.append((debugger.position, stop.event.phase.name))
     assert back[::-1] == forth
     assert debugger.position == 1
@@ -138,9 +138,9 @@ def test_what_can_not_be_a_breakpoint(bench):
     with pytest.raises(DebugError, match="no phase 'lunch'"):
         debugger.add(AtPhase("lunch"))
     with pytest.raises(DebugError, match="'x'"):
-        debugger.add(Access(bench.data, 8, "x"))
+        debugger.add(DataAccess(bench.data, 8, "x"))
     with pytest.raises(DebugError, match="0 bytes"):
-        debugger.add(Access(bench.data, 0))
+        debugger.add(DataAccess(bench.data, 0))
     with pytest.raises(DebugError, match="there is no such"):
         debugger.remove(AtAddress("leaf"))
     assert debugger.breakpoints == ()
@@ -152,7 +152,7 @@ def test_a_breakpoint_where_a_run_begins_does_not_stop_it(bench):
     debugger = bench.debugger
     debugger.call("outer", bench.data, 2)
     debugger.add(AtAddress("outer"))
-    assert debugger.run().reason is StopReason.DONE
+    assert debugger.run().reason is DebugStopReason.DONE
 
 
 def test_marks_do_not_stop_what_a_host_call_calls(make_bench):
@@ -161,9 +161,9 @@ def test_marks_do_not_stop_what_a_host_call_calls(make_bench):
     leaf = kernel.kallsyms.address("leaf")
     nested = kernel.machine.host_call("nested", lambda vcpu: vcpu.call(leaf, bench.data).value)
     debugger.add(AtAddress("leaf"))
-    debugger.add(Access(bench.data, 8))
+    debugger.add(DataAccess(bench.data, 8))
     debugger.call(nested)
-    assert debugger.run().reason is StopReason.DONE
+    assert debugger.run().reason is DebugStopReason.DONE
     assert debugger.thread.value == 1
 
 
@@ -171,16 +171,16 @@ def test_hooks_in_python_stop_where_those_in_machine_code_do(make_bench, monkeyp
     found = []
     for hooks in ("native", "python"):
         if hooks == "python":
-            monkeypatch.setattr("emu.hostcode.native_hooks", lambda: None)
+            monkeypatch.setattr("emu.host.hook_code.native_hooks", lambda: None)
         bench = make_bench(1)
         debugger = bench.debugger
         debugger._record._spacing = 13
         debugger.call("outer", bench.data, 3)
         debugger.add(AtAddress("leaf"))
-        debugger.add(Access(bench.data + 4, 2, "w"))
+        debugger.add(DataAccess(bench.data + 4, 2, "w"))
         debugger.run()
         debugger.run()
-        while debugger.run().reason is StopReason.BREAKPOINT:
+        while debugger.run().reason is DebugStopReason.BREAKPOINT:
             pass
         found.append(hits(bench, 1))
     assert found[0] == found[1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from emu.debug import DebugError, Debugger, StopReason
+from emu.debug import DebugError, Debugger, DebugStopReason
 from emu.kernel.rcu import RcuFlavour
 
 
@@ -19,23 +19,23 @@ def test_a_fault_leaves_the_state_before_it(bench, function, argument, text, ste
     debugger = bench.debugger
     debugger.call(function, argument)
     stop = debugger.run()
-    assert stop.reason is StopReason.FAULT
+    assert stop.reason is DebugStopReason.FAULT
     assert text in stop.message
     assert debugger.registers()["rax"] == 5
     assert debugger.position == 1 + steps
     before = bench.state()
     for again in (debugger.step, debugger.run):
-        assert again().reason is StopReason.FAULT
+        assert again().reason is DebugStopReason.FAULT
         assert bench.state() == before
     debugger.back()
     debugger.back()
     assert debugger.position == steps - 1
-    while debugger.step().reason is StopReason.STEP:
+    while debugger.step().reason is DebugStopReason.STEP:
         pass
     assert bench.state() == before
     debugger.set_register("rip", debugger.address_of("leaf"))
     debugger.set_register("rdi", bench.data)
-    assert debugger.run().reason is StopReason.DONE
+    assert debugger.run().reason is DebugStopReason.DONE
 
 
 def test_a_sleeper_is_woken_and_moved(bench):
@@ -46,7 +46,7 @@ def test_a_sleeper_is_woken_and_moved(bench):
     assert napper.state == "sleeping"
     asleep = debugger.position
     stop = debugger.step()
-    assert (stop.reason, stop.message) == (StopReason.BLOCKED, "asleep")
+    assert (stop.reason, stop.message) == (DebugStopReason.BLOCKED, "asleep")
     other = debugger.call("spins", 3)
     with pytest.raises(DebugError, match="not asleep"):
         debugger.wake(other)
@@ -54,14 +54,14 @@ def test_a_sleeper_is_woken_and_moved(bench):
     debugger.select(napper)
     assert "cpu 0 runs spins" in debugger.step().message
     debugger.place(napper, 1)
-    assert debugger.step().reason is StopReason.STEP
+    assert debugger.step().reason is DebugStopReason.STEP
     assert napper.state == "running"
     assert debugger.vcpus()[1].thread is napper
     with pytest.raises(DebugError, match="preempt it first"):
         debugger.place(napper, 0)
     debugger.preempt(napper)
     assert debugger.vcpus()[1].thread is None
-    assert debugger.run().reason is StopReason.DONE
+    assert debugger.run().reason is DebugStopReason.DONE
     assert napper.is_done
     debugger.goto(asleep)
     assert napper.state == "sleeping"
@@ -72,7 +72,7 @@ def test_a_run_wakes_who_nobody_else_can(bench):
     debugger = bench.debugger
     debugger.write(bench.data, b"\x2a")
     debugger.call("naps", bench.data)
-    assert debugger.run().reason is StopReason.DONE
+    assert debugger.run().reason is DebugStopReason.DONE
     assert debugger.thread.value == 42
 
 
@@ -82,14 +82,14 @@ def test_old_bytes_are_seen_until_they_are_adopted(bench):
     task = debugger.call("leaf", bench.data, cpu=1)
     debugger.operation("patch", bench.patch())
     while not debugger.vcpus()[1].pending:
-        assert debugger.step().reason is StopReason.STEP
+        assert debugger.step().reason is DebugStopReason.STEP
     debugger.select(task)
     line = debugger.code_line(site)
     assert line.code.hex() == "0f1f440000"
     assert "cpu 1 may see the old byte 0 (0f -> cc)" in line.patch
     assert not debugger.vcpus()[1].has_serialized
     here = debugger.position
-    assert debugger.step(3).reason is StopReason.STEP
+    assert debugger.step(3).reason is DebugStopReason.STEP
     assert debugger.registers()["rip"] == debugger.address_of("leaf+12")
     debugger.goto(here)
     debugger.adopt(1, site)
@@ -123,11 +123,11 @@ def test_an_interrupt_waits_for_the_entry_of_an_int3(bench):
     debugger.step()
     assert debugger.is_trapped(task)
     debugger.select(patch)
-    while (stop := debugger.step()).reason is StopReason.STEP:
+    while (stop := debugger.step()).reason is DebugStopReason.STEP:
         pass
-    assert stop.reason is StopReason.BLOCKED
+    assert stop.reason is DebugStopReason.BLOCKED
     assert "cpu 1 is on the way from an int3" in stop.message
-    assert debugger.run().reason is StopReason.DONE
+    assert debugger.run().reason is DebugStopReason.DONE
     assert patch.is_done
 
 
@@ -138,7 +138,7 @@ def test_grace_periods_end_when_the_user_says_so(bench):
     waits = debugger.operation("waits", lambda: (rcu.synchronize(RcuFlavour.RCU_TASKS), ended.append(1)))
     debugger.step()
     stop = debugger.step()
-    assert stop.reason is StopReason.BLOCKED
+    assert stop.reason is DebugStopReason.BLOCKED
     assert "grace period" in stop.message
     assert debugger.grace_periods == ()
     with pytest.raises(DebugError, match="none can"):
@@ -148,14 +148,14 @@ def test_grace_periods_end_when_the_user_says_so(bench):
     assert debugger.grace_periods == ("rcu_tasks",)
     waiting = debugger.position
     debugger.end_grace_period("rcu_tasks")
-    assert debugger.run().reason is StopReason.DONE
+    assert debugger.run().reason is DebugStopReason.DONE
     debugger.select(waits)
-    assert debugger.run().reason is StopReason.DONE
+    assert debugger.run().reason is DebugStopReason.DONE
     assert ended == [1]
     debugger.goto(waiting)
     assert ended == []
     assert not waits.is_done
-    assert debugger.run().reason is StopReason.DONE
+    assert debugger.run().reason is DebugStopReason.DONE
     assert ended == [1]
 
 
@@ -168,7 +168,7 @@ def test_an_operation_that_is_refused_says_so(bench):
     debugger = bench.debugger
     thread = debugger.operation("refused", refused)
     stop = debugger.run()
-    assert stop.reason is StopReason.DONE
+    assert stop.reason is DebugStopReason.DONE
     assert "busy as can be" in stop.message
     assert "busy" in str(thread.error)
 
@@ -183,9 +183,9 @@ def test_an_operation_that_breaks_can_be_gone_back_from(bench):
     debugger = bench.debugger
     debugger.operation("breaks", breaks)
     stop = debugger.run()
-    assert stop.reason is StopReason.FAULT
+    assert stop.reason is DebugStopReason.FAULT
     assert "ZeroDivisionError: oh" in stop.message
-    assert debugger.back().reason is StopReason.STEP
+    assert debugger.back().reason is DebugStopReason.STEP
 
 
 def test_one_debugger_at_a_time(bench):
@@ -194,7 +194,7 @@ def test_one_debugger_at_a_time(bench):
     bench.debugger.close()
     with Debugger(bench.kernel) as debugger:
         debugger.call("leaf", bench.data)
-        assert debugger.run().reason is StopReason.DONE
+        assert debugger.run().reason is DebugStopReason.DONE
 
 
 def test_what_makes_no_sense(bench):

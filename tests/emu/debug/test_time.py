@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emu.debug import Access, AtAddress, DebugError, StopReason
+from emu.debug import AtAddress, DataAccess, DebugError, DebugStopReason
 
 WALKS = st.lists(
     st.sampled_from(
@@ -101,7 +101,7 @@ def test_changes_are_undone_and_made_again(bench):
     debugger.write(bench.data, (1000).to_bytes(8, "little"))
     debugger.set_register("rsi", 1)
     changed = debugger.position
-    assert debugger.run().reason is StopReason.DONE
+    assert debugger.run().reason is DebugStopReason.DONE
     assert debugger.thread.value == 1001
     debugger.goto(changed - 2)
     assert debugger.registers()["rsi"] == 3
@@ -120,7 +120,7 @@ def test_a_step_back_undoes_what_was_changed_behind_it(bench):
     before = bench.state()
     debugger.step()
     debugger.set_register("rax", 77)
-    assert debugger.back().reason is StopReason.STEP
+    assert debugger.back().reason is DebugStopReason.STEP
     assert bench.state() == before
 
 
@@ -128,9 +128,9 @@ def test_the_start_is_where_back_ends(bench):
     debugger = bench.debugger
     debugger.call("leaf", bench.data)
     debugger.step(2)
-    assert debugger.back(5).reason is StopReason.START
+    assert debugger.back(5).reason is DebugStopReason.START
     assert debugger.position == 1
-    assert debugger.back().reason is StopReason.START
+    assert debugger.back().reason is DebugStopReason.START
     debugger.goto(0)
     assert debugger.threads == ()
     with pytest.raises(DebugError, match="nobody"):
@@ -143,23 +143,23 @@ def test_over_and_out_are_undone_by_their_ways_back(bench):
     debugger = bench.debugger
     debugger.call("outer", bench.data, 2)
     forth = [debugger.position]
-    while debugger.step_over().reason is StopReason.STEP:
+    while debugger.step_over().reason is DebugStopReason.STEP:
         forth.append(debugger.position)
     back = []
     while debugger.position > 1:
-        assert debugger.back_over().reason is StopReason.STEP
+        assert debugger.back_over().reason is DebugStopReason.STEP
         back.append(debugger.position)
     assert back == forth[::-1]
     debugger.add(AtAddress("leaf+9"))
     debugger.run()
     assert [call.name.partition("+")[0] for call in debugger.backtrace()] == ["leaf", "outer"]
     inside = debugger.position
-    assert debugger.step_out().reason is StopReason.STEP
+    assert debugger.step_out().reason is DebugStopReason.STEP
     assert debugger.symbol(debugger.rip).startswith("outer+")
     debugger.goto(inside)
-    assert debugger.back_out().reason is StopReason.STEP
+    assert debugger.back_out().reason is DebugStopReason.STEP
     assert debugger.code_line(debugger.rip).text == "call leaf"
-    assert debugger.back_out().reason is StopReason.START
+    assert debugger.back_out().reason is DebugStopReason.START
     assert debugger.position == 1
 
 
@@ -170,7 +170,7 @@ def test_a_repeated_instruction_is_one_step_over(bench):
         debugger.step()
     debugger.step()
     assert "rep" in debugger.code_line(debugger.rip).text
-    assert debugger.step_over().reason is StopReason.STEP
+    assert debugger.step_over().reason is DebugStopReason.STEP
     assert debugger.code_line(debugger.rip).text == "mov rax, rcx"
     assert debugger.registers()["rcx"] == 0
 
@@ -178,7 +178,7 @@ def test_a_repeated_instruction_is_one_step_over(bench):
 def test_going_back_makes_few_steps_again(bench):
     debugger = bench.debugger
     debugger.call("spins", 30_000)
-    assert debugger.step(60_000).reason is StopReason.STEP
+    assert debugger.step(60_000).reason is DebugStopReason.STEP
     record = debugger._record
     assert record.position - record.checkpoint_before(record.position) <= record._spacing
     ecx = debugger.registers()["rcx"]
@@ -202,16 +202,16 @@ def test_a_run_is_interrupted(bench):
     debugger = bench.debugger
     debugger.call("spins", 1_000_000)
     debugger.interrupt()
-    assert debugger.run().reason is StopReason.INTERRUPTED
-    assert debugger.run(limit=1000).reason is StopReason.LIMIT
-    assert debugger.run().reason is StopReason.DONE
+    assert debugger.run().reason is DebugStopReason.INTERRUPTED
+    assert debugger.run(limit=1000).reason is DebugStopReason.LIMIT
+    assert debugger.run().reason is DebugStopReason.DONE
     assert debugger.thread.value == 7
 
 
 def test_closing_leaves_the_kernel_usable(bench):
     debugger, kernel = bench.debugger, bench.kernel
     debugger.call("outer", bench.data, 2)
-    debugger.add(Access(bench.data, 8))
+    debugger.add(DataAccess(bench.data, 8))
     debugger.step(9)
     debugger.operation("patch", bench.patch("spins"))
     debugger.step(2)

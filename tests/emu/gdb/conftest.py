@@ -11,27 +11,27 @@ from emu.debug import Debugger
 from emu.gdb.commands import KernelCommands
 from emu.gdb.server import Server
 from emu.gdb.symbol_file import SymbolFile
-from emu.kernel.entry import EntryLayout
-from emu.kernel.functions import AssemblyFunctions, Function
 from emu.kernel.kernel import Kernel
+from emu.kernel.text.entry import EntryLayout
+from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 
 FUNCTIONS = (
-    Function("leaf", "lea rax, [rdi + 1]\nmov [rsi], rax\nmov rdx, [rsi]\nret", traceable=False),
-    Function(
+    FunctionText("leaf", "lea rax, [rdi + 1]\nmov [rsi], rax\nmov rdx, [rsi]\nret", traceable=False),
+    FunctionText(
         "saves",
         "push rbp\nmov rbp, rsp\npush rbx\nsub rsp, 0x18\nmov rbx, rdi\ncall leaf\nadd rax, rbx\n"
         "add rsp, 0x18\npop rbx\npop rbp\nret",
         traceable=False,
     ),
-    Function(
+    FunctionText(
         "frameless",
         "push r12\npush rbx\nsub rsp, 8\nmov r12, rdi\nmov ebx, 7\ntest rdi, rdi\nje .Lout\ncall saves\n"
         ".Lout:\nadd rsp, 8\npop rbx\npop r12\nret",
         traceable=False,
     ),
-    Function("loops", "again:\nadd rax, 1\njmp again", traceable=False),
-    Function("faults", "mov rax, [rdi]\nret", traceable=False),
-    Function("sleeps", "call schedule\nmov eax, 5\nret", traceable=False),
+    FunctionText("loops", "again:\nadd rax, 1\njmp again", traceable=False),
+    FunctionText("faults", "mov rax, [rdi]\nret", traceable=False),
+    FunctionText("sleeps", "call schedule\nmov eax, 5\nret", traceable=False),
 )
 
 

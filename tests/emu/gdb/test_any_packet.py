@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from emu.debug import Debugger
 from emu.gdb.monitor import Monitor
 from emu.gdb.motion import Motion
-from emu.gdb.session import Session
-from emu.kernel.entry import EntryLayout
-from emu.kernel.functions import AssemblyFunctions, Function
+from emu.gdb.session import GdbSession
 from emu.kernel.kernel import Kernel
+from emu.kernel.text.entry import EntryLayout
+from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 
 WORDS = (
     *("?", "g", "G", "p", "P", "m", "M", "X", "H", "Hg", "Hc", "T", "z0", "Z0", "Z1", "Z2", "Z4", "z2"),
@@ -31,7 +31,7 @@ PACKETS = st.one_of(
 
 @pytest.fixture(scope="module")
 def session():
-    function = Function("f", "mov eax, 1\nmov eax, 2\npush rax\npop rcx\nret", traceable=False)
+    function = FunctionText("f", "mov eax, 1\nmov eax, 2\npush rax\npop rcx\nret", traceable=False)
     with (
         Kernel(entry=EntryLayout(endbr=False), vcpus=2, functions=(AssemblyFunctions((function,)),)) as kernel,
         Debugger(kernel) as debugger,
@@ -40,7 +40,7 @@ def session():
         debugger.call("f", cpu=1)
         said: list[str] = []
         motion = Motion(debugger, said.append, lambda: False)
-        yield Session(debugger, motion, Monitor([], said.append), lambda: None)
+        yield GdbSession(debugger, motion, Monitor([], said.append), lambda: None)
 
 
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])

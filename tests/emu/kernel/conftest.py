@@ -2,10 +2,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from emu.kernel.entry import EntryLayout
-from emu.kernel.functions import AssemblyFunctions
 from emu.kernel.kernel import Kernel
-from emu.kernel.testfuncs import TEST_FUNCTIONS
+from emu.kernel.text.entry import EntryLayout
+from emu.kernel.text.functions import AssemblyFunctions
+from emu.kernel.text.selftest_functions import TEST_FUNCTIONS
 
 ENTRY = EntryLayout(endbr=True, sealed=bytes.fromhex("660f1f00"), padding=16)
 

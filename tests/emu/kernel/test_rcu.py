@@ -1,10 +1,10 @@
 import pytest
 
 from emu.events import GracePeriodBegun, GracePeriodOver
+from emu.kernel.process_context import Deadlock, PointKind
 from emu.kernel.rcu import RcuFlavour
-from emu.process import Deadlock, PointKind
-from emu.structs import task_struct
-from emu.task import TaskState
+from emu.kernel.structs import task_struct
+from emu.machine.task import TaskState
 
 RCU, TASKS, TRACE = RcuFlavour.RCU, RcuFlavour.RCU_TASKS, RcuFlavour.RCU_TASKS_TRACE
 

@@ -3,7 +3,7 @@
 import pytest
 
 from asm import assemble
-from emu.machine import Machine, Prot
+from emu.machine.machine import Machine, Prot
 
 TEXT_PAGES, DATA_PAGES = 8, 4
 

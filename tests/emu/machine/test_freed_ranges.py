@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emu.images import Images
+from emu.machine.image_map import ImageMap
 
 SPAN = 64
 RANGES = st.tuples(st.booleans(), st.integers(0, SPAN - 1), st.integers(1, SPAN))
@@ -9,7 +9,7 @@ RANGES = st.tuples(st.booleans(), st.integers(0, SPAN - 1), st.integers(1, SPAN)
 
 @given(st.lists(RANGES, max_size=30))
 def test_freed_ranges_are_those_of_a_plain_list(steps):
-    images, expected = Images(), [None] * SPAN
+    images, expected = ImageMap(), [None] * SPAN
     for number, (free, start, size) in enumerate(steps):
         end = min(start + size, SPAN)
         if free:

@@ -4,7 +4,7 @@ import pytest
 
 from emu.counting import CountingError
 from emu.errors import GuestFault
-from emu.machine import Machine
+from emu.machine.machine import Machine
 
 METHODS = ["native", "portable", "each"]
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from emu.machine import Machine, Prot
+from emu.machine.machine import Machine, Prot
 
 
 def resident_mib():

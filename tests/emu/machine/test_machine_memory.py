@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emu.errors import GuestFault, MachineError, NotMapped, OutOfMemory, TextWriteError
-from emu.layout import AddressMap
-from emu.machine import Machine, Prot
+from emu.machine.address_map import AddressMap
+from emu.machine.machine import Machine, Prot
 
 RW, RX = Prot.READ | Prot.WRITE, Prot.READ | Prot.EXEC
 HERE = 0xFFFFC90010000000

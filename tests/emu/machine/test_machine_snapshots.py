@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from asm import assemble
 from emu.errors import GuestFault, MachineError
-from emu.machine import Machine, Prot
-from emu.task import TaskState
+from emu.machine.machine import Machine, Prot
+from emu.machine.task import TaskState
 
 RW, RX = Prot.READ | Prot.WRITE, Prot.READ | Prot.EXEC
 HERE = 0xFFFFC90020000000

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.errors import GuestFault, MachineError
-from emu.task import TaskState
-from emu.vcpu import StopReason
+from emu.machine.task import TaskState
+from emu.machine.vcpu import RunStopReason
 
 CURRENT = 0x20
 RESULT = "push rbx\nmov rbx, rdi\nshl rbx, 4\nmov rcx, rbx\nadd rcx, rsi\nlea rax, [rbx + rcx*2]\npop rbx\nret"
@@ -37,7 +37,7 @@ def test_a_task_runs_until_it_returns(bench):
     task = bench.machine.task("kthread", bench.place("lea rax, [rdi + rsi]\nret"), (40, 2))
     assert (task.state, task.in_kernel) == (TaskState.RUNNABLE, False)
     stop = bench.cpu.run(task)
-    assert (stop.reason, stop.task, stop.value) == (StopReason.RETURNED, task, 42)
+    assert (stop.reason, stop.task, stop.value) == (RunStopReason.RETURNED, task, 42)
     assert (task.state, task.in_kernel, task.value) == (TaskState.DONE, False, 42)
     assert bench.cpu.task is bench.cpu.idle
     with pytest.raises(MachineError, match="is done"):
@@ -65,7 +65,7 @@ def test_sleep_wake_and_resume_on_another_vcpu(make):
     machine.write_u64(one.gs_base + 0x10, 1000)
     machine.write_u64(two.gs_base + 0x10, 5)
     task = machine.task("sleeper", sleeper(bench), (70_000,))
-    assert one.run(task).reason is StopReason.SLEEPING
+    assert one.run(task).reason is RunStopReason.SLEEPING
     assert (task.state, task.in_kernel, task.voluntary_switches) == (TaskState.SLEEPING, True, 1)
     with pytest.raises(MachineError, match="sleeping"):
         two.run(task)
@@ -99,7 +99,7 @@ def test_migration_after_any_instruction(make, after):
     one.regs.rbx = two.regs.rbx = 0xBAD
     task = bench.machine.task("migrant", function, (3, 4))
     stop = one.run(task, preempt_after=after)
-    if stop.reason is StopReason.PREEMPTED:
+    if stop.reason is RunStopReason.PREEMPTED:
         assert (task.state, task.voluntary_switches) == (TaskState.RUNNABLE, 0)
         assert one.regs.rbx == 0xBAD
         stop = two.run(task)
@@ -113,7 +113,7 @@ def test_preemption_after_n_instructions_is_exact(bench):
     for n in (1, 2, 3, 100, 1):
         before = (task.register("rax"), task.register("rip") == function + 3)
         executed = before[0] * 2 - before[1] if task.in_kernel else 0
-        assert bench.cpu.run(task, preempt_after=n).reason is StopReason.PREEMPTED
+        assert bench.cpu.run(task, preempt_after=n).reason is RunStopReason.PREEMPTED
         executed += n
         assert task.register("rax") == (executed + 1) // 2
 
@@ -121,7 +121,7 @@ def test_preemption_after_n_instructions_is_exact(bench):
 def test_preemption_by_request(bench):
     stub = bench.machine.host_call("resched", type(bench.cpu).preempt)
     task = bench.machine.task("polite", bench.place("call stub\nmov eax, 6\nret", stub=stub))
-    assert bench.cpu.run(task).reason is StopReason.PREEMPTED
+    assert bench.cpu.run(task).reason is RunStopReason.PREEMPTED
     assert (task.state, task.voluntary_switches) == (TaskState.RUNNABLE, 0)
     assert bench.cpu.run(task).value == 6
 
@@ -144,7 +144,7 @@ def test_a_busy_vcpu_refuses_another_task(bench):
 
     task = bench.machine.task("one", bench.place("jmp stub", stub=bench.machine.host_call("x", run_other)))
     bench.cpu.run(task)
-    assert bench.cpu.run(other).reason is StopReason.RETURNED
+    assert bench.cpu.run(other).reason is RunStopReason.RETURNED
 
 
 def test_another_vcpu_may_run_while_a_host_call_is_under_way(make):

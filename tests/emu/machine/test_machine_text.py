@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from asm import NOP5, call_rel32
 from emu.errors import GuestFault, MachineError, NotMapped
-from emu.machine import Prot
+from emu.machine.machine import Prot
 
 PAGE = 4096
 
@@ -155,7 +155,7 @@ def test_a_private_view_does_not_hide_data_in_the_same_tables(make):
     """Data whose page table is copied for a view stays shared, and the guest's writes to it are not lost on a reset."""
     bench = make(vcpus=2)
     data = bench.text + 0x100000
-    from emu.machine import Prot
+    from emu.machine.machine import Prot
 
     bench.machine.map(data, PAGE, Prot.READ | Prot.WRITE)
     store = bench.place("mov qword ptr [rdi], rsi\nmov rax, qword ptr [rdi]\nret")
@@ -168,7 +168,7 @@ def test_a_private_view_does_not_hide_data_in_the_same_tables(make):
 
 
 def test_mappings_made_while_writes_are_pending_are_seen(make):
-    from emu.machine import Prot
+    from emu.machine.machine import Prot
 
     bench = make(vcpus=2)
     load = bench.place("mov rax, qword ptr [rdi]\nret")

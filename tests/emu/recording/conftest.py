@@ -2,10 +2,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from emu.kernel.entry import EntryLayout
-from emu.kernel.functions import AssemblyFunctions, Function
 from emu.kernel.kernel import Kernel
-from emu.kernel.testfuncs import TEST_FUNCTIONS
+from emu.kernel.text.entry import EntryLayout
+from emu.kernel.text.functions import AssemblyFunctions, FunctionText
+from emu.kernel.text.selftest_functions import TEST_FUNCTIONS
 
 ENTRY = EntryLayout(endbr=False, sealed=bytes.fromhex("660f1f00"), padding=0)
 
@@ -20,7 +20,7 @@ class Traced:
     def place(self, **texts: str) -> None:
         """Functions by name; each may call those before it."""
         for name, text in texts.items():
-            self.kernel.add_functions(Function(name, text, traceable=False))
+            self.kernel.add_functions(FunctionText(name, text, traceable=False))
 
     def host(self, name: str, do) -> None:
         self.kernel.kallsyms.add(name, self.machine.host_call(name, do), 1)

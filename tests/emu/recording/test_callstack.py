@@ -3,13 +3,13 @@
 from textwrap import dedent
 
 import pytest
-from recording_text import spans, tree
 
 from asm.encodings import call_rel32, jmp_rel32
 from emu.errors import GuestFault
 from emu.events import PokePhase, TextPatched
-from emu.recording import Kind, record
-from emu.vcpu import Vcpu
+from emu.machine.vcpu import Vcpu
+from emu.recording import NodeKind, record
+from recording_text import spans, tree
 
 
 def block(text):
@@ -41,7 +41,7 @@ def test_calls_and_returns(traced):
           inner 1
     """)
     outer, first, second = list(recording.root.walk())[1:]
-    assert (outer.site, outer.kind, outer.total) == (0, Kind.FUNCTION, 7)
+    assert (outer.site, outer.kind, outer.total) == (0, NodeKind.FUNCTION, 7)
     assert second.site - first.site == 5
 
 

@@ -3,15 +3,16 @@
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import jsonschema
 import pytest
 
 from asm.encodings import jmp_rel32
-from emu.recording import callgrind, chrome, collapsed, record, speedscope
+from emu.recording import record
+from emu.recording.export import callgrind, chrome, collapsed, speedscope
+from paths import FIXTURES
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "recording"
+FIXTURES = FIXTURES / "recording"
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 import pytest
-from recording_text import spans, tree
 
 from asm.encodings import NOP5, jmp_rel32
-from emu import libunicorn
 from emu.errors import MachineError
 from emu.events import CpuSerialized, TextPatched
+from emu.host import libunicorn
 from emu.recording import record
+from recording_text import spans, tree
 
 
 def test_counters_go_on_as_before(traced):

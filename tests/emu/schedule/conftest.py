@@ -3,22 +3,22 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from asm.encodings import call_rel32
-from emu.kernel.entry import EntryLayout
-from emu.kernel.functions import AssemblyFunctions, Function
 from emu.kernel.kernel import EXEC_SIZE, TEXT_SIZE, Kernel
-from emu.schedule.control import ControlActor, GraceActor
-from emu.schedule.guest import GuestActor, GuestCall
+from emu.kernel.text.entry import EntryLayout
+from emu.kernel.text.functions import AssemblyFunctions, FunctionText
+from emu.schedule.operation_actor import ControlActor, GraceActor
 from emu.schedule.run import run_schedule
-from emu.schedule.world import World
+from emu.schedule.simulation import World
+from emu.schedule.task_actor import GuestActor, GuestCall
 
 FUNCTIONS = (
-    Function("traced", "mov eax, 1\nret"),
-    Function("patched_in", "add rsp, 8 ; the return address into traced\nmov eax, 2\nret", traceable=False),
-    Function("calls", "call traced\nret", traceable=False),
-    Function("sleeps", "push rbx\nmov rbx, rdi\ncall schedule\nmov eax, [rbx]\npop rbx\nret", traceable=False),
-    Function("reads", "mov rax, [rdi]\nmov rdx, [rax]\nmov eax, edx\nret", traceable=False),
-    Function("adds", "mov eax, [rdi]\nadd eax, 1\nmov [rdi], eax\nret", traceable=False),
-    Function("clobbers", "mov r12d, 5\nret", traceable=False),
+    FunctionText("traced", "mov eax, 1\nret"),
+    FunctionText("patched_in", "add rsp, 8 ; the return address into traced\nmov eax, 2\nret", traceable=False),
+    FunctionText("calls", "call traced\nret", traceable=False),
+    FunctionText("sleeps", "push rbx\nmov rbx, rdi\ncall schedule\nmov eax, [rbx]\npop rbx\nret", traceable=False),
+    FunctionText("reads", "mov rax, [rdi]\nmov rdx, [rax]\nmov eax, edx\nret", traceable=False),
+    FunctionText("adds", "mov eax, [rdi]\nadd eax, 1\nmov [rdi], eax\nret", traceable=False),
+    FunctionText("clobbers", "mov r12d, 5\nret", traceable=False),
 )
 
 

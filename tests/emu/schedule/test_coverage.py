@@ -2,18 +2,18 @@
 
 import pytest
 
-from emu import hostcode
+from emu.host import hook_code
 from emu.schedule.coverage import CoverageWatch
-from emu.schedule.dfs import Exhaustive
-from emu.schedule.pct import Pct
-from emu.schedule.replay import Replay
+from emu.schedule.schedulers.dfs import Exhaustive
+from emu.schedule.schedulers.pct import Pct
+from emu.schedule.schedulers.replay import Replay
 
 
 @pytest.fixture(params=["native", "python"])
 def watched(request, lab, monkeypatch):
     """A laboratory, and what looks at its schedules: by hooks in machine code, and by the callbacks in their place."""
     if request.param == "python":
-        monkeypatch.setattr(hostcode, "native_hooks", lambda: None)
+        monkeypatch.setattr(hook_code, "native_hooks", lambda: None)
 
     def make(vcpus):
         made = lab(vcpus=vcpus)

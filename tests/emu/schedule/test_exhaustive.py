@@ -4,9 +4,9 @@ from collections import Counter
 from itertools import pairwise
 
 from asm.encodings import call_rel32
-from emu.schedule.bounded import Bounded
-from emu.schedule.delays import DelayBounded
-from emu.schedule.dfs import Exhaustive
+from emu.schedule.schedulers.bounded import Bounded
+from emu.schedule.schedulers.delays import DelayBounded
+from emu.schedule.schedulers.dfs import Exhaustive
 
 ALL, REDUCED = 85, 22
 """Schedules before and after reduction."""
@@ -60,7 +60,7 @@ def test_a_patch_without_int3_is_torn(lab):
     new = call_rel32(site, kernel.kallsyms.address("patched_in"))
 
     def careless():
-        from emu.process import PointKind
+        from emu.kernel.process_context import PointKind
 
         with kernel.text_poke.text_mutex:
             for at, text in ((site + 1, new[1:]), (site, new[:1])):

@@ -2,17 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emu.checkpoint import Checkpoint
 from emu.errors import EmuError
+from emu.kernel.checkpoint import Checkpoint
+from emu.kernel.process_context import PointKind
 from emu.kernel.rcu import RcuFlavour
-from emu.process import PointKind
-from emu.schedule.action import Action, BadSchedule, decode, encode, switches
-from emu.schedule.dfs import Exhaustive
-from emu.schedule.pct import Pct
-from emu.schedule.replay import Replay
+from emu.schedule.action import BadSchedule, ScheduleAction, decode, encode, switches
 from emu.schedule.report import BROKEN, report, used_columns
+from emu.schedule.schedulers.dfs import Exhaustive
+from emu.schedule.schedulers.pct import Pct
+from emu.schedule.schedulers.replay import Replay
+from emu.schedule.schedulers.spec import SCHEDULERS, is_divisible, scheduler_for
 from emu.schedule.shrink import shrink
-from emu.schedule.spec import SCHEDULERS, is_divisible, scheduler_for
 
 
 @given(st.lists(st.from_regex(r"[a-z][A-Z]?", fullmatch=True)))
@@ -49,7 +49,11 @@ def test_the_same_seed_makes_the_same_schedules(lab, spec):
 
 
 def test_pct_lets_a_task_stay_away_for_long_whatever_its_priority_is():
-    runs, waits, other = Action(0, "a"), Action(0, "a", "wakes up", returns=True), Action(1, "b")
+    runs, waits, other = (
+        ScheduleAction(0, "a"),
+        ScheduleAction(0, "a", "wakes up", returns=True),
+        ScheduleAction(1, "b"),
+    )
     scheduler, first, later = Pct(1, depth=1), 0, 0
     for _ in range(400):
         scheduler.begin()
@@ -259,5 +263,5 @@ def test_where_the_host_has_no_executable_memory_schedules_are_the_same(lab, mon
         return found
 
     native = texts()
-    monkeypatch.setattr("emu.hostcode.native_hooks", lambda: None)
+    monkeypatch.setattr("emu.host.hook_code.native_hooks", lambda: None)
     assert texts() == native

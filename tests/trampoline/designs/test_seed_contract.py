@@ -2,16 +2,16 @@
 
 import pytest
 
-from emu.kernel.ftrace import FtraceOps
-from emu.kernel.functions import AssemblyFunctions, Function
-from emu.process import PointKind
-from emu.structs import PERCPU, task_struct
-from emu.task import TaskState
-from trampoline.errors import KernelError
-from trampoline.structs import bpf_prog, bpf_prog_aux, bpf_prog_stats
+from emu.kernel.ftrace.ops import FtraceOps
+from emu.kernel.process_context import PointKind
+from emu.kernel.structs import PERCPU, task_struct
+from emu.kernel.text.functions import AssemblyFunctions, FunctionText
+from emu.machine.task import TaskState
+from trampoline.bpf.errors import KernelError
+from trampoline.bpf.structs import bpf_prog, bpf_prog_aux, bpf_prog_stats
 
-DESIGNS = ("seed-v2", "seed-v2-repaired", "seed-v1")
-SOUND = ("seed-v2-repaired", "seed-v1")
+DESIGNS = ("tracing-multi-v2", "tracing-multi-v2-fixed", "tracing-multi-v1")
+SOUND = ("tracing-multi-v2-fixed", "tracing-multi-v1")
 ENOMEM = 12
 KEPT = ("rbx", "rbp", "r12", "r13", "r14", "r15")
 NOTHING = "xor eax, eax\nret"
@@ -74,7 +74,7 @@ def test_programs_see_what_they_should_in_the_order_of_attaching(make_lab, desig
         traced, seen = f"tramplab_args{nr_args}", []
         args = tuple(range(11, 11 + nr_args))
         original = lab.call(traced, *args).value
-        lab.kernel.add_functions(Function(f"probe_{traced}", PROBE.format(traced=traced), traceable=False))
+        lab.kernel.add_functions(FunctionText(f"probe_{traced}", PROBE.format(traced=traced), traceable=False))
         links, progs = [], []
         for number, kind in enumerate(("fexit", "fentry", "fmod_ret", "fexit", "fentry", "fmod_ret")):
 
@@ -103,7 +103,7 @@ def test_programs_see_what_they_should_in_the_order_of_attaching(make_lab, desig
 def test_fmod_ret_replaces_the_original_and_fexit_sees_it(make_lab, design, nr_args):
     lab, seen = make_lab("6.12", design=design), []
     traced = f"tramplab_args{nr_args}"
-    lab.kernel.add_functions(Function(f"probe_{traced}", PROBE.format(traced=traced), traceable=False))
+    lab.kernel.add_functions(FunctionText(f"probe_{traced}", PROBE.format(traced=traced), traceable=False))
     lab.attach_multi(lab.prog("fmod_ret_multi", lambda ctx: seen.append("first")), [traced])
     lab.attach_multi(lab.prog("fmod_ret_multi", lambda ctx: 1234), [traced])
     lab.attach_multi(lab.prog("fmod_ret_multi", lambda ctx: seen.append("never")), [traced])
@@ -291,7 +291,7 @@ def test_beside_another_user_of_the_site(make_lab, design, tracer_first):
 @pytest.mark.parametrize("design", DESIGNS)
 def test_modules_are_held(make_lab, design):
     lab, ran = make_lab("6.12", design=design), []
-    twin = Function(NAMES[0], "lea eax, [rdi + 100]\nret", f"int {NAMES[0]}(int a)")
+    twin = FunctionText(NAMES[0], "lea eax, [rdi + 100]\nret", f"int {NAMES[0]}(int a)")
     lab.kernel.load_module("twins", AssemblyFunctions((twin,), module="twins"))
     link = lab.attach_multi(lab.prog("fexit_multi", lambda ctx: ran.append(ctx.ret)), [NAMES[0], f"twins:{NAMES[0]}"])
     assert lab.kernel.modules["twins"].refs == 1

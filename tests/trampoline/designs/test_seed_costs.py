@@ -2,23 +2,23 @@
 
 import pytest
 
-DESIGNS = ("seed-v2", "seed-v2-repaired", "seed-v1")
+DESIGNS = ("tracing-multi-v2", "tracing-multi-v2-fixed", "tracing-multi-v1")
 KINDS = ("fentry_multi", "fexit_multi", "fmod_ret_multi")
 COSTS = {
-    ("seed-v2", "fentry_multi"): (123, 2, 67),
-    ("seed-v2", "fexit_multi"): (142, 2, 67),
-    ("seed-v2", "fmod_ret_multi"): (139, 1, 70),
-    ("seed-v2-repaired", "fentry_multi"): (125, 2, 69),
-    ("seed-v2-repaired", "fexit_multi"): (144, 2, 69),
-    ("seed-v2-repaired", "fmod_ret_multi"): (141, 1, 72),
-    ("seed-v1", "fentry_multi"): (139, 0, 89),
-    ("seed-v1", "fexit_multi"): (164, 0, 89),
-    ("seed-v1", "fmod_ret_multi"): (155, 0, 92),
+    ("tracing-multi-v2", "fentry_multi"): (123, 2, 67),
+    ("tracing-multi-v2", "fexit_multi"): (142, 2, 67),
+    ("tracing-multi-v2", "fmod_ret_multi"): (139, 1, 70),
+    ("tracing-multi-v2-fixed", "fentry_multi"): (125, 2, 69),
+    ("tracing-multi-v2-fixed", "fexit_multi"): (144, 2, 69),
+    ("tracing-multi-v2-fixed", "fmod_ret_multi"): (141, 1, 72),
+    ("tracing-multi-v1", "fentry_multi"): (139, 0, 89),
+    ("tracing-multi-v1", "fexit_multi"): (164, 0, 89),
+    ("tracing-multi-v1", "fmod_ret_multi"): (155, 0, 92),
 }
 """One program without arguments; more for each argument; more for each program."""
 ANCHORS = {
-    "seed-v2": {"fentry_multi": (125, 2, 67), "fexit_multi": (147, 2, 67), "fmod_ret_multi": (141, 1, 71)},
-    "seed-v1": {"fentry_multi": (138, 0, 86), "fexit_multi": (172, 0, 86), "fmod_ret_multi": (162, 0, 89)},
+    "tracing-multi-v2": {"fentry_multi": (125, 2, 67), "fexit_multi": (147, 2, 67), "fmod_ret_multi": (141, 1, 71)},
+    "tracing-multi-v1": {"fentry_multi": (138, 0, 86), "fexit_multi": (172, 0, 86), "fmod_ret_multi": (162, 0, 89)},
 }
 
 
@@ -72,16 +72,16 @@ def test_every_instruction_has_a_phase(make_lab, design):
 
 
 def test_the_listing_reads_as_it_was_written(make_lab):
-    lab = make_lab("6.12", design="seed-v2-repaired")
+    lab = make_lab("6.12", design="tracing-multi-v2-fixed")
     listing = lab.kernel.function("bpf_global_caller_3_run").image.listing()
     for words in ("rcu_dereference(kfunc_mds)", "ctx[-2]: bpf_get_func_ip()", "this_cpu_inc_return(*prog->active)"):
         assert words in listing
 
 
 def test_the_first_version_costs_the_same_for_every_argument_count(make_lab):
-    assert {cost(make_lab("6.12", design="seed-v1"), "fexit_multi", nr_args) for nr_args in range(7)} == {164}
+    assert {cost(make_lab("6.12", design="tracing-multi-v1"), "fexit_multi", nr_args) for nr_args in range(7)} == {164}
 
 
 @pytest.mark.parametrize(("config", "expected"), [("lazy", (94, 119, 115)), ("none", (88, 107, 103))])
 def test_on_kernels_without_migrate_disable_around_readers(make_lab, config, expected):
-    assert tuple(cost(make_lab("7.2", config, design="seed-v2-repaired"), kind, 1) for kind in KINDS) == expected
+    assert tuple(cost(make_lab("7.2", config, design="tracing-multi-v2-fixed"), kind, 1) for kind in KINDS) == expected

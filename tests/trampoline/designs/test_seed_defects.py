@@ -5,15 +5,15 @@ from dataclasses import fields
 import pytest
 
 from emu.errors import GuestFault
-from emu.kernel.functions import AssemblyFunctions, Function
-from emu.kernel.livepatch import LivePatch
-from emu.process import PointKind
-from emu.task import TaskState
+from emu.kernel.ftrace.livepatch import LivePatch
+from emu.kernel.process_context import PointKind
+from emu.kernel.text.functions import AssemblyFunctions, FunctionText
+from emu.machine.task import TaskState
 from refusals import refused
-from trampoline.attach import Kind
-from trampoline.designs.seed import seed_v2
-from trampoline.errors import KernelError, Oops
-from trampoline.kfunc_md import SeedDefects
+from trampoline.bpf.errors import KernelError, Oops
+from trampoline.designs.tracing_multi import seed_v2
+from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.tramp_links import TrampProgType
 
 EEXIST, EINVAL, EBUSY, E2BIG, ENOMEM = 17, 22, 16, 7, 12
 NOTHING = "xor eax, eax\nret"
@@ -24,7 +24,7 @@ REPAIRED = SeedDefects()
 @pytest.fixture
 def make_seed(make_lab):
     def make(defects=REPAIRED, **options):
-        return make_lab("6.12", **options, design=seed_v2("seed-v2", defects))
+        return make_lab("6.12", **options, design=seed_v2("tracing-multi-v2", defects))
 
     return make
 
@@ -34,7 +34,7 @@ def users(lab, name):
     return lab.design.mds.md(function).users if lab.design.mds.find(function) else 0
 
 
-def programs(lab, name, kind=Kind.FENTRY):
+def programs(lab, name, kind=TrampProgType.FENTRY):
     return len(lab.design.mds.programs(lab.kernel.function(name).address, kind))
 
 
@@ -44,7 +44,11 @@ def called_by(lab, name):
 
 
 def test_the_design_by_name_is_the_series_as_posted(make_lab):
-    for name, defects in (("seed-v2", SeedDefects.as_posted()), ("seed-v2-repaired", REPAIRED), ("seed-v1", REPAIRED)):
+    for name, defects in (
+        ("tracing-multi-v2", SeedDefects.as_posted()),
+        ("tracing-multi-v2-fixed", REPAIRED),
+        ("tracing-multi-v1", REPAIRED),
+    ):
         assert make_lab("6.12", design=name).design.mds.defects == defects
     assert all(getattr(SeedDefects.as_posted(), field.name) for field in fields(SeedDefects))
 
@@ -78,7 +82,7 @@ def test_a_missing_result_is_dereferenced(make_seed):
 
 
 def test_functions_that_are_not_aligned_are_never_found(make_seed):
-    odd = Function("odd", "lea eax, [rdi + 1]\nret", "int odd(int a)", address=0xFFFFFFFF81400008)
+    odd = FunctionText("odd", "lea eax, [rdi + 1]\nret", "int odd(int a)", address=0xFFFFFFFF81400008)
     lab = make_seed(SeedDefects(null_result=True), functions=(AssemblyFunctions((odd,)),))
     lab.attach_multi(lab.prog("fentry_multi", NOTHING), ["odd"])
     with pytest.raises(GuestFault):
@@ -122,7 +126,7 @@ def partly_unlinked(lab):
     """One function of a link has lost the program by some other way; then the link is detached."""
     prog = lab.prog("fentry_multi", NOTHING)
     link = lab.attach_multi(prog, NAMES[:4])
-    lab.design.mds.unlink(lab.kernel.function(NAMES[1]).address, prog.address, Kind.FENTRY)
+    lab.design.mds.unlink(lab.kernel.function(NAMES[1]).address, prog.address, TrampProgType.FENTRY)
     refused(EINVAL, link.detach)
     lab.kernel.rcu.settle()
     return [(programs(lab, name), users(lab, name), called_by(lab, name)) for name in NAMES[:4]]
@@ -157,7 +161,11 @@ def test_a_failed_link_unlinks_another(make_seed, defects, left):
     refused(EEXIST, lab.attach_multi, prog, [NAMES[2], NAMES[1], NAMES[3]])
     lab.kernel.rcu.settle()
     assert lab.call(NAMES[1], 1, 2).value == 3
-    assert (len(ran), programs(lab, NAMES[1], Kind.FEXIT), called_by(lab, NAMES[1])) == (left, left, bool(left))
+    assert (len(ran), programs(lab, NAMES[1], TrampProgType.FEXIT), called_by(lab, NAMES[1])) == (
+        left,
+        left,
+        bool(left),
+    )
     # It never came to the fourth function, and nevertheless looks for its metadata.
     assert [f"{lab.kernel.function(NAMES[3]).address:#x}" in warning for warning in lab.design.mds.warnings] == (
         [] if left else [True]
@@ -192,7 +200,7 @@ def test_256_programs_are_none(make_seed):
 def test_livepatch_takes_one_object_for_another(make_seed):
     for defects in (SeedDefects(confused_ops_func=True), SeedDefects.as_posted()):
         lab = make_seed(defects)
-        lab.kernel.add_functions(Function("instead", "mov eax, 1007\nret", traceable=False))
+        lab.kernel.add_functions(FunctionText("instead", "mov eax, 1007\nret", traceable=False))
         patch = LivePatch(lab.kernel, NAMES[0], "instead")
         link = lab.attach_multi(lab.prog("fentry_multi", NOTHING), NAMES)
         with pytest.raises(Oops, match="bpf_trampoline"):

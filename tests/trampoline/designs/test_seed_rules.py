@@ -2,16 +2,16 @@
 
 import pytest
 
-from emu.kernel.ftrace import FtraceOps
-from emu.kernel.functions import AssemblyFunctions, Function
-from emu.kernel.livepatch import LivePatch
+from emu.kernel.ftrace.livepatch import LivePatch
+from emu.kernel.ftrace.ops import FtraceOps
+from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from refusals import refused
-from trampoline.attach import Kind
-from trampoline.errors import TrampolineError
-from trampoline.lab import Tracing
+from trampoline.bpf.errors import TrampolineError
+from trampoline.lab.lab import Lab
+from trampoline.tramp_links import TrampProgType
 
-DESIGNS = ("seed-v2", "seed-v2-repaired", "seed-v1")
-SOUND = ("seed-v2-repaired", "seed-v1")
+DESIGNS = ("tracing-multi-v2", "tracing-multi-v2-fixed", "tracing-multi-v1")
+SOUND = ("tracing-multi-v2-fixed", "tracing-multi-v1")
 EBUSY, EEXIST, EINVAL, ENOENT, E2BIG, EOPNOTSUPP = 16, 17, 22, 2, 7, 95
 NOTHING = "xor eax, eax\nret"
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
@@ -25,7 +25,7 @@ def nothing_attached(lab):
 
 
 @pytest.fixture(params=DESIGNS)
-def seed(request, make_lab) -> Tracing:
+def seed(request, make_lab) -> Lab:
     return make_lab("6.12", design=request.param)
 
 
@@ -122,23 +122,25 @@ def test_the_limit_of_programs(make_lab, design):
         for number in range(most):
             lab.attach_multi(lab.prog(kinds[number % 3], NOTHING), [NAMES[0]])
         refused(E2BIG, lab.attach_multi, lab.prog("fentry_multi", NOTHING), [NAMES[1], NAMES[0]])
-        assert len(lab.design.mds.programs(lab.kernel.function(NAMES[0]).address, Kind.FENTRY)) == -(-most // 3)
+        assert len(lab.design.mds.programs(lab.kernel.function(NAMES[0]).address, TrampProgType.FENTRY)) == -(
+            -most // 3
+        )
         assert not lab.design.mds.find(lab.kernel.function(NAMES[1]).address)
 
 
 def test_without_padding_the_first_version_is_refused(make_lab):
-    lab = make_lab("6.1", design="seed-v1")
+    lab = make_lab("6.1", design="tracing-multi-v1")
     refused(EOPNOTSUPP, lab.attach_multi, lab.prog("fentry_multi", NOTHING), NAMES)
     with lab.attach(lab.prog("fentry", NOTHING), NAMES[0]):
         assert lab.call(NAMES[0], 1).value == 2
-    for design in ("seed-v2", "seed-v2-repaired"):
+    for design in ("tracing-multi-v2", "tracing-multi-v2-fixed"):
         lab = make_lab("6.1", design=design)
         with lab.attach_multi(lab.prog("fexit_multi", NOTHING), NAMES):
             assert lab.call(NAMES[3], 1, 2, 3, 4).value == 10
 
 
 def test_somebody_elses_direct_caller(make_lab):
-    lab = make_lab("6.12", design="seed-v2-repaired")
+    lab = make_lab("6.12", design="tracing-multi-v2-fixed")
     ops = FtraceOps("somebody else")
     lab.kernel.ftrace.ftrace_set_filter_ip(ops, lab.kernel.function(NAMES[2]).site)
     lab.kernel.ftrace.register_ftrace_direct(ops, lab.kernel.kallsyms.address("bpf_global_caller_3"))
@@ -148,7 +150,7 @@ def test_somebody_elses_direct_caller(make_lab):
 
 
 def test_a_class_has_one_ops_which_is_reset(make_lab):
-    lab = make_lab("6.12", design="seed-v2-repaired")
+    lab = make_lab("6.12", design="tracing-multi-v2-fixed")
     sites = {name: lab.kernel.function(name).site for name in (*NAMES, "tramplab_args2", "tramplab_args0")}
     first = lab.attach_multi(lab.prog("fentry_multi", NOTHING), NAMES[:3])
     ops = {min(ops.filter): ops for ops in lab.kernel.ftrace.ops}
@@ -163,7 +165,7 @@ def test_a_class_has_one_ops_which_is_reset(make_lab):
 
 
 def test_the_first_version_has_one_ops(make_lab):
-    lab = make_lab("6.12", design="seed-v1")
+    lab = make_lab("6.12", design="tracing-multi-v1")
     with lab.attach_multi(lab.prog("fentry_multi", NOTHING), NAMES):
         assert [len(ops.filter) for ops in lab.kernel.ftrace.ops] == [6]
 
@@ -171,7 +173,7 @@ def test_the_first_version_has_one_ops(make_lab):
 @pytest.mark.parametrize("design", SOUND)
 def test_livepatch_and_global_callers_exclude_each_other(make_lab, design):
     lab = make_lab("6.12", design=design)
-    lab.kernel.add_functions(Function("instead", "mov eax, 1007\nret", traceable=False))
+    lab.kernel.add_functions(FunctionText("instead", "mov eax, 1007\nret", traceable=False))
     patch = LivePatch(lab.kernel, NAMES[0], "instead")
     prog = lab.prog("fexit_multi", NOTHING)
     link = lab.attach_multi(prog, NAMES)
@@ -185,18 +187,18 @@ def test_livepatch_and_global_callers_exclude_each_other(make_lab, design):
 
 
 def test_a_look_up_must_find_the_function(make_lab):
-    odd = Function("odd", "lea eax, [rdi + 1]\nret", "int odd(int a)", address=0xFFFFFFFF81400008)
-    lab = make_lab("6.12", design="seed-v2-repaired", functions=(AssemblyFunctions((odd,)),))
+    odd = FunctionText("odd", "lea eax, [rdi + 1]\nret", "int odd(int a)", address=0xFFFFFFFF81400008)
+    lab = make_lab("6.12", design="tracing-multi-v2-fixed", functions=(AssemblyFunctions((odd,)),))
     refused(EOPNOTSUPP, lab.attach_multi, lab.prog("fentry_multi", NOTHING), ["odd"])
 
 
 def test_stubs_are_the_kernels_own_text(make_lab):
-    lab = make_lab("6.12", design="seed-v2")
+    lab = make_lab("6.12", design="tracing-multi-v2")
     for name in (*(f"bpf_global_caller_{count}" for count in range(7)), "bpf_global_caller_0_run"):
         function = lab.kernel.function(name)
         assert lab.kernel.is_kernel_text(function.address)
         assert function.site is None
-    assert make_lab("6.12", design="seed-v1").kernel.function("bpf_global_caller").site is None
+    assert make_lab("6.12", design="tracing-multi-v1").kernel.function("bpf_global_caller").site is None
 
 
 def test_detaching_twice(seed):

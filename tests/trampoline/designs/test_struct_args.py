@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
+from trampoline.bpf.errors import KernelError
 from trampoline.designs import DESIGNS
-from trampoline.errors import KernelError
 
 CALLS = {
     # Register words, words on the stack, what the program sees, what the function returns.
@@ -29,9 +29,9 @@ CALLS = {
 ON_STACK = {name for name, call in CALLS.items() if call[1]}
 REFUSED = {
     "generic": {"bpf_testmod_test_struct_arg_7", "bpf_testmod_test_struct_arg_8"},
-    "seed-v2": ON_STACK,
-    "seed-v2-repaired": ON_STACK,
-    "seed-v1": ON_STACK,
+    "tracing-multi-v2": ON_STACK,
+    "tracing-multi-v2-fixed": ON_STACK,
+    "tracing-multi-v1": ON_STACK,
 }
 
 

@@ -4,17 +4,17 @@ from errno import ENOMEM, ERANGE
 
 import pytest
 
-from emu.kernel.functions import AssemblyFunctions, Function
-from emu.process import PointKind
+from emu.kernel.process_context import PointKind
+from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from refusals import refused
-from trampoline.designs.thunks import FIRST_BLOCK, SIZE, Thunks
-from trampoline.errors import KernelError
+from trampoline.bpf.errors import KernelError
+from trampoline.designs.entry_thunks import FIRST_BLOCK, SIZE, Thunks
 
 
 @pytest.fixture
 def bed(make_lab):
     lab = make_lab("7.2")
-    lab.kernel.add_functions(Function("caller", "pop rax\nmov rdx, r10\nret", traceable=False))
+    lab.kernel.add_functions(FunctionText("caller", "pop rax\nmov rdx, r10\nret", traceable=False))
     return lab.kernel, Thunks(lab.kernel), lab.kernel.kallsyms.address("caller")
 
 
@@ -91,8 +91,8 @@ def test_what_is_out_of_reach_or_fails(bed):
 
 @pytest.mark.parametrize("kind", ["fexit", "fmod_ret", "fsession"])
 def test_only_sites_whose_programs_run_behind_the_original_jump(make_lab, kind):
-    source = AssemblyFunctions((Function("traced", "lea eax, [rdi + 1]\nret", "int traced(int a)"),))
-    lab = make_lab("7.2", design="tramplab", functions=(source,))
+    source = AssemblyFunctions((FunctionText("traced", "lea eax, [rdi + 1]\nret", "int traced(int a)"),))
+    lab = make_lab("7.2", design="specialised", functions=(source,))
     site = lab.kernel.function("traced").site
     entry = lab.attach(lab.prog("fentry", lambda ctx: None), "traced")
     assert lab.kernel.machine.read(site, 1) == b"\xe8"

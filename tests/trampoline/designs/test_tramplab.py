@@ -1,4 +1,5 @@
-"""The design tramplab: what its callers cost, how functions share them, where cookies are, how long all of it lives."""
+"""The design specialised: what its callers cost, how functions share them, where cookies are, how long all of it
+lives."""
 
 import itertools
 from errno import ENOMEM
@@ -6,20 +7,20 @@ from errno import ENOMEM
 import pytest
 
 from asm import assemble
-from emu.kernel.functions import PlacedFunction
-from emu.process import PointKind
-from emu.structs import PERCPU, PREEMPT_ENABLED, task_struct
-from emu.task import TaskState
-from trampoline.bench import FULL, PLAIN, phases_of
+from emu.kernel.process_context import PointKind
+from emu.kernel.structs import PERCPU, PREEMPT_ENABLED, task_struct
+from emu.kernel.text.functions import PlacedFunction
+from emu.machine.task import TaskState
 from trampoline.bpf.boot import Boot
+from trampoline.bpf.errors import KernelError
+from trampoline.bpf.prog import NOTHING, Uses
 from trampoline.designs import METADATA
-from trampoline.designs.records import SLOTS
-from trampoline.errors import KernelError
-from trampoline.lab import Tracing
-from trampoline.prog import NOTHING, Uses
+from trampoline.designs.cookie_records import SLOTS
+from trampoline.lab.lab import Lab
+from trampoline.tools.bench.bench import FULL, PLAIN, phases_of
 
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
-BACKENDS = METADATA["tramplab"]
+BACKENDS = METADATA["specialised"]
 
 # (fentry, fexit, fmod_ret that returns non-zero) of a full program, without the part of each argument: 2 for fentry,
 # 1 for the others. "" is one cookie for all functions of the link. voluntary is 6.12, where sites can't jump to a thunk
@@ -48,7 +49,7 @@ FLAVOUR = {"voluntary": "6.12"}
 
 def measured(config, backend, kind, slots, programs=1, full=True):
     """T of a program on two functions; their cookies differ where there is a back end."""
-    with Tracing(FLAVOUR.get(config, "7.2"), config, design="tramplab", metadata=backend or None) as lab:
+    with Lab(FLAVOUR.get(config, "7.2"), config, design="specialised", metadata=backend or None) as lab:
         for number in range(programs):
             text = FULL if full else PLAIN
             if kind == "fmod_ret" and not number:
@@ -100,7 +101,7 @@ def images(lab):
 
 @pytest.fixture
 def tramplab(make_lab):
-    return make_lab("6.12", design="tramplab")
+    return make_lab("6.12", design="specialised")
 
 
 def test_functions_with_the_same_places_of_arguments_share_a_caller(tramplab):
@@ -125,7 +126,7 @@ class Odd:
 
 
 def test_a_function_whose_return_address_does_not_tell_it_has_a_caller_of_its_own(make_lab):
-    lab, seen = make_lab("6.12", design="tramplab", functions=(Odd(),)), []
+    lab, seen = make_lab("6.12", design="specialised", functions=(Odd(),)), []
     prog = lab.prog("fexit_multi", lambda ctx: seen.append((ctx.ip, ctx.args, ctx.ret, ctx.cookie)))
     link = lab.attach_multi(prog, ["odd", "bpf_fentry_test1"], cookies=[7, 8])
     assert lab.call("odd", 1).value == 6
@@ -141,7 +142,7 @@ def test_a_function_whose_return_address_does_not_tell_it_has_a_caller_of_its_ow
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_more_cookies_than_a_record_holds(make_lab, backend):
-    lab, seen = make_lab("6.12", design="tramplab", metadata=backend), []
+    lab, seen = make_lab("6.12", design="specialised", metadata=backend), []
     links = []
     for number in range(SLOTS + 2):
         prog = lab.prog("fentry_multi", lambda ctx: seen.append((ctx.ip, ctx.cookie)))
@@ -165,7 +166,7 @@ def test_more_cookies_than_a_record_holds(make_lab, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_call_that_is_overtaken_by_the_last_detach_does_without_programs(make_lab, backend):
     """By-inspection defect 1 of the series: there what the look-up gives is used although it found nothing."""
-    lab, outcomes = make_lab("6.12", design="tramplab", metadata=backend), set()
+    lab, outcomes = make_lab("6.12", design="specialised", metadata=backend), set()
     vcpu = lab.kernel.machine.vcpus[0]
     for kind in ("fentry_multi", "fexit_multi"):
         for steps in range(1, 60):
@@ -187,7 +188,7 @@ def test_a_call_that_is_overtaken_by_the_last_detach_does_without_programs(make_
 
 
 def test_a_function_without_padding_takes_its_cookie_as_a_constant(make_lab):
-    lab, seen = make_lab("6.12", design="tramplab", metadata="padding"), []
+    lab, seen = make_lab("6.12", design="specialised", metadata="padding"), []
     function = lab.kernel.function(NAMES[0])
     lab.kernel.machine.load(function.address - 16, b"\xcc" * 5)
     prog = lab.prog("fentry_multi", lambda ctx: seen.append(ctx.cookie))
@@ -203,7 +204,7 @@ def test_a_function_without_padding_takes_its_cookie_as_a_constant(make_lab):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", [PointKind.ALLOC, PointKind.PATCH])
 def test_cookies_that_differ_may_fail_at_every_step(make_lab, flavour, backend, kind):
-    lab, nth = make_lab(flavour, design="tramplab", metadata=backend), 1
+    lab, nth = make_lab(flavour, design="specialised", metadata=backend), 1
     kernel, prog = lab.kernel, lab.prog("fexit_multi", lambda ctx: None)
     names = [*NAMES, *(f"tramplab_args{number}" for number in range(13))]
 
@@ -238,7 +239,7 @@ def test_cookies_that_differ_may_fail_at_every_step(make_lab, flavour, backend, 
 @pytest.mark.parametrize("sleepable", [False, True])
 @pytest.mark.parametrize("kind", ["fentry", "fexit", "fmod_ret"])
 def test_inside_a_program_everything_is_held_and_afterwards_as_before(make_lab, config, sleepable, kind):
-    lab, inside = make_lab("7.2", config, design="tramplab"), []
+    lab, inside = make_lab("7.2", config, design="specialised"), []
     current = task_struct.view(lab.kernel.machine, lab.kernel.current(lab.kernel.machine.vcpus[0]))
     area = PERCPU.view(lab.kernel.machine, lab.kernel.percpu_areas[0])
 
@@ -328,7 +329,7 @@ def test_mitigations_of_the_boot(make_lab):
     probe = make_lab("6.12")
     thunk = probe.kernel.kallsyms.address("its_return_thunk")
     for kind in ("fentry", "fexit", "fmod_ret"):
-        lab, ran = make_lab("6.12", design="tramplab", boot=Boot(thunk, PERCPU.offset("call_depth"))), []
+        lab, ran = make_lab("6.12", design="specialised", boot=Boot(thunk, PERCPU.offset("call_depth"))), []
         lab.attach(lab.prog(kind, lambda ctx, ran=ran: ran.append(ctx.args)), "bpf_fentry_test3", cookie=1)
         assert lab.call("bpf_fentry_test3", 4, 5, 6).value == 15
         assert ran == [(4, 5, 6)]
@@ -345,7 +346,7 @@ RARE = [("voluntary", False), ("voluntary", True), ("lazy", True), ("none", True
 @pytest.mark.parametrize(("config", "sleepable"), RARE)
 @pytest.mark.parametrize("kind", ["fentry", "fexit", "fmod_ret"])
 def test_what_is_rare_around_migration(make_lab, config, sleepable, kind):
-    lab = make_lab("7.2", config, design="tramplab")
+    lab = make_lab("7.2", config, design="specialised")
     current = task_struct.view(lab.kernel.machine, lab.kernel.current(lab.kernel.machine.vcpus[0]))
     pinned = PERCPU.view(lab.kernel.machine, lab.kernel.percpu_areas[0]).runqueues
     inside = []

@@ -1,4 +1,4 @@
-"""What the posted series gets wrong by inspection (1, 2, 5, 6, 7), on tramplab: see test_seed_defects.py and, for 1,
+"""What the posted series gets wrong by inspection (1, 2, 5, 6, 7), on specialised: see test_seed_defects.py and, for 1,
 test_tramplab.py.
 """
 
@@ -6,18 +6,18 @@ from errno import E2BIG, EINVAL, ENOMEM
 
 import pytest
 
-from emu.process import PointKind
+from emu.kernel.process_context import PointKind
 from refusals import refused
+from trampoline.bpf.errors import KernelError
 from trampoline.designs import METADATA
-from trampoline.errors import KernelError
 
 NOTHING = "xor eax, eax\nret"
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
 
 
-@pytest.fixture(params=METADATA["tramplab"])
+@pytest.fixture(params=METADATA["specialised"])
 def lab(request, make_lab):
-    return make_lab("6.12", design="tramplab", metadata=request.param)
+    return make_lab("6.12", design="specialised", metadata=request.param)
 
 
 def state(lab):
@@ -80,7 +80,7 @@ def test_7_there_is_a_limit_on_programs_of_a_function(lab):
 
 
 def test_a_table_that_can_not_shrink_is_no_reason_to_refuse_a_detach(make_lab):
-    lab = make_lab("6.12", design="tramplab", metadata="hash")
+    lab = make_lab("6.12", design="specialised", metadata="hash")
     more = [function.name for function in lab.population.select(["tramplab_args*", "bpf_fentry_test*"])]
     prog = lab.prog("fentry_multi", NOTHING)
     struck = []

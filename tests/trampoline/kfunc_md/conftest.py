@@ -3,13 +3,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from asm import assemble
-from emu.kernel.functions import AssemblyFunctions, Function
 from emu.kernel.kernel import Kernel
-from trampoline.flavour import FLAVOURS
-from trampoline.kfunc_md import Entered
+from emu.kernel.text.functions import AssemblyFunctions, FunctionText
+from trampoline.kfunc_md.lookup import Entered
+from trampoline.rules import FLAVOURS
 
 NR_FUNCTIONS = 64
-FUNCTIONS = tuple(Function(f"traced{i}", "xor eax, eax\nret", f"int traced{i}(void)") for i in range(NR_FUNCTIONS))
+FUNCTIONS = tuple(FunctionText(f"traced{i}", "xor eax, eax\nret", f"int traced{i}(void)") for i in range(NR_FUNCTIONS))
 NOT_FOUND = 0xDEAD
 
 

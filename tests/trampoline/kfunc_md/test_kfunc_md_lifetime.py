@@ -6,14 +6,16 @@ from asm.encodings import NOPS, call_depth_account
 from emu.errors import GuestFault
 from emu.events import GracePeriodOver, TextPatched
 from emu.kernel.errors import KernelError
+from emu.kernel.process_context import PointKind
 from emu.kernel.rcu import RcuFlavour
 from emu.kernel.routines.percpu_ref import percpu_ref_get, percpu_ref_put
-from emu.process import PointKind
-from emu.task import TaskState
-from trampoline.attach import Kind
-from trampoline.kfunc_md import BACKENDS, Entered, KfuncMds, MdEntry, SeedDefects
-from trampoline.kfunc_md.flat import entry_address
+from emu.machine.task import TaskState
+from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.kfunc_md.flat_table import entry_address
+from trampoline.kfunc_md.kfunc_mds import BACKENDS, KfuncMds, MdEntry
+from trampoline.kfunc_md.lookup import Entered
 from trampoline.kfunc_md.structs import asm_symbols
+from trampoline.tramp_links import TrampProgType
 
 PROG = 0xFFFF888000100000
 TRACE, TASKS, RCU = RcuFlavour.RCU_TASKS_TRACE, RcuFlavour.RCU_TASKS, RcuFlavour.RCU
@@ -92,10 +94,10 @@ def test_metadata_is_released_in_four_steps(bed, backend):
 def test_a_list_node_is_released_in_three_steps(bed):
     mds, rcu = KfuncMds(bed.kernel), bed.kernel.rcu
     mds.create(bed.functions[0], 0)
-    mds.link(bed.functions[0], PROG, Kind.FEXIT)
+    mds.link(bed.functions[0], PROG, TrampProgType.FEXIT)
     rcu.automatic = False
     bed.kernel.events.clear()
-    mds.unlink(bed.functions[0], PROG, Kind.FEXIT)
+    mds.unlink(bed.functions[0], PROG, TrampProgType.FEXIT)
     assert mds.memory["kfunc_md_tramp_prog"] == 40
     rcu.poll()
     assert mds.memory["kfunc_md_tramp_prog"] == 40
@@ -106,9 +108,9 @@ def test_a_list_node_is_released_in_three_steps(bed):
 
 def test_without_references_there_are_two_steps(bed):
     mds = KfuncMds(bed.kernel, refs=False)
-    mds.link_entries([MdEntry(func, 0) for func in bed.functions[:5]], PROG, Kind.FENTRY)
+    mds.link_entries([MdEntry(func, 0) for func in bed.functions[:5]], PROG, TrampProgType.FENTRY)
     bed.kernel.events.clear()
-    mds.unlink_entries([MdEntry(func, 0) for func in bed.functions[:5]], PROG, Kind.FENTRY)
+    mds.unlink_entries([MdEntry(func, 0) for func in bed.functions[:5]], PROG, TrampProgType.FENTRY)
     bed.kernel.rcu.settle()
     assert periods(bed) == [TRACE, TASKS]
     assert mds.memory["kfunc_md"] == mds.memory["kfunc_md_tramp_prog"] == 0
@@ -120,7 +122,7 @@ def test_a_task_that_sleeps_holds_its_metadata(bed, backend, resize):
     mds, rcu = KfuncMds(bed.kernel, backend), bed.kernel.rcu
     func = bed.functions[0]
     md = mds.create(func, 0)
-    mds.link(func, PROG, Kind.FEXIT)
+    mds.link(func, PROG, TrampProgType.FEXIT)
     task = bed.kernel.task("sleeper", holder(bed, mds), func)
     bed.vcpu.run(task)
     assert task.state is TaskState.SLEEPING
@@ -129,7 +131,7 @@ def test_a_task_that_sleeps_holds_its_metadata(bed, backend, resize):
             mds.create(other, 0)
         mds.put(*bed.functions[1:20])
         rcu.settle()
-    mds.unlink(func, PROG, Kind.FEXIT)
+    mds.unlink(func, PROG, TrampProgType.FEXIT)
     mds.put(func)
     rcu.settle()
     assert md in mds.backend.nodes.objects
@@ -155,14 +157,14 @@ def test_the_posted_resize_leaves_a_sleeper_with_a_freed_list(make_bed):
         mds = KfuncMds(bed.kernel, defects=defects)
         func = bed.functions[0]
         md = mds.create(func, 0)
-        mds.link(func, PROG, Kind.FEXIT)
+        mds.link(func, PROG, TrampProgType.FEXIT)
         task = bed.kernel.task("sleeper", holder(bed, mds), func)
         bed.vcpu.run(task)
         for other in bed.functions[1:17]:
             mds.create(other, 0)
         assert (mds.find(func) != md) == defects.resize_copies
-        assert mds.programs(func, Kind.FEXIT) == [(PROG, 0)]
-        mds.unlink(func, PROG, Kind.FEXIT)
+        assert mds.programs(func, TrampProgType.FEXIT) == [(PROG, 0)]
+        mds.unlink(func, PROG, TrampProgType.FEXIT)
         bed.kernel.rcu.settle()
         task.wake()
         if defects.resize_copies:
@@ -337,7 +339,7 @@ def test_what_can_not_be_claimed_is_refused(make_bed, flavour, what, message):
     mds = KfuncMds(bed.kernel, "padding")
     before = bed.kernel.machine.read(bed.functions[0] - 16, 64), bed.kernel.slab.objects
     with pytest.raises(KernelError, match=message) as refused:
-        mds.link_entries([MdEntry(bed.functions[1], 0), MdEntry(func, 0)], PROG, Kind.FENTRY)
+        mds.link_entries([MdEntry(bed.functions[1], 0), MdEntry(func, 0)], PROG, TrampProgType.FENTRY)
     assert refused.value.errno == 95
     assert (bed.kernel.machine.read(bed.functions[0] - 16, 64), bed.kernel.slab.objects) == before
     assert mds.memory["kfunc_md"] == 0

@@ -6,9 +6,11 @@ import pytest
 
 from emu.errors import GuestFault
 from emu.kernel.errors import KernelError
-from emu.vcpu import StopReason
-from trampoline.kfunc_md import BACKENDS, Entered, KfuncMds, LookupRegisters, SeedDefects, chain_report, hash_64
-from trampoline.kfunc_md.hash import lookup_instructions
+from emu.machine.vcpu import RunStopReason
+from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.kfunc_md.hash_64 import chain_report, hash_64, lookup_instructions
+from trampoline.kfunc_md.kfunc_mds import BACKENDS, KfuncMds
+from trampoline.kfunc_md.lookup import Entered, LookupRegisters
 
 NOT_FOUND = 0xDEAD
 RETURNED_TO = Entered("qword ptr [rsp - 8]", is_return_address=True)
@@ -155,7 +157,7 @@ def overtaken(bed, mds, func, step, change, *, checked=True):
     )
     task = bed.kernel.task("reader", code, 0, func)
     stop = bed.vcpu.run(task, preempt_after=step)
-    if stop.reason is StopReason.RETURNED:
+    if stop.reason is RunStopReason.RETURNED:
         return stop.value, False
     change()
     bed.kernel.rcu.settle()

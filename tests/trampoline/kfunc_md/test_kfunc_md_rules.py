@@ -8,18 +8,19 @@ from hypothesis import strategies as st
 
 from emu.events import GracePeriodOver
 from emu.kernel.errors import KernelError
+from emu.kernel.process_context import PointKind
 from emu.kernel.rcu import RcuFlavour
-from emu.process import PointKind
 from refusals import refused
-from trampoline.attach import Kind
-from trampoline.errors import TrampolineError
-from trampoline.kfunc_md import BACKENDS, KfuncMds, MdEntry, SeedDefects
-from trampoline.kfunc_md.hash import grown_bits, shrunk_bits
+from trampoline.bpf.errors import TrampolineError
+from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.kfunc_md.hash_64 import grown_bits, shrunk_bits
+from trampoline.kfunc_md.kfunc_mds import BACKENDS, KfuncMds, MdEntry
 from trampoline.kfunc_md.structs import kfunc_md, kfunc_md_array, kfunc_md_tramp_prog
+from trampoline.tramp_links import TrampProgType
 
 PROG = 0xFFFF888000100000
 PROGS = [PROG + 0x100 * i for i in range(4)]
-KINDS = (Kind.FENTRY, Kind.FEXIT, Kind.MODIFY_RETURN)
+KINDS = (TrampProgType.FENTRY, TrampProgType.FEXIT, TrampProgType.MODIFY_RETURN)
 BOTH = [SeedDefects(), SeedDefects.as_posted()]
 
 
@@ -104,27 +105,27 @@ def test_users_and_programs_are_counted(bed, backend, defects):
     func = bed.functions[1]
     assert mds.get(func) == 0
     refused(2, mds.put, func)
-    refused(2, mds.link, func, PROG, Kind.FENTRY)
+    refused(2, mds.link, func, PROG, TrampProgType.FENTRY)
     md = mds.create(func, 3)
     assert mds.create(func, 5) == mds.get(func) == mds.find(func) == md
     view = mds.md(func)
     assert (view.func, view.users, view.nr_args, view.bpf_prog_cnt, view.bpf_origin_call) == (func, 3, 3, 0, 0)
-    mds.link(func, PROGS[0], Kind.FENTRY, 7)
-    mds.link(func, PROGS[1], Kind.FENTRY)
+    mds.link(func, PROGS[0], TrampProgType.FENTRY, 7)
+    mds.link(func, PROGS[1], TrampProgType.FENTRY)
     assert view.bpf_origin_call == 0
-    mds.link(func, PROGS[0], Kind.FEXIT)
-    mds.link(func, PROGS[0], Kind.MODIFY_RETURN)
-    assert mds.programs(func, Kind.FENTRY) == [(PROGS[0], 7), (PROGS[1], 0)]
+    mds.link(func, PROGS[0], TrampProgType.FEXIT)
+    mds.link(func, PROGS[0], TrampProgType.MODIFY_RETURN)
+    assert mds.programs(func, TrampProgType.FENTRY) == [(PROGS[0], 7), (PROGS[1], 0)]
     assert (view.bpf_prog_cnt, view.bpf_origin_call) == (4, 1)
-    refused(17, mds.link, func, PROGS[1], Kind.FENTRY)
-    refused(22, mds.unlink, func, PROGS[1], Kind.FEXIT)
-    refused(22, mds.link, func, PROGS[1], Kind.FSESSION)
-    mds.unlink(func, PROGS[0], Kind.FEXIT)
+    refused(17, mds.link, func, PROGS[1], TrampProgType.FENTRY)
+    refused(22, mds.unlink, func, PROGS[1], TrampProgType.FEXIT)
+    refused(22, mds.link, func, PROGS[1], TrampProgType.FSESSION)
+    mds.unlink(func, PROGS[0], TrampProgType.FEXIT)
     assert view.bpf_origin_call == 1
-    mds.unlink(func, PROGS[0], Kind.MODIFY_RETURN)
+    mds.unlink(func, PROGS[0], TrampProgType.MODIFY_RETURN)
     assert (view.bpf_prog_cnt, view.bpf_origin_call) == (2, 0)
-    mds.unlink(func, PROGS[0], Kind.FENTRY)
-    mds.unlink(func, PROGS[1], Kind.FENTRY)
+    mds.unlink(func, PROGS[0], TrampProgType.FENTRY)
+    mds.unlink(func, PROGS[1], TrampProgType.FENTRY)
     for _ in range(3):
         assert mds.find(func) == md
         mds.put(func)
@@ -136,18 +137,18 @@ def test_refusals(bed):
     func = bed.functions[0]
     refused(95, mds.create, func, 13)
     mds.create(func, 12)
-    mds.link(func, PROGS[0], Kind.FENTRY)
+    mds.link(func, PROGS[0], TrampProgType.FENTRY)
     refused(16, mds.put, func)
     refused(2, mds.put, func, func)
-    mds.link(func, PROGS[1], Kind.FEXIT)
-    refused(7, mds.link, func, PROGS[2], Kind.FENTRY)
-    refused(17, mds.link_entries, [MdEntry(bed.functions[1], 0)] * 2, PROGS[2], Kind.FENTRY)
-    refused(7, mds.link_entries, [MdEntry(bed.functions[1], 0), MdEntry(func, 0)], PROGS[2], Kind.FENTRY)
+    mds.link(func, PROGS[1], TrampProgType.FEXIT)
+    refused(7, mds.link, func, PROGS[2], TrampProgType.FENTRY)
+    refused(17, mds.link_entries, [MdEntry(bed.functions[1], 0)] * 2, PROGS[2], TrampProgType.FENTRY)
+    refused(7, mds.link_entries, [MdEntry(bed.functions[1], 0), MdEntry(func, 0)], PROGS[2], TrampProgType.FENTRY)
     assert mds.find(bed.functions[1]) == 0
-    mds.link_entries([MdEntry(bed.functions[1], 0)], PROGS[2], Kind.FENTRY)
-    mds.link(bed.functions[1], PROGS[3], Kind.FENTRY)
+    mds.link_entries([MdEntry(bed.functions[1], 0)], PROGS[2], TrampProgType.FENTRY)
+    mds.link(bed.functions[1], PROGS[3], TrampProgType.FENTRY)
     before = state(bed, mds)
-    refused(16, mds.unlink_entries, [MdEntry(bed.functions[1], 0)], PROGS[2], Kind.FENTRY)
+    refused(16, mds.unlink_entries, [MdEntry(bed.functions[1], 0)], PROGS[2], TrampProgType.FENTRY)
     assert state(bed, mds) == before
     mds.md(func).users = 0xFFFF
     refused(75, mds.get, func)
@@ -164,7 +165,7 @@ def test_a_failure_anywhere_leaves_everything_as_it_was(make_bed, backend, refs,
     bed = make_bed(vcpus=2)
     mds = KfuncMds(bed.kernel, backend, refs=refs)
     entries = [MdEntry(func, 1) for func in bed.functions[:10]]
-    mds.link_entries(entries, PROGS[0], Kind.FENTRY)
+    mds.link_entries(entries, PROGS[0], TrampProgType.FENTRY)
     for func in bed.functions[20:24]:
         mds.create(func, 1)
     mds.create(bed.functions[24], 1)
@@ -172,8 +173,8 @@ def test_a_failure_anywhere_leaves_everything_as_it_was(make_bed, backend, refs,
     more = [MdEntry(func, 2) for func in bed.functions[5:16]]
     operations = {
         "create": lambda: mds.create(bed.functions[30], 1),
-        "link": lambda: mds.link(bed.functions[0], PROGS[1], Kind.FEXIT),
-        "link_entries": lambda: mds.link_entries(more, PROGS[1], Kind.MODIFY_RETURN),
+        "link": lambda: mds.link(bed.functions[0], PROGS[1], TrampProgType.FEXIT),
+        "link_entries": lambda: mds.link_entries(more, PROGS[1], TrampProgType.MODIFY_RETURN),
     }
     failures = 0
     for nth in range(1, 100):
@@ -230,7 +231,7 @@ def test_memory_is_accounted_to_the_byte(make_bed, backend, refs):
     slab, percpu = kernel.slab.used, kernel.percpu.used
     mds = KfuncMds(kernel, backend, refs=refs)
     entries = [MdEntry(func, 1) for func in bed.functions[:40]]
-    mds.link_entries(entries, PROG, Kind.FEXIT)
+    mds.link_entries(entries, PROG, TrampProgType.FEXIT)
     kernel.rcu.settle()
     memory = mds.memory
     own = memory["kfunc_md"] if backend != "hash" else 0
@@ -246,7 +247,7 @@ def test_memory_is_accounted_to_the_byte(make_bed, backend, refs):
         "flat": {"flat table": 4096},
     }
     assert memory.items() >= extra[backend].items()
-    mds.unlink_entries(entries, PROG, Kind.FEXIT)
+    mds.unlink_entries(entries, PROG, TrampProgType.FEXIT)
     kernel.rcu.settle()
     assert kernel.percpu.used == percpu
     # A shrunk table does not become the static one again.
@@ -258,11 +259,11 @@ def test_many_functions_take_one_resize_and_two_grace_periods(bed):
     tables = []
     bed.kernel.process.watchers.append(lambda point: tables.append(point) if point.kind is PointKind.PUBLISH else None)
     entries = [MdEntry(0xFFFFFFFF81800000 + 64 * i, 1) for i in range(1000)]
-    mds.link_entries(entries, PROG, Kind.FENTRY)
+    mds.link_entries(entries, PROG, TrampProgType.FENTRY)
     assert (len(tables), mds.backend.bits) == (1, 11)
     bed.kernel.rcu.settle()
     bed.kernel.events.clear()
-    mds.unlink_entries(entries, PROG, Kind.FENTRY)
+    mds.unlink_entries(entries, PROG, TrampProgType.FENTRY)
     bed.kernel.rcu.settle()
     assert (len(tables), mds.backend.bits) == (2, 4)
     periods = Counter(e.flavour for e in bed.kernel.events if isinstance(e, GracePeriodOver))
@@ -274,10 +275,10 @@ def test_unlinking_goes_on_where_the_posted_series_stops(bed):
     entries = [MdEntry(func, 0) for func in bed.functions[:4]]
     for defects in BOTH:
         mds = KfuncMds(bed.kernel, defects=defects)
-        mds.link_entries(entries, PROG, Kind.FENTRY)
-        mds.unlink(bed.functions[1], PROG, Kind.FENTRY)
-        refused(22, mds.unlink_entries, entries, PROG, Kind.FENTRY)
-        left = [len(mds.programs(entry.func, Kind.FENTRY)) for entry in entries]
+        mds.link_entries(entries, PROG, TrampProgType.FENTRY)
+        mds.unlink(bed.functions[1], PROG, TrampProgType.FENTRY)
+        refused(22, mds.unlink_entries, entries, PROG, TrampProgType.FENTRY)
+        left = [len(mds.programs(entry.func, TrampProgType.FENTRY)) for entry in entries]
         users = [mds.md(entry.func).users if mds.find(entry.func) else 0 for entry in entries]
         if defects.unlink_stops:
             # Defect 5: the rest stays linked and every reference is leaked.
@@ -290,7 +291,7 @@ def test_a_function_twice_leaks_in_the_posted_series(bed):
     entries = [MdEntry(bed.functions[0], 0), MdEntry(bed.functions[0], 0)]
     for defects in BOTH:
         mds = KfuncMds(bed.kernel, defects=defects)
-        refused(17, mds.link_entries, entries, PROG, Kind.FENTRY)
+        refused(17, mds.link_entries, entries, PROG, TrampProgType.FENTRY)
         assert bool(mds.find(bed.functions[0])) == defects.unlink_stops
 
 
@@ -299,7 +300,7 @@ def test_narrow_counters_wrap(bed):
     posted = KfuncMds(bed.kernel, defects=SeedDefects(narrow_counters=True))
     posted.create(func, 0)
     for number in range(256):
-        posted.link(func, PROG + number * 8, Kind.FENTRY)
+        posted.link(func, PROG + number * 8, TrampProgType.FENTRY)
     assert posted.md(func).bpf_prog_cnt == 0
     posted.md(func).users = 0xFFFF
     posted.get(func)
@@ -311,8 +312,8 @@ def test_narrow_counters_wrap(bed):
     repaired = KfuncMds(bed.kernel)
     repaired.create(func, 0)
     for number in range(38):
-        repaired.link(func, PROG + number * 8, Kind.FENTRY)
-    refused(7, repaired.link, func, PROG + 38 * 8, Kind.FENTRY)
+        repaired.link(func, PROG + number * 8, TrampProgType.FENTRY)
+    refused(7, repaired.link, func, PROG + 38 * 8, TrampProgType.FENTRY)
 
 
 STEPS = st.tuples(
@@ -427,7 +428,7 @@ def test_any_sequence_agrees_with_a_dict(make_bed, backend):
             view = mds.md(func)
             assert {kind: mds.programs(func, kind) for kind in KINDS} == lists
             assert (view.func, view.users, view.bpf_prog_cnt) == (func, users[0], sum(map(len, lists.values())))
-            assert view.bpf_origin_call == bool(lists[Kind.FEXIT] or lists[Kind.MODIFY_RETURN])
+            assert view.bpf_origin_call == bool(lists[TrampProgType.FEXIT] or lists[TrampProgType.MODIFY_RETURN])
         assert mds.memory["kfunc_md"] == 88 * len(model.mds)
         for func, (users, lists) in list(model.mds.items()):
             for kind in KINDS:

@@ -4,18 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from emu.kernel.balance import unbalanced, written_since
-from emu.kernel.functions import AssemblyFunctions, Function
+from emu.kernel.counter_balance import unbalanced, written_since
 from emu.kernel.routines.routine import Fragment
-from emu.structs import PERCPU, percpu_ref, rq, srcu_ctr, task_struct
+from emu.kernel.structs import PERCPU, percpu_ref, rq, srcu_ctr, task_struct
+from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from trampoline.bpf.uapi import AttachType
-from trampoline.flavour import FLAVOURS
-from trampoline.mutants.patch import applied, replace
+from trampoline.rules import FLAVOURS
 from trampoline.testing import booted_kernels
-from trampoline.testing.functions import Prototype
-from trampoline.testing.holdings import Holdings
-from trampoline.testing.kernels import Variant
-from trampoline.testing.reference import Program
+from trampoline.testing.kernel_pool import Variant
+from trampoline.testing.leak_check import Holdings
+from trampoline.testing.reference_model import ModelProgram
+from trampoline.testing.traced_functions import Prototype
+from trampoline.tools.mutants.patch import applied, replace
 
 VARIANT = Variant("7.2", "none")
 NESTING = task_struct.offset("trc_reader_nesting")
@@ -40,22 +40,30 @@ def attach(watched, program, name, *, sleepable=False):
 @pytest.mark.parametrize(
     ("path", "new", "field"),
     [
-        ("trampoline.callees.prog.rcu_read_lock_trace", lambda config, label: Fragment(""), "trc_reader_nesting"),
-        ("trampoline.callees.prog._no_migrate", lambda config, form: config.dont_migrate, "migration_disabled"),
+        (
+            "trampoline.callees.prog_enter_exit.rcu_read_lock_trace",
+            lambda config, label: Fragment(""),
+            "trc_reader_nesting",
+        ),
+        (
+            "trampoline.callees.prog_enter_exit._no_migrate",
+            lambda config, form: config.dont_migrate,
+            "migration_disabled",
+        ),
     ],
     ids=["section", "pin"],
 )
 def test_a_program_that_runs_outside_is_seen(path, new, field):
     with applied(replace(path, new)), booted_kernels("per-function") as kernels:
         watched = kernels.take(FLAVOURS["7.2"], VARIANT)
-        attach(watched, Program(1, AttachType.TRACE_FENTRY), "tramplab_inner", sleepable=True)
+        attach(watched, ModelProgram(1, AttachType.TRACE_FENTRY), "tramplab_inner", sleepable=True)
         with pytest.raises(AssertionError, match=f"runs with {field} 0x0, not 1"):
             watched.call("tramplab_inner", (1,))
 
 
 def test_an_inner_section_that_ends_the_outer_one_is_seen(watched):
-    attach(watched, Program(1, AttachType.TRACE_FENTRY, calls="tramplab_inner"), "tramplab_outer", sleepable=True)
-    _, link = attach(watched, Program(2, AttachType.TRACE_FENTRY), "tramplab_inner", sleepable=True)
+    attach(watched, ModelProgram(1, AttachType.TRACE_FENTRY, calls="tramplab_inner"), "tramplab_outer", sleepable=True)
+    _, link = attach(watched, ModelProgram(2, AttachType.TRACE_FENTRY), "tramplab_inner", sleepable=True)
     assert len(watched.call("tramplab_outer", (1,))[0]) == 6
     assert not list(unbalanced(watched.lab.kernel))
     link.detach()
@@ -74,7 +82,7 @@ def test_an_inner_section_that_ends_the_outer_one_is_seen(watched):
 
 def test_counts_without_a_task_are_seen(watched):
     kernel = watched.lab.kernel
-    attach(watched, Program(1, AttachType.TRACE_FEXIT), "tramplab_inner")
+    attach(watched, ModelProgram(1, AttachType.TRACE_FEXIT), "tramplab_inner")
     watched.call("tramplab_inner", (1,))
     assert not list(unbalanced(kernel))
     pinned = PERCPU.offset("runqueues") + rq.offset("nr_pinned")
@@ -96,7 +104,7 @@ def test_counts_without_a_task_are_seen(watched):
 
 def test_a_count_in_memory_that_was_freed_is_seen(watched):
     kernel = watched.lab.kernel
-    prog, link = attach(watched, Program(1, AttachType.TRACE_FEXIT), "tramplab_inner")
+    prog, link = attach(watched, ModelProgram(1, AttachType.TRACE_FEXIT), "tramplab_inner")
     link.detach()
     watched.lab.unload(prog)
     assert watched.counters == {prog.active}
@@ -124,7 +132,7 @@ def test_rubbish_lies_on_the_stack(watched):
 
 def test_a_site_that_stays_is_left_over(watched):
     before = Holdings.of(watched.lab)
-    body = Function("of_some_module", "ret", "int of_some_module(void)")
+    body = FunctionText("of_some_module", "ret", "int of_some_module(void)")
     watched.lab.kernel.load_module("some_module", AssemblyFunctions((body,), module="some_module"))
     site = watched.lab.kernel.function("some_module:of_some_module").site
     assert f"sites: [] before, [{site}] after" in before.difference(Holdings.of(watched.lab))

@@ -1,24 +1,24 @@
 """The state machine: every design keeps what its documents say, and one that does not is found out."""
 
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from emu.kernel.ftrace import FtraceOpsFlag
-from emu.kernel.ftrace.tracer import FunctionTracer
-from emu.kernel.text_poke import VECTOR_SIZE, TextPoke
+from emu.kernel.ftrace.ops import FtraceOpsFlag
+from emu.kernel.ftrace.registration import FunctionTracer
+from emu.kernel.text.text_poke import VECTOR_SIZE, TextPoke
+from paths import ROOT
+from trampoline.bpf.errors import TrampolineError
+from trampoline.bpf.prog import BpfPrograms
 from trampoline.bpf.uapi import AttachType
-from trampoline.bpf_trampoline import BpfTrampoline
-from trampoline.errors import TrampolineError
-from trampoline.flavour import FLAVOURS
-from trampoline.prog import BpfPrograms
-from trampoline.testing import TRAITS, Order, Traits, booted_kernels, functions, lab_machine, run_sequences
-from trampoline.testing.kernels import Variant
-from trampoline.testing.reference import Original, Program, Ran, Reference, Tracer
+from trampoline.rules import FLAVOURS
+from trampoline.testing import TRAITS, Order, Traits, booted_kernels, lab_machine, run_sequences, traced_functions
+from trampoline.testing.kernel_pool import Variant
+from trampoline.testing.reference_model import ModelProgram, Original, ProgramRun, Reference, Tracer
 from trampoline.testing.strategies import prototypes
+from trampoline.update.bpf_trampoline import BpfTrampoline
 
 FEW = settings(
     max_examples=5,
@@ -31,7 +31,7 @@ FEW = settings(
 )
 
 
-@pytest.mark.parametrize("design", [design for design in TRAITS if design != "seed-v2"])
+@pytest.mark.parametrize("design", [design for design in TRAITS if design != "tracing-multi-v2"])
 def test_designs_keep_what_is_documented(design):
     found = run_sequences(design, seed_number=1, examples=5, steps=20)
     assert found.failure is None, found.failure.program
@@ -40,7 +40,7 @@ def test_designs_keep_what_is_documented(design):
 
 
 def test_the_defects_of_the_posted_series_are_found():
-    found = run_sequences("seed-v2", examples=60, steps=20)
+    found = run_sequences("tracing-multi-v2", examples=60, steps=20)
     assert found.failure is not None
 
 
@@ -82,7 +82,7 @@ def test_an_own_design_needs_traits():
 
 
 def test_what_the_documentation_shows_runs():
-    text = (Path(__file__).parent.parent.parent.parent / "docs" / "sequences.md").read_text()
+    text = (ROOT / "docs" / "sequences.md").read_text()
     for code in re.findall(r"```python\n(.*?)```", text, re.S):
         exec(compile(code.replace("max_examples=5", "max_examples=2"), "sequences.md", "exec"), {})
 
@@ -114,7 +114,7 @@ def attach(watched, program, name, **options):
 
 
 def test_a_register_that_is_not_the_callers_any_more_is_seen(monkeypatch):
-    monkeypatch.setattr(functions, "_MAY_CHANGE", (*functions._MAY_CHANGE, "r12d"))
+    monkeypatch.setattr(traced_functions, "_MAY_CHANGE", (*traced_functions._MAY_CHANGE, "r12d"))
     with booted_kernels("per-function") as kernels:
         watched = kernels.take(FLAVOURS["6.12"], Variant("6.12"))
         with pytest.raises(AssertionError, match="tramplab_inner changed r12"):
@@ -126,7 +126,7 @@ def test_a_kernel_that_is_taken_again_is_as_booted(watched):
         variant = Variant("6.12")
         first = kernels.take(FLAVOURS["6.12"], variant)
         before = first.lab.kernel.machine.read(first.lab.kernel.layout.text, 1 << 16)
-        attach(first, Program(1, AttachType.TRACE_FEXIT), "tramplab_inner")
+        attach(first, ModelProgram(1, AttachType.TRACE_FEXIT), "tramplab_inner")
         assert first.call("tramplab_inner", (1,))[0]
         assert first.lab.kernel.machine.read(first.lab.kernel.layout.text, 1 << 16) != before
         again = kernels.take(FLAVOURS["6.12"], variant)
@@ -138,20 +138,20 @@ def test_a_kernel_that_is_taken_again_is_as_booted(watched):
 
 
 def test_a_program_sees_its_own_context_behind_a_nested_call(watched):
-    attach(watched, Program(1, AttachType.TRACE_FENTRY, calls="tramplab_inner"), "tramplab_outer")
-    attach(watched, Program(2, AttachType.TRACE_FEXIT), "tramplab_inner")
+    attach(watched, ModelProgram(1, AttachType.TRACE_FENTRY, calls="tramplab_inner"), "tramplab_outer")
+    attach(watched, ModelProgram(2, AttachType.TRACE_FEXIT), "tramplab_inner")
     happened, value = watched.call("tramplab_outer", (5,))
-    assert [one.program for one in happened if isinstance(one, Ran)] == [1, 2, 2]
+    assert [one.program for one in happened if isinstance(one, ProgramRun)] == [1, 2, 2]
     assert value == 6
     assert watched.counted() == {1: (0, 0), 2: (0, 0)}
 
 
 def test_a_program_sleeps_as_often_as_it_says(watched):
-    program = Program(1, AttachType.TRACE_FENTRY, sleeps=2)
+    program = ModelProgram(1, AttachType.TRACE_FENTRY, sleeps=2)
     attach(watched, program, "tramplab_inner")
     watched.sleeps_in = lambda program, function: program.sleeps > 0
     happened, task = watched.start("tramplab_inner", (5,), cpu=0)
-    assert [type(one) for one in happened] == [Ran]
+    assert [type(one) for one in happened] == [ProgramRun]
     assert watched.wake(task, 0) == []
     assert watched.wake(task, 0) == [Original("tramplab_inner")]
     assert watched.end(task) == 5
@@ -159,7 +159,7 @@ def test_a_program_sleeps_as_often_as_it_says(watched):
 
 @pytest.mark.parametrize("clock", [0, 1, 2])
 def test_runs_are_counted_from_a_clock_of_two_on(watched, clock):
-    attach(watched, program := Program(1, AttachType.TRACE_FENTRY), "tramplab_inner")
+    attach(watched, program := ModelProgram(1, AttachType.TRACE_FENTRY), "tramplab_inner")
     reference = Reference(Traits(), FLAVOURS["6.12"], list(watched.functions.values()))
     reference.attach(program, ("tramplab_inner",), (7,), multi=False)
     reference.time(on=True)
@@ -173,7 +173,7 @@ def test_runs_are_counted_from_a_clock_of_two_on(watched, clock):
 
 @pytest.mark.parametrize(("on", "off"), [(True, False), (False, True)], ids=["comes-on", "goes-off"])
 def test_a_run_in_which_statistics_change_is_not_counted(watched, on, off):
-    attach(watched, program := Program(1, AttachType.TRACE_FENTRY, sleeps=1), "tramplab_inner")
+    attach(watched, program := ModelProgram(1, AttachType.TRACE_FENTRY, sleeps=1), "tramplab_inner")
     reference = Reference(Traits(), FLAVOURS["6.12"], list(watched.functions.values()))
     reference.attach(program, ("tramplab_inner",), (7,), multi=False)
     watched.sleeps_in = reference.sleeps_in

@@ -1,0 +1,360 @@
+"""A kernel at a position on the line of time, and how to get to others."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from emu.debug.action_log import Timeline
+from emu.debug.actions import (
+    Adopt,
+    Begin,
+    CallAgain,
+    EndGracePeriod,
+    Go,
+    Move,
+    PlaceTask,
+    Preempt,
+    Resume,
+    SetRegister,
+    Wake,
+    WriteMemory,
+)
+from emu.debug.errors import DebugError
+from emu.debug.steps import KernelThreads, StepsMade
+from emu.debug.threads import OperationThread, TaskThread, Thread
+from emu.errors import GuestFault
+from emu.events import Event
+from emu.kernel.checkpoint import Checkpoint
+from emu.kernel.kernel import Kernel
+from emu.machine.engine import Exit
+from emu.machine.faults import INT3
+from emu.machine.paging import NX
+from emu.machine.registers import SAVED
+from emu.machine.snapshot import Snapshot
+from emu.machine.task import TaskState
+from emu.machine.vcpu import Vcpu
+
+SPACING = 4000
+"""Moves between two checkpoints, at first: what going back makes again."""
+MOST_CHECKPOINTS = 128
+"""Beyond these every second one is dropped, and the distance between new ones doubled."""
+
+
+@dataclass(slots=True)
+class _Quick:
+    """A task that has just made a single step at the end of the line, and stands at ``rip``: it may well make another
+    one. ``due``: where the next checkpoint is to be.
+    """
+
+    thread: TaskThread
+    vcpu: Vcpu
+    rip: int
+    due: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    position: int
+    snapshot: Snapshot
+    python: Checkpoint
+    threads: tuple[tuple[Thread, object], ...]
+    trapped: frozenset[int]
+
+
+class ActionHistory(KernelThreads):
+    """Moves and checkpoints of one kernel. ``roots``: Python objects beside the kernel that moves change.
+
+    ``restored``: what no checkpoint can hold is brought back to the start by it; there are none but the first then.
+    """
+
+    def __init__(
+        self, kernel: Kernel, roots: Iterable[object], restored: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(kernel)
+        self._restored = restored
+        self._roots = list(roots)
+        self.timeline = Timeline()
+        self.events: list[tuple[int, Event]] = []
+        """Of the whole line, each with the position behind the move in which it happened."""
+        self._quick: _Quick | None = None
+        self._outside = kernel.machine.host_calls.return_address
+        self._spacing = SPACING
+        self._kept: list[_Kept] = []
+        self._keep()
+
+    # Making moves ---------------------------------------------------------------------------------------------------
+
+    def make(self, move: Move) -> None:
+        """Make a move that is no step, for the first time. What it raises leaves everything as it was."""
+        self._quick = None
+        self._fresh, self._is_first_time = [], True
+        self._running, self._made = None, 1
+        try:
+            self._perform(move)
+        except Exception:
+            self._go_back_to(self.position)
+            raise
+        finally:
+            self._is_first_time = False
+        self._note(move, 1)
+        if isinstance(move, Begin) and isinstance(move.thread, OperationThread):
+            # What nobody could reach until now has not been changed since the start.
+            for python in {id(kept.python): kept.python for kept in self._kept}.values():
+                python.extend(move.thread.roots())
+
+    def quick_step(self, thread: Thread | None) -> bool:
+        """One step of a thread in the ordinary case: where the last thing that happened was one, and where it turns
+        out to be an instruction like any other. False: nothing was done.
+        """
+        quick = self._quick
+        if quick is None or quick.thread is not thread or self.position >= quick.due:
+            return False
+        vcpu = quick.vcpu
+        vcpu.engine.limit(1)
+        reached, rip = vcpu.execute(quick.rip)
+        if reached is Exit.LIMIT:
+            quick.rip = rip
+            self.position += 1
+            self.timeline.again()
+            if rip == self._outside:
+                self._quick = None
+                self._end_task(vcpu)
+            return True
+        self._quick = None
+        if reached is Exit.HALT or (reached is Exit.INTERRUPT and vcpu.engine.interrupt_number == INT3):
+            # These do nothing but end the run: they are made again, and answered.
+            vcpu.regs.rip = rip - 1
+        elif reached is not Exit.TICK:
+            vcpu.forget_exception()
+            if rip != quick.rip:
+                # What it leads to can't be fetched; it itself was executed.
+                self.position += 1
+                self.timeline.again()
+                return True
+        return False
+
+    def be_quick(self, thread: Thread) -> None:
+        """A thread has made a single step: let ``quick_step`` make the next one, where that can be."""
+        vcpu = self.vcpu_of(thread)
+        if vcpu is None or vcpu.index in self._trapped:
+            return
+        if self.position == self.timeline.end and isinstance(thread, TaskThread):
+            self._quick = _Quick(thread, vcpu, vcpu.regs.rip, self._due)
+
+    def go(self, thread: Thread, steps: int) -> StepsMade:
+        """Let a thread make so many steps at most, for the first time; fewer where a mark, an event, or what is watched
+        says so, and where a checkpoint is due.
+        """
+        self._quick = None
+        if isinstance(thread, OperationThread) and thread.control is None and self._kept[-1].position != self.position:
+            self._keep()
+        steps = min(steps, max(self._due - self.position, 1))
+        self._fresh, self._is_first_time = [], True
+        try:
+            ran = self._go(thread, steps)
+        finally:
+            self._is_first_time = False
+        if ran.steps:
+            self._note(Go(thread), ran.steps)
+        if ran.error is not None:
+            ran = self._undo_fault(thread, ran, ran.error)
+        elif self.position >= self._due:
+            self._keep()
+        return ran
+
+    def _note(self, move: Move, count: int) -> None:
+        new = self.timeline.add(self.position, move, count)
+        if new is not None:
+            while self.events and self.events[-1][0] > new:
+                self.events.pop()
+            while self._kept[-1].position > new:
+                self._kept.pop()
+            self.events += [found for found in self._fresh if found[0] > new]
+        self.position += count
+
+    def _undo_fault(self, thread: Thread, ran: StepsMade, error: Exception) -> StepsMade:
+        """Back to the state before the step that faulted."""
+        self._go_back_to(self.position)
+        if isinstance(error, GuestFault) and isinstance(thread, TaskThread) and error.rip != self.register(thread):
+            # The engine stopped before it counted the instruction in front.
+            with suppress(Exception):
+                if self._go(thread, 1).error is None:
+                    self._fresh = []
+                    self._note(Go(thread), 1)
+                    return StepsMade(ran.steps + 1, error)
+            self._go_back_to(self.position)
+        return ran
+
+    def _perform(self, move: Move) -> None:
+        """A move that is no step."""
+        machine = self.kernel.machine
+        self._python = None
+        if isinstance(move, EndGracePeriod):
+            move.choose()
+        if isinstance(move, Begin | EndGracePeriod):
+            thread: Thread = move.thread
+            if isinstance(thread, TaskThread):
+                thread.task, thread.cpu = thread.make_task(self.kernel), thread.first_cpu
+                vcpu = machine.vcpus[thread.first_cpu]
+                if vcpu.task is vcpu.idle and thread.task.entry is not None:
+                    vcpu.switch_to(thread.task)
+            elif isinstance(thread, OperationThread):
+                thread.begin()
+            self.threads.append(thread)
+        elif isinstance(move, WriteMemory):
+            self._write(move.address, move.data)
+        elif isinstance(move, Adopt):
+            vcpu = machine.vcpus[move.cpu]
+            if move.address is None:
+                vcpu.serialize()
+            else:
+                vcpu.see_new(move.address)
+        elif isinstance(move, SetRegister):
+            self._set_register(move)
+        elif isinstance(move, Preempt):
+            self._preempt(move.thread)
+        elif isinstance(move, Wake):
+            assert move.thread.task is not None
+            move.thread.task.wake()
+        elif isinstance(move, PlaceTask):
+            move.thread.cpu = move.cpu
+        elif isinstance(move, Resume):
+            assert move.thread.task is not None
+            assert move.thread.cpu is not None
+            machine.vcpus[move.thread.cpu].switch_to(move.thread.task)
+        elif isinstance(move, CallAgain):
+            self._call_again(move)
+        else:
+            raise AssertionError(move)
+
+    def _call_again(self, move: CallAgain) -> None:
+        task, vcpu = move.thread.task, self.kernel.machine.vcpus[move.cpu]
+        assert task is not None
+        if vcpu.task is not vcpu.idle:
+            raise DebugError(f"cpu {move.cpu} runs {vcpu.task.name}")
+        task.state, task.entry, task.in_kernel = TaskState.RUNNABLE, (move.function, move.args), False
+        for position, value in move.registers:
+            task.registers[position] = value
+        move.thread.cpu = move.cpu
+        vcpu.switch_to(task)
+
+    def _preempt(self, thread: TaskThread) -> None:
+        vcpu = self.vcpu_of(thread)
+        if vcpu is None:
+            raise DebugError(f"{thread.name} is on no cpu")
+        if vcpu.index in self._trapped:
+            raise DebugError(f"{thread.name} is on the way from an int3 to its entry: interrupts are off")
+        vcpu.yield_task()
+        self._note_quiescence()
+
+    def _write(self, address: int, data: bytes) -> None:
+        machine = self.kernel.machine
+        entry = machine.page_entry(address)
+        if not entry or entry & NX:
+            machine.write(address, data)
+            return
+        pending = [bool(vcpu.view.pending) for vcpu in machine.vcpus]
+        machine.write_text(address, data)
+        for vcpu, others in zip(machine.vcpus, pending, strict=True):
+            if others:
+                vcpu.see_new(address)
+            else:
+                vcpu.serialize()
+
+    def _set_register(self, move: SetRegister) -> None:
+        vcpu, task = self.vcpu_of(move.thread), move.thread.task
+        if vcpu is not None:
+            if move.name == "gs_base":
+                vcpu.gs_base = move.value
+            else:
+                setattr(vcpu.regs, move.name, move.value)
+        elif task is not None:
+            task.registers[SAVED.index(move.name)] = move.value
+
+    # Time -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _due(self) -> int:
+        """Where the next checkpoint is to be."""
+        at = bisect_right(self._kept, self.position, key=lambda kept: kept.position) - 1
+        return self._kept[at].position + self._spacing
+
+    def _keep(self) -> None:
+        """Take a checkpoint, unless an operation is under way."""
+        if self._kept and self._restored is not None:
+            return
+        if any(isinstance(thread, OperationThread) and thread.is_under_way for thread in self.threads):
+            return
+        at = bisect_right(self._kept, self.position, key=lambda kept: kept.position)
+        if at and self._kept[at - 1].position == self.position:
+            return
+        machine = self.kernel.machine
+        if self._python is None:
+            operations = [thread for thread in self.threads if isinstance(thread, OperationThread)]
+            roots = [self.kernel, machine.host_calls, machine.on_int3, machine.on_fault, *self._roots]
+            roots += [thing for thread in operations for thing in thread.roots()]
+            self._python = Checkpoint(roots, [machine, *machine.vcpus, *machine.tasks, self, *self._own()])
+        threads = tuple((thread, thread.capture()) for thread in self.threads)
+        self._kept.insert(at, _Kept(self.position, machine.snapshot(), self._python, threads, frozenset(self._trapped)))
+        if len(self._kept) > MOST_CHECKPOINTS:
+            del self._kept[1::2]
+            self._spacing *= 2
+
+    def _own(self) -> list[object]:
+        return [self.timeline, self.threads, self.events, self.marks, self._watches, self.stops_at_events]
+
+    def checkpoint_before(self, position: int) -> int:
+        """The position of the last checkpoint at or before a position."""
+        return self._kept[bisect_right(self._kept, position, key=lambda kept: kept.position) - 1].position
+
+    def goto(self, position: int) -> None:
+        """The state at a position of the line."""
+        if not 0 <= position <= self.timeline.end:
+            raise DebugError(f"no position {position}: there are 0 to {self.timeline.end}")
+        if position < self.position or self.checkpoint_before(position) > self.position:
+            self._go_back_to(position)
+        else:
+            self._follow(position)
+
+    def _go_back_to(self, position: int) -> None:
+        self._restore(self._kept[bisect_right(self._kept, position, key=lambda kept: kept.position) - 1])
+        self._follow(position)
+
+    def _restore(self, kept: _Kept) -> None:
+        self._quick = None
+        for thread in self.threads:
+            if isinstance(thread, OperationThread):
+                thread.abandon()
+        self.kernel.machine.restore(kept.snapshot)
+        kept.python.restore()
+        if self._restored is not None:
+            self._restored()
+        self._python = kept.python
+        self.threads[:] = [thread for thread, _ in kept.threads]
+        for thread, record in kept.threads:
+            thread.restore(record)
+        self._trapped = set(kept.trapped)
+        self.position = kept.position
+
+    def _follow(self, position: int) -> None:
+        """Make the moves of the line again, up to a position; nothing ends a run early."""
+        while self.position < position:
+            self.repeat(position)
+
+    def repeat(self, position: int) -> StepsMade:
+        """Make the next moves of the line again: one, or steps of one thread, up to a position."""
+        self._quick = None
+        move, times = self.timeline.at(self.position)
+        if not isinstance(move, Go):
+            self._perform(move)
+            self.position += 1
+            return StepsMade(1)
+        steps = min(times, position - self.position, max(self._due - self.position, 1))
+        ran = self._go(move.thread, steps)
+        if ran.error is not None or ran.steps == 0:
+            raise DebugError(f"position {self.position} can't be reached again: {ran.error or ran.blocked}")
+        self.position += ran.steps
+        if self.position >= self._due:
+            self._keep()
+        return ran

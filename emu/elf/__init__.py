@@ -1,0 +1,1 @@
+"""ELF files: a reader of sections, symbols and relocations, and a writer."""

@@ -1,0 +1,1 @@
+"""Memory allocators: slab objects and executable memory."""

@@ -1,0 +1,1 @@
+"""Kernel modules: objects from other compilers, loaded and relocated."""

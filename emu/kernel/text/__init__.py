@@ -1,0 +1,1 @@
+"""Kernel text: functions, entries, symbols, patching by text_poke."""

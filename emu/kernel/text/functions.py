@@ -1,0 +1,134 @@
+"""Where the functions of a kernel come from, and how they are laid out as text.
+
+``FunctionSource`` is what the kernel builds from; the synthetic functions, the user's assembly and compiled objects are
+its implementations, and nothing else assumes that we made the text.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from asm import Image, assemble
+from asm.encodings import NOPS
+from emu.kernel.text.entry import EntryLayout
+
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionText:
+    """A function as assembly text, without its entry (endbr64 and patch site come from the flavour).
+
+    ``prototype`` is its C declaration, what BTF knows of it. ``sealed``: its address is never taken, so that the kernel
+    overwrote its endbr64. ``endbr`` is False where the compiler made none (a static whose address nobody takes): then
+    the site is at +0. ``address``: where it must stand, or None for the next free place.
+    """
+
+    name: str
+    body: str
+    prototype: str = ""
+    traceable: bool = True
+    sealed: bool = False
+    endbr: bool = True
+    address: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedFunction:
+    """A function in guest memory; ``site`` is the address of its patch site, or None.
+
+    ``btf_id`` is its type id in the kernel's BTF, 0 where that is not known.
+    """
+
+    name: str
+    address: int
+    size: int
+    site: int | None
+    prototype: str
+    image: Image
+    module: str = ""
+    btf_id: int = 0
+
+
+class FunctionSource(Protocol):
+    """Functions to be placed into a text section."""
+
+    def place(self, start: int, entry: EntryLayout, symbols: Mapping[str, int]) -> list[PlacedFunction]:
+        """Lay the functions out from ``start`` on; ``symbols`` are those that exist outside."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblyFunctions:
+    """Functions given as assembly text; they may call each other and every symbol of the kernel."""
+
+    functions: tuple[FunctionText, ...]
+    module: str = ""
+    constants: Mapping[str, int] = field(default_factory=dict)
+
+    def place(self, start: int, entry: EntryLayout, symbols: Mapping[str, int]) -> list[PlacedFunction]:
+        """Lay them out one behind the other, 16-byte aligned, with the flavour's padding in front of traceable ones.
+
+        Raises asm.AsmError for a body that can't be assembled.
+        """
+        constants = dict(self.constants)
+        # Sizes do not depend on where a callee stands (calls and jumps out of an image take rel32), so one guess is
+        # enough.
+        guess = constants | {function.name: start for function in self.functions}
+        placed = self._lay_out(start, entry, _Overlay(guess, symbols))
+        known = constants | {function.name: function.address for function in placed}
+        return self._lay_out(start, entry, _Overlay(known, symbols))
+
+    def _lay_out(self, start: int, entry: EntryLayout, symbols: Mapping[str, int]) -> list[PlacedFunction]:
+        placed: list[PlacedFunction] = []
+        at = start
+        for function in self.functions:
+            address = function.address
+            if address is None:
+                at += entry.padding if function.traceable else 0
+                address = at = (at + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+            image = self._assemble(function, address, entry, symbols)
+            offset = entry.site_offset if function.endbr else 0
+            site = address + offset if function.traceable else None
+            placed.append(
+                PlacedFunction(function.name, address, len(image), site, function.prototype, image, self.module)
+            )
+            if function.address is None:
+                at += len(image)
+        return placed
+
+    @staticmethod
+    def _assemble(function: FunctionText, address: int, entry: EntryLayout, symbols: Mapping[str, int]) -> Image:
+        head = ""
+        if function.traceable:
+            if entry.endbr and function.endbr:
+                head = f".byte {', '.join(map(hex, entry.sealed))}\n" if function.sealed else "endbr64\n"
+            head += "nop5 ; patch site\n"
+        return assemble(head + function.body, address, symbols, name=function.name)
+
+
+class _Overlay(Mapping[str, int]):
+    """A few names in front of many, which are not copied."""
+
+    def __init__(self, front: dict[str, int], back: Mapping[str, int]) -> None:
+        self._front, self._back = front, back
+
+    def __getitem__(self, name: str) -> int:
+        found = self._front.get(name)
+        return self._back[name] if found is None else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._back, **self._front})
+
+    def __len__(self) -> int:
+        return len({**self._back, **self._front})
+
+
+def padding_bytes(size: int) -> bytes:
+    """What stands in front of a traceable function (CONFIG_CALL_PADDING): one-byte nops."""
+    return NOPS[1] * size
+
+
+def symbols_of(functions: Iterable[PlacedFunction]) -> dict[str, int]:
+    """Names and addresses."""
+    return {function.name: function.address for function in functions}

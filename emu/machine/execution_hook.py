@@ -1,0 +1,29 @@
+"""Being told when a vCPU reaches an address, without touching guest text."""
+
+from collections.abc import Callable, Iterable
+
+from unicorn import unicorn_const
+
+from emu.machine.vcpu import Vcpu
+
+
+def watch_execution(vcpu: Vcpu, addresses: Iterable[int], reached: Callable[[int], None]) -> Callable[[], None]:
+    """Call ``reached`` with the address each time one of ``addresses`` is about to be executed; what is returned ends
+    that.
+
+    Runs between the call and the end are slower: the engine calls out at each of the addresses.
+    """
+    uc = vcpu.uc
+    watched = sorted(set(addresses))
+    hooks = [
+        uc.hook_add(unicorn_const.UC_HOOK_CODE, lambda _uc, address, _size, _data: reached(address), begin=at, end=at)
+        for at in watched
+    ]
+    for at in watched:
+        vcpu.text_changed(at, at + 1)
+
+    def end() -> None:
+        for hook in hooks:
+            uc.hook_del(hook)
+
+    return end

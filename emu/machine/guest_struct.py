@@ -1,0 +1,271 @@
+"""Guest structures, each declared once: assembly text names their fields, Python reads and writes through the same.
+
+A declaration gives a structure's size and the offset of every field that somebody uses. From it come
+
+- symbols for assembly text: ``mov rax, qword ptr [rdi + percpu_ref.data]`` (``Struct.asm_symbols``),
+- a view for Python: ``percpu_ref.view(memory, address).data`` (``Struct.view``).
+
+The structures of the machine and of the kernel proper are in ``emu.kernel.structs``, those of BPF in
+``trampoline.bpf.structs``.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from emu.errors import EmuError
+
+
+class GuestMemory(Protocol):
+    """What a view needs of a machine: guest virtual addresses, bytes."""
+
+    def read(self, address: int, size: int) -> bytes:
+        """``size`` bytes at a guest address."""
+        ...
+
+    def write(self, address: int, data: bytes) -> None:
+        """Put bytes at a guest address."""
+        ...
+
+
+class StructError(EmuError):
+    """A declaration that contradicts itself, or a value that does not fit into its field."""
+
+
+class NoFieldError(StructError, AttributeError):
+    """A field that the structure does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class StructField:
+    """One field: ``count`` elements of ``size`` bytes at ``offset``; an array when ``count`` is not None.
+
+    An element is an unsigned (or ``signed``) little-endian integer, raw ``bytes``, or an embedded structure.
+    """
+
+    offset: int
+    size: int
+    count: int | None = None
+    signed: bool = False
+    raw: bool = False
+    struct: "Struct | None" = None
+
+    @property
+    def span(self) -> int:
+        """Bytes from the first to the last element."""
+        return self.size * (1 if self.count is None else self.count)
+
+    def array(self, count: int) -> "StructField":
+        """The same field as an array of ``count`` elements."""
+        return StructField(self.offset, self.size, count, self.signed, self.raw, self.struct)
+
+
+def u8(offset: int) -> StructField:
+    """An unsigned byte, a bool."""
+    return StructField(offset, 1)
+
+
+def u16(offset: int) -> StructField:
+    """An unsigned short."""
+    return StructField(offset, 2)
+
+
+def u32(offset: int) -> StructField:
+    """An unsigned int, an enum."""
+    return StructField(offset, 4)
+
+
+def s32(offset: int) -> StructField:
+    """A signed int."""
+    return StructField(offset, 4, signed=True)
+
+
+def u64(offset: int) -> StructField:
+    """An unsigned long, a pointer."""
+    return StructField(offset, 8)
+
+
+def raw(offset: int, size: int) -> StructField:
+    """Bytes that nobody counts with: a name, a tag."""
+    return StructField(offset, size, raw=True)
+
+
+def embedded(offset: int, struct: "Struct") -> StructField:
+    """A structure inside the structure."""
+    return StructField(offset, struct.size, struct=struct)
+
+
+class Struct:
+    """One guest structure: its name (the kernel's), its size in bytes and its fields.
+
+    A field may also be given as ``(offset, size)``: an unsigned integer. Raises StructError when fields overlap or lie
+    outside, or when a name would hide a method of the view.
+    """
+
+    def __init__(self, name: str, *, size: int, fields: Mapping[str, StructField | tuple[int, int]]) -> None:
+        self.name = name
+        self.size = size
+        self.fields = {key: StructField(*field) if isinstance(field, tuple) else field for key, field in fields.items()}
+        end, last = 0, ""
+        for key, field in sorted(self.fields.items(), key=lambda item: item[1].offset):
+            if field.offset < 0 or field.offset + field.span > size:
+                raise StructError(f"{name}.{key}: {field.offset:#x}+{field.span:#x} is outside of {size:#x} bytes")
+            if field.offset < end:
+                raise StructError(f"{name}.{key} at {field.offset:#x} overlaps {name}.{last}")
+            if hasattr(StructView, key):
+                raise StructError(f"{name}.{key}: a view has a member of this name")
+            end, last = field.offset + field.span, key
+
+    def __repr__(self) -> str:
+        return f"<Struct {self.name} of {self.size:#x} bytes>"
+
+    def field(self, path: str) -> StructField:
+        """The field at a path (``"pcref.data"``) with its offset from the start of this structure.
+
+        Raises NoFieldError.
+        """
+        first, _, rest = path.partition(".")
+        try:
+            found = self.fields[first]
+        except KeyError:
+            raise NoFieldError(f"struct {self.name} has no field {first!r}") from None
+        if not rest:
+            return found
+        if found.struct is None:
+            raise NoFieldError(f"{self.name}.{first} is no structure, so it has no field {rest!r}")
+        inner = found.struct.field(rest)
+        return StructField(found.offset + inner.offset, inner.size, inner.count, inner.signed, inner.raw, inner.struct)
+
+    def offset(self, path: str) -> int:
+        """Bytes from the start of the structure to a field. Raises NoFieldError."""
+        return self.field(path).offset
+
+    def asm_symbols(self, base: int = 0) -> dict[str, int]:
+        """``{"bpf_prog.active": 0x28, ...}``: every field with its offset, plus ``base``.
+
+        Fields of embedded structures are there too (``bpf_tramp_image.pcref.data``), and ``<name>.sizeof``.
+        """
+        symbols = {f"{self.name}.sizeof": self.size}
+        symbols.update((f"{self.name}.{path}", base + offset) for path, offset in self._paths())
+        return symbols
+
+    def _paths(self) -> Iterator[tuple[str, int]]:
+        for key, field in self.fields.items():
+            yield key, field.offset
+            if field.struct is not None:
+                for path, offset in field.struct._paths():
+                    yield f"{key}.{path}", field.offset + offset
+
+    def view(self, memory: GuestMemory, address: int) -> "StructView":
+        """The structure at a guest address: its fields are attributes that read and write guest memory."""
+        return StructView(self, memory, address)
+
+
+def struct_symbols(structs: Iterable[Struct]) -> dict[str, int]:
+    """The symbols of several structures for assembly text."""
+    symbols: dict[str, int] = {}
+    for struct in structs:
+        symbols.update(struct.asm_symbols())
+    return symbols
+
+
+class StructView:
+    """A structure at a guest address.
+
+    ``view.active`` reads, ``view.active = 5`` writes. An array field gives an ArrayView and takes an iterable of
+    exactly its length; an embedded structure gives a StructView; a raw field gives and takes bytes (fewer of them are
+    followed by zeros). Raises NoFieldError, and StructError for a value that does not fit.
+    """
+
+    __slots__ = ("_address", "_memory", "_struct")
+
+    _address: int
+    _memory: GuestMemory
+    _struct: Struct
+
+    def __init__(self, struct: Struct, memory: GuestMemory, address: int) -> None:
+        object.__setattr__(self, "_struct", struct)
+        object.__setattr__(self, "_memory", memory)
+        object.__setattr__(self, "_address", address)
+
+    def __repr__(self) -> str:
+        return f"<{self._struct.name} at {self._address:#x}>"
+
+    def __getattr__(self, name: str) -> Any:
+        field = self._struct.field(name)
+        if field.count is not None:
+            return ArrayView(f"{self._struct.name}.{name}", field, self._memory, self._address + field.offset)
+        return _get(field, self._memory, self._address + field.offset)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        field = self._struct.field(name)
+        where = f"{self._struct.name}.{name}"
+        if field.count is not None:
+            ArrayView(where, field, self._memory, self._address + field.offset).fill(value)
+        else:
+            self._memory.write(self._address + field.offset, _pack(where, field, value))
+
+    def address_of(self, path: str) -> int:
+        """The guest address of a field. Raises NoFieldError."""
+        return self._address + self._struct.offset(path)
+
+    def clear(self) -> None:
+        """Write zeros over the whole structure."""
+        self._memory.write(self._address, bytes(self._struct.size))
+
+
+class ArrayView:
+    """An array field at a guest address: indexing reads and writes one element."""
+
+    __slots__ = ("_address", "_field", "_memory", "_where")
+
+    def __init__(self, where: str, field: StructField, memory: GuestMemory, address: int) -> None:
+        self._where = where
+        self._field = field
+        self._memory = memory
+        self._address = address
+
+    def __len__(self) -> int:
+        return self._field.count or 0
+
+    def __getitem__(self, index: int) -> Any:
+        return _get(self._field, self._memory, self._element(index))
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self._memory.write(self._element(index), _pack(f"{self._where}[{index}]", self._field, value))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def fill(self, values: Iterable[Any]) -> None:
+        """Write all elements; StructError when there are too many or too few, and nothing is written then."""
+        packed = [_pack(f"{self._where}[{index}]", self._field, value) for index, value in enumerate(values)]
+        if len(packed) != len(self):
+            raise StructError(f"{self._where} has {len(self)} elements, not {len(packed)}")
+        self._memory.write(self._address, b"".join(packed))
+
+    def _element(self, index: int) -> int:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self._where}[{index}]: it has {len(self)} elements")
+        return self._address + index * self._field.size
+
+
+def _get(field: StructField, memory: GuestMemory, address: int) -> Any:
+    if field.struct is not None:
+        return field.struct.view(memory, address)
+    data = memory.read(address, field.size)
+    return bytes(data) if field.raw else int.from_bytes(data, "little", signed=field.signed)
+
+
+def _pack(where: str, field: StructField, value: Any) -> bytes:
+    if field.struct is not None:
+        raise StructError(f"{where} is a structure: write its fields")
+    if field.raw:
+        if len(value) > field.size:
+            raise StructError(f"{where}: {len(value)} bytes do not fit into {field.size}")
+        return bytes(value).ljust(field.size, b"\0")
+    try:
+        return int(value).to_bytes(field.size, "little", signed=field.signed)
+    except OverflowError:
+        kind = "signed" if field.signed else "unsigned"
+        raise StructError(f"{where}: {value:#x} does not fit into {field.size} {kind} bytes") from None

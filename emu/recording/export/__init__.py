@@ -1,0 +1,1 @@
+"""Writers of a recording: Perfetto, speedscope, KCachegrind, collapsed stacks."""

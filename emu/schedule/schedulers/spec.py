@@ -1,0 +1,85 @@
+"""Schedulers by name: ``dfs``, ``dfs:all``, ``bounded:2``, ``delays:2``, ``pct:3``, ``random``, ``urw`` and
+``sticky:8``.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from emu.errors import EmuError
+from emu.schedule.run import Scheduler
+from emu.schedule.schedulers.bounded import Bounded
+from emu.schedule.schedulers.delays import DelayBounded
+from emu.schedule.schedulers.dfs import Exhaustive
+from emu.schedule.schedulers.pct import Pct
+from emu.schedule.schedulers.random_walk import RandomWalk, sticky
+from emu.schedule.schedulers.urw import UniformWalk
+
+
+class _Kind(NamedTuple):
+    text: str
+    make: Callable[[str, int, int], Scheduler]
+    """From the option, the seed and the number of the first schedule."""
+    is_random: bool = True
+
+
+_MADE: dict[str, _Kind] = {
+    "dfs": _Kind(
+        "every schedule, with partial-order reduction; dfs:all without",
+        lambda option, seed, first: _exhaustive(option),
+        is_random=False,
+    ),
+    "bounded": _Kind(
+        "every schedule with at most N preemptions (default 2)",
+        lambda option, seed, first: Bounded(int(option or 2)),
+        is_random=False,
+    ),
+    "delays": _Kind(
+        "every schedule with at most N delays (default 2)",
+        lambda option, seed, first: DelayBounded(int(option or 2)),
+        is_random=False,
+    ),
+    "pct": _Kind(
+        "random priorities, depth N (default 3)",
+        lambda option, seed, first: Pct(seed, int(option or 3), first=first),
+    ),
+    "random": _Kind("every enabled step alike", lambda option, seed, first: RandomWalk(seed, first=first)),
+    "urw": _Kind(
+        "every interleaving alike, by how many steps each has left",
+        lambda option, seed, first: UniformWalk(seed, first=first),
+    ),
+    "sticky": _Kind(
+        "who went on last is N times as likely (default 8)",
+        lambda option, seed, first: RandomWalk(seed, weight=sticky(float(option or 8)), first=first),
+    ),
+}
+SCHEDULERS = {name: kind.text for name, kind in _MADE.items()}
+"""What there is, in words."""
+
+
+def scheduler_for(spec: str, seed: int, *, first: int = 0) -> Scheduler:
+    """A scheduler from its name and option; ``first``: the number of its first schedule, where it draws them at random.
+
+    EmuError for one that there is not.
+    """
+    name, _, option = spec.partition(":")
+    try:
+        return _kind(name).make(option, seed, first)
+    except ValueError:
+        raise EmuError(f"{option!r} is no option of the scheduler {name}") from None
+
+
+def is_divisible(spec: str) -> bool:
+    """Whether any stretch of a scheduler's schedules can be made without those before it. EmuError."""
+    return _kind(spec.partition(":")[0]).is_random
+
+
+def _kind(name: str) -> _Kind:
+    if name not in _MADE:
+        raise EmuError(f"no scheduler {name!r}; there are {', '.join(_MADE)}")
+    return _MADE[name]
+
+
+def _exhaustive(option: str) -> Scheduler:
+    if option not in ("", "all"):
+        raise ValueError(option)
+    return Exhaustive(reduce=not option)

@@ -1,0 +1,101 @@
+"""Depth first through the tree of schedules, without keeping states: every schedule is run from the start."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from emu.schedule.action import BadSchedule, ScheduleAction
+from emu.schedule.footprint import Footprint
+from emu.schedule.run import Choice, ScheduleOutcome, Taken
+
+
+@dataclass(slots=True)
+class ScheduleNode:
+    """A state on the way: what could be done, and what is to be, was, and need not be."""
+
+    actions: tuple[ScheduleAction, ...]
+    last_actor: int = -1
+    todo: set[str] = field(default_factory=set)
+    """Tokens to be tried, those that were among them."""
+    done: dict[str, Footprint] = field(default_factory=dict)
+    """What was tried here before ``chosen``."""
+    asleep: dict[str, Footprint] = field(default_factory=dict)
+    """What leads only to schedules that are equivalent to some that were made."""
+    chosen: str = ""
+    taken: Taken | None = None
+    spent: int = 0
+    """Preemptions on the way here."""
+
+    def action(self, token: str) -> ScheduleAction:
+        """An action by its token."""
+        return next(action for action in self.actions if action.token == token)
+
+
+class DepthFirst(ABC):
+    """The walk. Subclasses say which actions of a new state are to be tried."""
+
+    wants_footprints = False
+
+    def __init__(self) -> None:
+        self._path: list[ScheduleNode] = []
+        self._at = 0
+        self._started = False
+        self.schedules = 0
+        """Schedules that came to an end; those given up as redundant are not among them."""
+        self.pruned = 0
+        """Those that were given up."""
+
+    def begin(self) -> bool:
+        """See Scheduler."""
+        if self._started and not self._next():
+            return False
+        self._started, self._at = True, 0
+        return True
+
+    def choose(self, actions: Sequence[ScheduleAction], last: Taken | None, step: int) -> Choice | None:
+        """See Scheduler."""
+        path, at = self._path, self._at
+        if at > 0:
+            path[at - 1].taken = last
+        if at == len(path):
+            node = ScheduleNode(tuple(actions), -1 if last is None else last.action.actor)
+            if not self.enter(node, path[-1] if path else None):
+                return None
+            path.append(node)
+        node = path[at]
+        self._at = at + 1
+        for action in actions:
+            if action.token == node.chosen:
+                return Choice(action)
+        raise BadSchedule(f"{node.chosen} can't go on after {at} steps, where it could before: not deterministic")
+
+    def end(self, outcome: ScheduleOutcome) -> None:
+        """See Scheduler."""
+        if self._at and outcome.taken:
+            self._path[self._at - 1].taken = outcome.taken[-1]
+        if outcome.pruned:
+            self.pruned += 1
+        else:
+            self.schedules += 1
+
+    @abstractmethod
+    def enter(self, node: ScheduleNode, before: ScheduleNode | None) -> bool:
+        """A new state: fill in ``todo`` and ``chosen``. False where everything here is redundant."""
+
+    def _next(self) -> bool:
+        """Go back to the last state where something is left to try, and choose it."""
+        path = self._path
+        while path:
+            node = path[-1]
+            assert node.taken is not None
+            node.done[node.chosen] = node.taken.footprint or Footprint()
+            left = [
+                action.token
+                for action in node.actions
+                if action.token in node.todo and action.token not in node.done and action.token not in node.asleep
+            ]
+            if left:
+                node.chosen = left[0]
+                return True
+            path.pop()
+        return False

@@ -1,0 +1,136 @@
+"""A deliberate change of one instruction in a template: exactly the paths that execute it fail, and say why."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paths import ROOT
+from trampoline.callees import prog_enter_exit as prog_callees
+from trampoline.designs import DESIGNS
+from trampoline.image.generator import _Template
+from trampoline.tools.icount.baseline import Baseline
+from trampoline.tools.icount.bench_paths import Selection
+from trampoline.tools.icount.compare import compare_all
+from trampoline.tools.icount.explain import explain_report
+
+OWN = Path(__file__).parent / "test_own_paths.py"
+PAGE = ROOT / "docs" / "counts-in-ci.md"
+REMEDY = "pytest --icount-update tests/trampoline/tools/icount/test_own_paths.py"
+GENERATED = ("per-function", "batched")
+
+
+@pytest.fixture(scope="module")
+def own() -> Baseline:
+    return Baseline.read(OWN.with_suffix(".icount"))
+
+
+def failing(own, **options):
+    """Names that differ, and the whole message."""
+    options = {"flavours": ["6.12"], "configs": ["voluntary"], "designs": list(DESIGNS)} | options
+    report = compare_all(own.entries, Selection(**options).paths(), partial=True)
+    assert (report.missing, report.foreign) == ([], {})
+    assert report.findings
+    return {finding.name: finding for finding in report.failures}, explain_report(report, "own", REMEDY)
+
+
+@pytest.fixture
+def longer_enter(monkeypatch):
+    """__bpf_prog_enter_recur takes one nop more."""
+    real = prog_callees._enter
+
+    def enter(config, form, return_thunk):
+        routine = real(config, form, return_thunk)
+        if form.suffix != "_recur":
+            return routine
+        return replace(routine, text=routine.text.replace("    test eax, eax\n", "    nop\n    test eax, eax\n", 1))
+
+    monkeypatch.setattr(prog_callees, "_enter", enter)
+
+
+def test_without_a_change_nothing_fails(own):
+    assert failing(own, designs=["batched"]) == ({}, "")
+
+
+def test_a_longer_callee_fails_the_paths_that_call_it_and_no_others(own, longer_enter):
+    failures, message = failing(own)
+    expected = {
+        name
+        for name, entry in own.entries.items()
+        if name.startswith("6.12/voluntary/") and name.endswith("/1-arg")
+        if any(piece.name == "__bpf_prog_enter_recur" for piece in entry.path.phases["enter"].pieces)
+    }
+    # Trampolines call it, also those beside the callers of the posted series; these and ours have it inline.
+    assert {name.split("/")[2] for name in expected} == set(DESIGNS) - {"specialised"}
+    assert set(failures) == expected
+    for finding in failures.values():
+        assert finding.difference == 1
+        old, new = finding.old.path.phases, finding.new.phases
+        assert {phase for phase in new if new[phase].instructions != old[phase].instructions} == {"enter"}
+    # One listing for all of them.
+    assert message.count("code that changed") == 1
+    assert f"phase enter, code that changed, {len(failures)} paths (6.12/voluntary/" in message
+    assert re.search(r"\n  __bpf_prog_enter_recur, old +__bpf_prog_enter_recur, new\n", message)
+    (added,) = [line for line in message.splitlines() if re.search(r" > ", line)]
+    assert added.split() == [">", "nop"]
+    assert re.search(r"\n  test eax, eax +test eax, eax\n", message)
+
+
+def test_the_page_shows_what_it_says(own, longer_enter):
+    _, message = failing(own, designs=["specialised", "batched"])
+    assert f"```text\n{message}\n```" in PAGE.read_text()
+
+
+def test_a_longer_instruction_sequence_of_the_generator_fails_the_paths_that_execute_it(own, monkeypatch):
+    real = _Template._call_original
+
+    def call_original(self):
+        yield from real(self)
+        yield "mov rax, rax"
+
+    monkeypatch.setattr(_Template, "_call_original", call_original)
+    failures, message = failing(own, configs=["lazy"], flavours=["7.2"])
+    # fmod_ret programs of the bench skip the original, fentry ones never call it.
+    rows = {(name.split("/")[2], name.split("/")[3]) for name in failures}
+    seeds = {(design, "fexit") for design in DESIGNS if design.startswith("seed")}
+    trampolines = {(design, row) for design in (*GENERATED, "generic") for row in ("fexit", "fexit-multi")}
+    assert rows == seeds | trampolines
+    assert re.search(r"origin \d+ -> \d+ \(\+1\)", message)
+    assert re.search(r"\n +> mov rax, rax\n", message)
+
+
+def test_one_instruction_less_fails_as_well(own, monkeypatch):
+    real = prog_callees._exit
+    monkeypatch.setattr(
+        prog_callees,
+        "_exit",
+        lambda *args: (lambda it: replace(it, text=it.text.replace("dec dword ptr gs:[rax]\n", "\n", 1)))(real(*args)),
+    )
+    failures, message = failing(own, designs=["batched"])
+    assert len(failures) == 7
+    assert all(finding.difference == -1 for finding in failures.values())
+    assert "batched/fentry/1-arg: shorter: 92 -> 91 instructions (-1)" in message
+    assert re.search(r"\n  dec dword ptr gs:\[rax\] +<\n", message)
+    assert message.endswith(f"The baseline wants an update: {REMEDY}")
+
+
+def test_the_committed_test_fails_with_it(longer_enter, pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    designs = "per-function or specialised"
+    result = pytester.runpytest_inprocess(
+        "-p", "trampoline.tools.pytest_plugin", "-c", pytester.makeini("[pytest]"), "--noconftest",
+        "--import-mode=importlib", "-k", f"every_row and 6.12-voluntary and ({designs})", OWN,
+    )  # fmt: skip
+    result.assert_outcomes(passed=1, failed=1, deselected=64)
+    result.stdout.fnmatch_lines(
+        [
+            "*test_every_row*6.12-voluntary-per-function*",
+            "6.12/voluntary/per-function/fentry/1-arg: longer: 92 -> 93 instructions (+1)",
+            "*  enter 37 -> 38 (+1)  *; unbalanced returns 0",
+            "6.12/voluntary/per-function/fentry/1-arg/2-programs: longer: 172 -> 174 instructions (+2)",
+            "phase enter, code that changed, 7 paths (*",
+            "*> nop",
+            "If these are meant, update the baseline: pytest --icount-update *test_own_paths.py",
+        ]
+    )

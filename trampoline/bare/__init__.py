@@ -1,5 +1,0 @@
-"""Programs run bare: compiled and called in guest memory, without a kernel, an attach point or verification."""
-
-from trampoline.bare.machine import BareMachine, Helper, ProgramFault
-
-__all__ = ["BareMachine", "Helper", "ProgramFault"]

@@ -1,0 +1,1 @@
+"""BTF: reader, writer, function models, C declarations."""

@@ -1,0 +1,129 @@
+"""Whether a program that was loaded for one prototype may be on a function of another (``btf_check_func_part_match``).
+
+A multi program is verified once, against its load-time target. On any other function what it reads must stand where it
+looks, and be of the same type; arguments that it does not read may be anything. The series of 2025 has this check in
+kernel/bpf/btf.c.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from errno import EINVAL
+from itertools import accumulate
+
+from trampoline.bpf.btf.btf import BtfKind
+from trampoline.bpf.errors import KernelError
+
+_INTEGERS = frozenset({BtfKind.INT, BtfKind.ENUM, BtfKind.ENUM64})
+_AGGREGATES = frozenset({BtfKind.STRUCT, BtfKind.UNION})
+
+
+@dataclass(frozen=True, slots=True)
+class ParamType:
+    """One argument, or what is returned (no name). Kind and size are those behind typedefs and qualifiers.
+
+    ``tag``: a struct's, union's or enum's name. ``members``: how many it has (``vlen``), ``flag``: the ``kflag`` of its
+    record; None where a declaration does not say. ``points_to``: the name of the struct or union that a pointer points
+    to, None for any other.
+    """
+
+    name: str
+    text: str
+    kind: BtfKind
+    size: int
+    tag: str = ""
+    members: int | None = 0
+    flag: bool | None = None
+    points_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FuncProto:
+    """A prototype. ``proto_id`` is its type id, 0 where it comes from a C declaration; equal ones are identical."""
+
+    args: tuple[ParamType, ...]
+    ret: ParamType
+    proto_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttachFunc:
+    """The function that a program was loaded for, and what it reads there.
+
+    ``accessed_args`` is the kernel's mask: a bit for each argument that it reads, the next one for the return value
+    (``prog->aux->accessed_args``).
+    """
+
+    name: str
+    proto: FuncProto
+    accessed_args: int
+
+    @classmethod
+    def of(cls, name: str, proto: FuncProto, args: Collection[int], *, ret: bool) -> "AttachFunc":
+        """The same with positions of arguments. KernelError (-EINVAL) for an argument that the function has not, and
+        for the return value of one that returns nothing.
+        """
+        count = len(proto.args)
+        for position in args:
+            if not 0 <= position < count:
+                raise KernelError(EINVAL, f"{name} doesn't have argument {position}; it has {count}")
+        if ret and proto.ret.kind is BtfKind.VOID:
+            raise KernelError(EINVAL, f"{name} returns nothing that could be read")
+        return cls(name, proto, sum(1 << position for position in {*args, *([count] if ret else [])}))
+
+
+def btf_check_func_part_match(load: AttachFunc, name: str, proto: FuncProto) -> None:
+    """Refuse a function on which a program would read something else than where it was loaded for.
+
+    KernelError (-EINVAL) names the function and the argument. The identical prototype is not compared: pointers to
+    anything but structs never match otherwise.
+    """
+    if proto == load.proto:
+        return
+    loaded, args = load.proto.args, proto.args
+    at = dict(zip(_offsets(proto), args, strict=False))
+    for position, (offset, arg) in enumerate(zip(_offsets(load.proto), loaded, strict=False)):
+        if not load.accessed_args >> position & 1:
+            continue
+        read = f"{arg.text} {arg.name} of {load.name}"
+        found = at.get(offset)
+        if found is None:
+            raise KernelError(EINVAL, f"{name} has no argument at byte {offset}, where the program reads {read}")
+        if not _matches(arg, found):
+            what = f"{found.text} {found.name}"
+            raise KernelError(EINVAL, f"{name} has {what} at byte {offset}, where the program reads {read}")
+    if load.accessed_args >> len(loaded) & 1:
+        _check_ret(load, name, proto)
+
+
+def _check_ret(load: AttachFunc, name: str, proto: FuncProto) -> None:
+    # The return value stands behind the arguments.
+    loaded, size = _offsets(load.proto)[-1], _offsets(proto)[-1]
+    if loaded != size:
+        raise KernelError(
+            EINVAL, f"{name} has {size} bytes of arguments, {load.name} {loaded}: the return value stands elsewhere"
+        )
+    if not _matches(load.proto.ret, proto.ret):
+        raise KernelError(
+            EINVAL, f"{name} returns {proto.ret.text}; the program reads {load.proto.ret.text}, as {load.name} returns"
+        )
+
+
+def _offsets(proto: FuncProto) -> list[int]:
+    """Where each argument stands in the context, in bytes, and where they end: each begins a slot."""
+    return list(accumulate(((arg.size + 7) // 8 * 8 for arg in proto.args), initial=0))
+
+
+def _matches(one: ParamType, other: ParamType) -> bool:
+    if one.kind is not other.kind or one.size != other.size:
+        return False
+    if not (_agree(one.members, other.members) and _agree(one.flag, other.flag)):
+        return False
+    if one.kind in _INTEGERS:
+        return True
+    if one.kind in _AGGREGATES:
+        return one.tag == other.tag
+    return one.kind is BtfKind.PTR and one.points_to is not None and one.points_to == other.points_to
+
+
+def _agree(one: int | None, other: int | None) -> bool:
+    return one is None or other is None or one == other

@@ -1,0 +1,1 @@
+"""Helpers and kfuncs: prototypes, availability by program type and release."""

@@ -1,0 +1,76 @@
+"""Kernel functions that programs may call by BTF id: their flags and who may, from kfuncs.txt."""
+
+from dataclasses import dataclass
+from enum import IntFlag, auto
+from functools import cache
+
+from trampoline.bpf.helpers.data_file import RELEASES, sections, since
+from trampoline.bpf.uapi import AttachType, ProgType
+
+_UPROBE_SESSION = 57
+_TRACING = (ProgType.TRACING, ProgType.LSM, ProgType.TRACEPOINT, ProgType.PERF_EVENT)
+_RAW_TRACEPOINTS = (ProgType.RAW_TRACEPOINT, ProgType.RAW_TRACEPOINT_WRITABLE)
+_SESSIONS = (
+    (ProgType.KPROBE, AttachType.TRACE_KPROBE_SESSION),
+    (ProgType.KPROBE, _UPROBE_SESSION),
+    (ProgType.TRACING, AttachType.TRACE_FSESSION),
+    (ProgType.TRACING, AttachType.TRACE_FSESSION_MULTI),
+)
+
+
+class Kf(IntFlag):
+    """``KF_*`` of include/linux/btf.h."""
+
+    NONE = 0
+    ACQUIRE = auto()
+    RELEASE = auto()
+    RET_NULL = auto()
+    TRUSTED_ARGS = auto()
+    SLEEPABLE = auto()
+    DESTRUCTIVE = auto()
+    RCU = auto()
+    ITER_NEW = auto()
+    ITER_NEXT = auto()
+    ITER_DESTROY = auto()
+    RCU_PROTECTED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Kfunc:
+    """One function: the set that it is in, and its flags."""
+
+    name: str
+    set: str
+    flags: Kf
+
+    def has(self, flag: Kf) -> bool:
+        """Whether any of these flags is set."""
+        return bool(self.flags & flag)
+
+
+@cache
+def kfuncs(release: str) -> dict[str, Kfunc]:
+    """The modelled functions of a release by name."""
+    found: dict[str, Kfunc] = {}
+    for group, entries in sections("kfuncs.txt").items():
+        for word, *flags in entries:
+            name, held = since(word)
+            if RELEASES.index(release) in held:
+                value = Kf.NONE
+                for flag in flags:
+                    value |= Kf[flag]
+                found[name] = Kfunc(name, group, value)
+    return found
+
+
+def may_call(release: str, kfunc: Kfunc, prog_type: int, attach: int) -> bool:
+    """Whether a program of this type is offered the function (``btf_kfunc_id_set_contains``)."""
+    if kfunc.set == "common":
+        return True
+    if kfunc.set == "session":
+        newer = RELEASES.index(release) >= RELEASES.index("7.2")
+        return (prog_type, attach) in _SESSIONS and (newer or prog_type == ProgType.KPROBE)
+    if kfunc.set == "lsm":
+        return prog_type == ProgType.LSM
+    traces = prog_type in _TRACING or (release == "7.2" and prog_type in _RAW_TRACEPOINTS)
+    return traces or (kfunc.set == "generic" and prog_type == ProgType.SYSCALL)

@@ -1,0 +1,1 @@
+"""Compiled programs in guest memory: images, exception table, direct tail calls, listing."""

@@ -1,0 +1,41 @@
+"""A program's tag: a hash of its instructions (``bpf_prog_calc_tag``, kernel/bpf/core.c)."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+from trampoline.bpf.isa.codec import encode
+from trampoline.bpf.isa.insn import CALL, LD_IMM64, CallKind, Imm64, Insn
+
+TAG_SIZE = 8
+HASHES = {"6.1": "sha1", "6.12": "sha1", "7.2": "sha256"}
+"""The hash of each release."""
+
+
+def calc_tag(insns: Iterable[Insn], release: str) -> bytes:
+    """Eight bytes. Maps count as 0, so that the tag does not depend on them.
+
+    A function behind the main one is hashed after rewriting, before it is placed: calls and addresses of functions
+    count as 1.
+    """
+    digest = hashlib.new(HASHES[release], encode(map(_stable, insns)), usedforsecurity=False)
+    return digest.digest()[:TAG_SIZE]
+
+
+def _stable(insn: Insn) -> Insn:
+    if insn.code == LD_IMM64 and insn.src in (Imm64.MAP_FD, Imm64.MAP_VALUE):
+        return replace(insn, imm=0)
+    return insn
+
+
+def before_placing(insns: Iterable[Insn]) -> list[Insn]:
+    """A function's instructions as its tag is made of them."""
+    return [_unplaced(insn) for insn in insns]
+
+
+def _unplaced(insn: Insn) -> Insn:
+    if insn.code == CALL and insn.src == CallKind.SUBPROG:
+        return replace(insn, imm=1)
+    if insn.code == LD_IMM64 and insn.src == Imm64.FUNC:
+        return replace(insn, imm=1 << 32 | 1)
+    return insn

@@ -1,0 +1,1 @@
+"""BPF maps in guest memory, with Python's mapping protocol."""

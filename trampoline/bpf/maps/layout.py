@@ -1,0 +1,200 @@
+"""Maps as releases lay them out in memory: generated code reads these fields at offsets of its own.
+
+Offsets are those of the releases' BTF. A program's inlined look-ups hold ``bpf_array.value``, the size of ``htab_elem``
+and the LRU reference bit; a tail call reads ``bpf_map.max_entries`` and ``bpf_array.ptrs``.
+"""
+
+from dataclasses import dataclass
+
+from emu.kernel.structs import Struct, embedded, raw, s32, struct_symbols, u8, u32, u64
+from trampoline.bpf.errors import TrampolineError
+
+KEY_OFFSET = 0x30
+"""``htab_elem.key``: the key, padded to 8 bytes, and then the value follow."""
+
+htab_elem = Struct(
+    "htab_elem",
+    size=KEY_OFFSET,
+    fields={
+        "next": u64(0x00),  # of its hash_node; odd: the end of the list
+        "pprev": u64(0x08),
+        "ptr_to_pptr": u64(0x10),
+        "lru_type": u8(0x22),
+        "lru_ref": u8(0x23),  # set by look-ups of programs
+        "hash": u32(0x28),
+    },
+)
+
+bucket = Struct("bucket", size=0x10, fields={"first": u64(0x00), "raw_lock": u32(0x08)})
+
+bpf_ringbuf = Struct(
+    "bpf_ringbuf",
+    size=0x3000,  # data follows, twice
+    fields={
+        "mask": u64(0x38),
+        "nr_pages": s32(0x48),
+        "overwrite_mode": u8(0x4C),
+        "spinlock": u32(0x80),
+        "busy": u32(0xC0),
+        "consumer_pos": u64(0x1000),
+        "producer_pos": u64(0x2000),
+        "pending_pos": u64(0x2008),
+        "overwrite_pos": u64(0x2010),
+    },
+)
+
+bpf_ringbuf_hdr = Struct("bpf_ringbuf_hdr", size=8, fields={"len": u32(0), "pg_off": u32(4)})
+
+OPERATIONS = (
+    "map_lookup_elem", "map_update_elem", "map_delete_elem", "map_push_elem", "map_pop_elem", "map_peek_elem",
+    "map_lookup_percpu_elem",
+)  # fmt: skip
+"""Members of ``bpf_map_ops`` that programs call, one behind the other in memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MapLayout:
+    """One release's map structures."""
+
+    release: str
+    bpf_map: Struct
+    bpf_array: Struct
+    bpf_htab: Struct
+    bpf_ringbuf_map: Struct
+    bpf_map_ops: Struct
+    prog_bpf_func: int
+    """``offsetof(struct bpf_prog, bpf_func)``, which a tail call reads."""
+
+    @property
+    def structs(self) -> tuple[Struct, ...]:
+        """Every structure here."""
+        return (
+            *(self.bpf_map, self.bpf_array, self.bpf_htab, self.bpf_ringbuf_map, self.bpf_map_ops),
+            *(htab_elem, bucket, bpf_ringbuf, bpf_ringbuf_hdr),
+        )
+
+    def asm_symbols(self) -> dict[str, int]:
+        """The symbols of all structures here for assembly text."""
+        return struct_symbols(self.structs)
+
+
+def _map(size: int, ops: int, **more: int) -> Struct:
+    """``struct bpf_map``; its first members stand together from ``ops`` on."""
+    fields = {
+        "ops": u64(ops),
+        "map_type": u32(ops + 0x18),
+        "key_size": u32(ops + 0x1C),
+        "value_size": u32(ops + 0x20),
+        "max_entries": u32(ops + 0x24),
+        "map_extra": u64(ops + 0x28),
+        "map_flags": u32(ops + 0x30),
+        "id": u32(more["id"]),
+        "btf_key_type_id": u32(more["btf_ids"]),
+        "btf_value_type_id": u32(more["btf_ids"] + 4),
+        "name": raw(more["name"], 16),
+        "refcnt": u64(more["refcnt"]),
+        "usercnt": u64(more["refcnt"] + 8),
+        "bypass_spec_v1": u8(more["bypass"]),
+        "frozen": u8(more["bypass"] + 1),
+    }
+    return Struct("bpf_map", size=size, fields=fields)
+
+
+def _layout(
+    release: str,
+    bpf_map: Struct,
+    *,
+    value: int,
+    htab_size: int,
+    buckets: int,
+    freelist: int,
+    count: int,
+    n_buckets: int,
+    ops_size: int,
+    for_each: int,
+    prog_bpf_func: int,
+) -> MapLayout:
+    array = {
+        "map": embedded(0, bpf_map),
+        "elem_size": u32(bpf_map.size),
+        "index_mask": u32(bpf_map.size + 4),
+        "aux": u64(bpf_map.size + 8),
+        "value": raw(value, 0),
+        "ptrs": raw(value, 0),
+        "pptrs": raw(value, 0),
+    }
+    htab = {
+        "map": embedded(0, bpf_map),
+        "buckets": u64(buckets),
+        "elems": u64(buckets + 8),
+        "freelist": u64(freelist),
+        "lru_hand": u64(freelist + 0x40),  # among the kernel's LRU lists: the element that is asked next
+        "count": u32(count),
+        "n_buckets": u32(n_buckets),
+        "elem_size": u32(n_buckets + 4),
+        "hashrnd": u32(n_buckets + 8),
+    }
+    ops = {name: u64(0x60 + 8 * position) for position, name in enumerate(OPERATIONS)}
+    return MapLayout(
+        release,
+        bpf_map,
+        Struct("bpf_array", size=value, fields=array),
+        Struct("bpf_htab", size=htab_size, fields=htab),
+        Struct("bpf_ringbuf_map", size=bpf_map.size + 8, fields={"map": embedded(0, bpf_map), "rb": u64(bpf_map.size)}),
+        Struct("bpf_map_ops", size=ops_size, fields={**ops, "map_for_each_callback": u64(for_each)}),
+        prog_bpf_func,
+    )
+
+
+MAP_LAYOUTS = {
+    layout.release: layout
+    for layout in (
+        _layout(
+            "6.1",
+            _map(0x100, 0x00, id=0x44, btf_ids=0x4C, name=0x68, refcnt=0x80, bypass=0xE8),
+            value=0x110,
+            htab_size=0x340,
+            buckets=0x160,
+            freelist=0x180,
+            count=0x2B0,
+            n_buckets=0x2B8,
+            ops_size=0x148,
+            for_each=0x130,
+            prog_bpf_func=0x30,
+        ),
+        _layout(
+            "6.12",
+            _map(0xF8, 0x00, id=0x34, btf_ids=0x44, name=0x60, refcnt=0x90, bypass=0xD8),
+            value=0x108,
+            htab_size=0x380,
+            buckets=0x178,
+            freelist=0x1C0,
+            count=0x2F0,
+            n_buckets=0x2F8,
+            ops_size=0x158,
+            for_each=0x138,
+            prog_bpf_func=0x30,
+        ),
+        _layout(
+            "7.2",
+            _map(0x120, 0x28, id=0x5C, btf_ids=0x6C, name=0x88, refcnt=0xB0, bypass=0xF8),
+            value=0x130,
+            htab_size=0x380,
+            buckets=0x1C0,
+            freelist=0x200,
+            count=0x330,
+            n_buckets=0x338,
+            ops_size=0x160,
+            for_each=0x140,
+            prog_bpf_func=0x48,
+        ),
+    )
+}
+
+
+def map_layout(release: str) -> MapLayout:
+    """The layout of a flavour by its name; TrampolineError names those there are."""
+    try:
+        return MAP_LAYOUTS[release]
+    except KeyError:
+        raise TrampolineError(f"no map layout {release!r}; there are {', '.join(MAP_LAYOUTS)}") from None

@@ -1,0 +1,1 @@
+"""BPF objects of clang: from an ELF file to programs and maps, as libbpf prepares them."""

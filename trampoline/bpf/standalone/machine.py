@@ -1,0 +1,242 @@
+"""A machine for bare programs: what a program is turned into, where it lies, what a fault of it means.
+
+What verification would have refused for what it does to memory is found when it happens: ``ProgramFault``.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from emu.errors import GuestFault, GuestTimeout
+from emu.machine.address_map import AddressMap
+from emu.machine.machine import Machine, Prot
+from emu.machine.vcpu import Vcpu
+from trampoline.bpf.errors import BytecodeError, TrampolineError
+from trampoline.bpf.isa.insn import (
+    ADDR_SPACE_CAST,
+    CALL,
+    GOTOX,
+    LD_IMM64,
+    MAX_REG,
+    MAY_GOTO,
+    Alu,
+    CallKind,
+    Cls,
+    Imm64,
+    Insn,
+    X,
+)
+from trampoline.bpf.isa.rules import INSTRUCTION_SETS
+from trampoline.bpf.isa.text import format_insn
+from trampoline.bpf.jit.bpf_int_jit_compile import compile_func
+from trampoline.bpf.jit.jit_image import JitImage
+from trampoline.bpf.jit.jit_input import JitFunc
+from trampoline.bpf.jit.rules import JIT_FLAVOURS, JitBoot
+from trampoline.bpf.rewrite.division import safe_division
+from trampoline.bpf.rewrite.rules import REWRITE_FLAVOURS
+from trampoline.bpf.standalone.expand import expand
+from trampoline.bpf.standalone.functions import FunctionCode, functions_of
+from trampoline.bpf.standalone.zext import zero_extended
+
+STACK_SIZE = 512
+"""Bytes of stack that every function gets (MAX_BPF_STACK)."""
+CODE_SIZE = 4 << 20
+MEMORY_SIZE = 1 << 20
+MAX_INSTRUCTIONS = 10_000_000
+"""Machine instructions after which a run is given up."""
+_ALIGN = 16
+
+Helper = Callable[[int, int, int, int, int], int]
+
+
+class ProgramFault(TrampolineError):
+    """A program that did what it would have been refused for. ``slot`` is its instruction, None where that is not
+    known; ``fault`` what the machine says.
+    """
+
+    def __init__(self, reason: str, slot: int | None, fault: GuestFault) -> None:
+        super().__init__(reason if slot is None else f"slot {slot}: {reason}")
+        self.slot, self.fault = slot, fault
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A function in guest memory. ``slots`` has the program's slot of each instruction of the image."""
+
+    image: JitImage
+    slots: tuple[int, ...]
+
+
+class BareMachine:
+    """A machine for bare programs, one after the other: each takes the place of the last.
+
+    ``release`` names the kernel whose JIT compiles; ``bmi2``: the processor has BMI2. ``helpers`` are the functions
+    that programs may call, by the numbers of their helpers. TrampolineError for a release that there is none of.
+    """
+
+    def __init__(self, release: str = "7.2", *, bmi2: bool = True, helpers: Mapping[int, Helper] | None = None) -> None:
+        if release not in JIT_FLAVOURS:
+            raise TrampolineError(f"no flavour {release!r}; there are {', '.join(JIT_FLAVOURS)}")
+        self.flavour, self.boot = JIT_FLAVOURS[release], JitBoot(bmi2=bmi2)
+        self._instruction_set, self._ax = INSTRUCTION_SETS[release], REWRITE_FLAVOURS[release].ax
+        layout = AddressMap()
+        self.machine = Machine(layout, ram_bytes=8 << 20, counting="off")
+        self.machine.map(layout.modules, CODE_SIZE, Prot.READ | Prot.EXEC, name="programs")
+        self.machine.map(layout.direct_map, MEMORY_SIZE, Prot.READ | Prot.WRITE, name="memory of programs")
+        self._call_base, self._code = layout.text, layout.modules
+        self._memory_end = layout.direct_map + MEMORY_SIZE
+        self._helpers = {
+            number: self.machine.host_call(f"helper {number}", partial(_call_helper, function))
+            for number, function in (helpers or {}).items()
+        }
+        self._placed: list[_Placed] = []
+
+    def load(self, insns: Sequence[Insn], stack: Mapping[int, int] | None = None) -> None:
+        """Compile a program and put it into guest memory.
+
+        ``stack`` has the bytes of stack of functions by the slots at which they begin; others have 512. Raises
+        BytecodeError and JitError for what cannot be compiled: instructions that this release does not know or that
+        need a kernel (maps, kernel functions), jumps and calls that go nowhere.
+        """
+        functions_of(insns)
+        slot = 0
+        for insn in insns:
+            self._check(insn, slot)
+            slot += insn.slots
+        expanded = expand(insns, self._patch)
+        origin = {new: old for old, new in expanded.slots.items()}
+        depths = {expanded.slots[slot]: depth for slot, depth in (stack or {}).items()}
+        functions = functions_of(expanded.insns)
+        # Addresses of callees do not change sizes.
+        start = self._code
+        starts = {function.start: start for function in functions}
+        images = [self._compile(function, depths, starts) for function in functions]
+        for function, image in zip(functions, images, strict=True):
+            starts[function.start] = start
+            start += (len(image) + _ALIGN - 1) // _ALIGN * _ALIGN
+        if start > self._code + CODE_SIZE:
+            raise BytecodeError(f"the program has {start - self._code} bytes of code, too many to run bare")
+        if len(functions) > 1:
+            images = [self._compile(function, depths, starts) for function in functions]
+        placed = []
+        code = bytearray()
+        for function, image in zip(functions, images, strict=True):
+            placed.append(_Placed(image, _origins(function, origin)))
+            code += image.code + b"\xcc" * (-len(image) % _ALIGN)
+        self._placed = placed
+        self.machine.load(self._code, bytes(code))
+
+    def run(self, memory: bytes = b"", *, max_instructions: int = MAX_INSTRUCTIONS) -> tuple[int, bytes]:
+        """Call the program with the guest address and the length of a copy of ``memory``, both 0 for none.
+
+        Gives r0 and the memory afterwards. ProgramFault where it faults or does not end; TrampolineError for memory
+        of more than 1 MiB.
+        """
+        if len(memory) > MEMORY_SIZE:
+            raise TrampolineError(f"{len(memory)} bytes of memory, {MEMORY_SIZE} at most")
+        address = self._memory_end - (len(memory) + 7) // 8 * 8 if memory else 0
+        if memory:
+            self.machine.write(address, memory)
+        try:
+            call = self.machine.vcpus[0].call(
+                self._placed[0].image.address, address, len(memory), max_instructions=max_instructions
+            )
+        except GuestFault as fault:
+            raise self._program_fault(fault, max_instructions) from fault
+        return call.value, self.machine.read(address, len(memory)) if memory else b""
+
+    def close(self) -> None:
+        """Give the machine back."""
+        self.machine.close()
+
+    def _check(self, insn: Insn, slot: int) -> None:
+        """BytecodeError for what only a kernel gives a meaning, and for what this release does not have."""
+        reason = _needs_kernel(insn)
+        if reason is None and insn.code == CALL and insn.src == CallKind.HELPER and insn.imm not in self._helpers:
+            reason = f"there is no helper {insn.imm}"
+        if reason is None and not self._instruction_set.has(insn):
+            reason = f"{self.flavour.name} has no {format_insn(insn)}"
+        if reason:
+            raise BytecodeError(reason, slot)
+
+    def _patch(self, insn: Insn) -> Sequence[Insn] | None:
+        if insn.cls not in (Cls.ALU, Cls.ALU64):
+            return zero_extended(insn)
+        if not insn.from_register and (constant := _by_constant(insn)) is not None:
+            return constant
+        return safe_division(insn, self._ax) if insn.op in (Alu.DIV, Alu.MOD) else None
+
+    def _compile(self, function: FunctionCode, depths: Mapping[int, int], starts: Mapping[int, int]) -> JitImage:
+        insns = []
+        slot = function.start
+        for insn in function.insns:
+            if insn.code == CALL:
+                target = starts[slot + 1 + insn.imm] if insn.src == CallKind.SUBPROG else self._helpers[insn.imm]
+                insn = replace(insn, imm=target - self._call_base)
+            insns.append(insn)
+            slot += insn.slots
+        func = JitFunc(
+            tuple(insns),
+            call_base=self._call_base,
+            index=sorted(starts).index(function.start),
+            stack_depth=depths.get(function.start, STACK_SIZE),
+        )
+        return compile_func(func, starts[function.start], self.flavour, self.boot)
+
+    def _program_fault(self, fault: GuestFault, limit: int) -> ProgramFault:
+        slot = self._slot_at(fault.rip)
+        if isinstance(fault, GuestTimeout):
+            return ProgramFault(f"still running after {limit} machine instructions", slot, fault)
+        if fault.address is not None:
+            access = {"read": "reading", "write": "writing", "fetch": "executing"}.get(fault.access or "", "at")
+            return ProgramFault(f"{fault.kind} {access} {fault.address:#x}", slot, fault)
+        return ProgramFault(fault.headline, slot, fault)
+
+    def _slot_at(self, rip: int) -> int | None:
+        for placed in self._placed:
+            image = placed.image
+            if image.address <= rip < image.address + len(image):
+                index = bisect_right(image.offsets, rip - image.address) - 1
+                return placed.slots[index] if 0 <= index < len(placed.slots) else None
+        return None
+
+
+def _needs_kernel(insn: Insn) -> str | None:
+    """What keeps an instruction from having a meaning without a kernel, if anything does."""
+    if insn.code == CALL:
+        return "a kernel function, and there is no kernel" if insn.src == CallKind.KFUNC else None
+    if insn.code == LD_IMM64:
+        return None if insn.src == Imm64.VALUE else "the address of a map or function, and there is no kernel"
+    if insn.cls == Cls.LD or insn.code in (MAY_GOTO, GOTOX):
+        return f"opcode 0x{insn.code:02x} is rewritten by kernels, and there is none"
+    if insn.code == Cls.ALU64 | Alu.MOV | X and insn.off == ADDR_SPACE_CAST:
+        return "a cast between address spaces, and there is no arena"
+    return None if max(insn.dst, insn.src) <= MAX_REG else "an argument on the stack, and there is no kernel"
+
+
+def _origins(function: FunctionCode, origin: Mapping[int, int]) -> tuple[int, ...]:
+    """The slot in the program as it was given, of each slot of a function."""
+    found = []
+    latest = origin[function.start]
+    for slot in range(function.start, function.end):
+        latest = origin.get(slot, latest)
+        found.append(latest)
+    return tuple(found)
+
+
+def _by_constant(insn: Insn) -> tuple[Insn, ...] | None:
+    """Divisions by zero and shifts by more than the width, by constants: verifiers refuse them, RFC 9669 does not."""
+    bits = 64 if insn.cls == Cls.ALU64 else 32
+    if insn.op in (Alu.LSH, Alu.RSH, Alu.ARSH) and not 0 <= insn.imm < bits:
+        return (replace(insn, imm=insn.imm & bits - 1),)
+    if insn.op == Alu.DIV and not insn.imm:
+        return (Insn(Cls.ALU64 | Alu.MOV, insn.dst),)
+    if insn.op == Alu.MOD and not insn.imm:
+        return (Insn(insn.cls | Alu.MOV | X, insn.dst, insn.dst),)
+    return None
+
+
+def _call_helper(function: Helper, vcpu: Vcpu) -> int:
+    first, second, third, fourth, fifth = vcpu.args(5)
+    return function(first, second, third, fourth, fifth) & (1 << 64) - 1

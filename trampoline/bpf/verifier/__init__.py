@@ -1,0 +1,1 @@
+"""The verifier: the kernel's checks of a program, with its messages (kernel/bpf/verifier.c)."""

@@ -1,0 +1,1 @@
+"""Memory accesses: context, stack, map values, BTF objects, packets."""

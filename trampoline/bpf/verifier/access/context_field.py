@@ -1,0 +1,28 @@
+"""An access to a context, and what is there."""
+
+from dataclasses import dataclass
+
+from trampoline.bpf.btf.btf import Btf
+from trampoline.bpf.verifier.values.kinds import Flag, RegKind
+from trampoline.bpf.verifier.values.scalar import Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class ContextAccess:
+    """``size`` bytes at ``off``."""
+
+    off: int
+    size: int
+    write: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ContextField:
+    """What a load from the context gives (``struct bpf_insn_access_aux``)."""
+
+    kind: RegKind = RegKind.SCALAR_VALUE
+    flags: Flag = Flag.NONE
+    btf: Btf | None = None
+    btf_id: int = 0
+    number: Scalar | None = None
+    """What is known of the number; None: nothing."""

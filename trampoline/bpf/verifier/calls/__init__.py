@@ -1,0 +1,1 @@
+"""Calls of helpers, kfuncs, subprograms and callbacks; return codes."""

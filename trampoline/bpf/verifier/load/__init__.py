@@ -1,0 +1,1 @@
+"""Entry points: BPF_PROG_LOAD and BPF_LINK_CREATE."""

@@ -1,0 +1,1 @@
+"""Passes before the walk: instruction fields, subprograms, control flow, func_info."""

@@ -1,0 +1,1 @@
+"""Rules of a kernel release for the verifier."""

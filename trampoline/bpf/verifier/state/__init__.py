@@ -1,0 +1,1 @@
+"""Verifier state: registers, stack, references, environment of a run."""

@@ -1,0 +1,206 @@
+"""The state of one verification: the program, what is learnt of it, the current path, and the log."""
+
+from dataclasses import dataclass
+from errno import E2BIG, EACCES, EINVAL
+from typing import NamedTuple, NoReturn
+
+from trampoline.bpf.isa.insn import Insn
+from trampoline.bpf.program import BpfProgram, MapSpec
+from trampoline.bpf.uapi import ProgFlag
+from trampoline.bpf.verifier.errors import Unsupported, VerifierError
+from trampoline.bpf.verifier.kernel_view import KernelView
+from trampoline.bpf.verifier.rules.engine_rules import RULES, Rules
+from trampoline.bpf.verifier.state.result import InsnFacts, SubprogFacts
+from trampoline.bpf.verifier.state.state import NOT_INIT, UNKNOWN_REG, FuncFrame, Reg, VerifierState
+from trampoline.bpf.verifier.target.check_attach_target import AttachTarget
+from trampoline.bpf.verifier.values.kinds import RegKind
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the loading task may do. CAP_SYS_ADMIN stands for all of them."""
+
+    bpf: bool = True
+    perfmon: bool = True
+    net_admin: bool = True
+
+    @property
+    def ptr_leaks(self) -> bool:
+        """``bpf_allow_ptr_leaks``: may store pointers where user space reads them."""
+        return self.perfmon
+
+    @property
+    def uninit_stack(self) -> bool:
+        """``bpf_allow_uninit_stack``."""
+        return self.perfmon
+
+
+MAX_PENDING = 8192
+"""BPF_COMPLEXITY_LIMIT_JMP_SEQ."""
+
+
+class Pending(NamedTuple):
+    """A path that waits."""
+
+    state: VerifierState
+    slot: int
+    from_slot: int
+    log_length: int
+
+
+class Env:
+    """``struct bpf_verifier_env``. Places are slots of 8 bytes, as in the kernel's log.
+
+    The rules of a subject take it as their first argument, read and change ``env.frame`` and ``env.state``, and end in
+    ``env.refuse`` or ``env.unsupported`` where they don't return.
+    """
+
+    def __init__(
+        self,
+        program: BpfProgram,
+        kernel: KernelView,
+        target: AttachTarget | None = None,
+        capabilities: Capabilities | None = None,
+        log_level: int = 2,
+    ) -> None:
+        self.program = program
+        self.kernel = kernel
+        self.rules: Rules = RULES[kernel.release]
+        self.target = target
+        self.capabilities = capabilities or Capabilities()
+        self.log_level = log_level
+        self.log: list[str] = []
+        self.insns: list[Insn | None] = []
+        """By slot; None is the second half of LD_IMM64."""
+        for insn in program.insns:
+            self.insns.append(insn)
+            if insn.slots == 2:
+                self.insns.append(None)
+        self.facts = [InsnFacts() for _ in self.insns]
+        """By slot."""
+        self.subprogs: list[SubprogFacts] = []
+        self.subprog_at: dict[int, int] = {}
+        """Number of the function that starts at a slot."""
+        self.subprog_types: list[int] = []
+        """BTF type id (FUNC) of each function; empty without func_info."""
+        self.maps: list[MapSpec] = []
+        """Maps used so far, in the order of their first use."""
+        self.slot = 0
+        self.state: VerifierState = VerifierState(FuncFrame(0, 0, -1))
+        self.frame: FuncFrame = self.state.frames[0]
+        """The innermost frame of ``state``. A rule that pushes a frame keeps the old one at hand in a variable."""
+        self.strict_alignment = bool(program.flags & ProgFlag.STRICT_ALIGNMENT)
+        self.processed = 0
+        self.next_slot = 0
+        """Where the path goes on; the walk sets it to the slot behind, a jump to another."""
+        self.pending: list[Pending] = []
+        """Paths that are to be walked, the next one last."""
+        self.entered_callback: FuncFrame | None = None
+        """A callback's frame, to be entered when the call's check is done."""
+        self.callback_slots: set[int] = set()
+        """Calls that call back."""
+        self.force_checkpoints: set[int] = set()
+        """Calls of an iterator's next, and may_goto: their states are always kept."""
+        self.may_gotos: set[int] = set()
+        self.pointer_kinds: dict[int, RegKind] = {}
+        """What the base of a load or store was when it was first walked."""
+        self.checked_fields = bytearray(len(self.insns))
+        self.texts: dict[int, str] = {}
+        """Lines of the log by slot."""
+        self.line_at = {line.slot: line for line in program.lines}
+        self.async_entries: dict[int, int] = {}
+        self.called_globals: set[int] = set()
+        """Global functions that some path calls, which are to be verified themselves."""
+        self.last_id = 0
+        # What Verified says of the whole program.
+        self.uses: set[str] = set()
+        """Names of fields of ``Uses`` that are true."""
+        self.accessed_args: set[int] = set()
+        self.accesses_ret = False
+        self.max_ctx_offset = 0
+
+    # Registers
+
+    def reg(self, n: int) -> Reg:
+        """Register ``n`` of the innermost frame."""
+        return self.frame.regs[n]
+
+    def set_reg(self, n: int, reg: Reg) -> None:
+        """Puts a value into register ``n`` of the innermost frame."""
+        self.frame.regs[n] = reg
+
+    def mark_unknown(self, n: int) -> None:
+        """Register ``n`` holds any number (``mark_reg_unknown``)."""
+        self.frame.regs[n] = UNKNOWN_REG
+
+    def mark_not_init(self, n: int) -> None:
+        """Register ``n`` may not be read (``mark_reg_not_init``)."""
+        self.frame.regs[n] = NOT_INIT
+
+    def read(self, n: int) -> Reg:
+        """Register ``n``, which an instruction reads (``check_reg_arg`` with SRC_OP)."""
+        reg = self.frame.regs[n]
+        if reg.kind is RegKind.NOT_INIT:
+            self.refuse(EACCES, f"R{n} !read_ok")
+        return reg
+
+    def check_writable(self, n: int) -> None:
+        """Refuses an instruction whose destination is the frame pointer (``check_reg_arg`` with DST_OP)."""
+        if n == 10:
+            self.refuse(EACCES, "frame pointer is read only")
+
+    def new_id(self) -> int:
+        """An id that no register has yet."""
+        self.last_id += 1
+        return self.last_id
+
+    @property
+    def fact(self) -> InsnFacts:
+        """What is learnt of the current instruction."""
+        return self.facts[self.slot]
+
+    def use_map(self, spec: MapSpec) -> None:
+        """Notes that the program uses this map."""
+        if not any(spec is used for used in self.maps):
+            self.maps.append(spec)
+
+    # Paths
+
+    def push_branch(self, slot: int) -> VerifierState:
+        """A copy of the current path, which is walked from ``slot`` on later. Give it what it has of its own."""
+        other = self.state.copy()
+        if other.parent is not None:
+            other.parent.branches += 1
+        self.pending.append(Pending(other, slot, self.slot, len(self.log)))
+        if len(self.pending) > MAX_PENDING:
+            self.refuse(E2BIG, f"The sequence of {len(self.pending)} jumps is too complex.")
+        return other
+
+    # What is said
+
+    def say(self, text: str) -> None:
+        """A line of the log."""
+        self.log.append(text)
+
+    def refuse(self, errno: int, message: str) -> NoReturn:
+        """Ends verification with the kernel's errno (positive); the message is the log's decisive line."""
+        if message:
+            self.log.append(message)
+        raise VerifierError(errno, message, self.slot, self.final_log())
+
+    def invalid(self, message: str) -> NoReturn:
+        """``refuse`` with EINVAL."""
+        self.refuse(EINVAL, message)
+
+    def denied(self, message: str) -> NoReturn:
+        """``refuse`` with EACCES."""
+        self.refuse(EACCES, message)
+
+    def unsupported(self, feature: str) -> NoReturn:
+        """Ends verification because verifier-lite does not model this."""
+        raise Unsupported(feature, self.slot, self.final_log())
+
+    def final_log(self) -> str:
+        """The log so far with its last line."""
+        count = f"processed {self.processed} insns (limit 1000000)" if self.processed else ""
+        return "\n".join([*self.log, count] if count else self.log) + "\n"

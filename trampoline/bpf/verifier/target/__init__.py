@@ -1,0 +1,1 @@
+"""Attach targets (bpf_check_attach_target())."""

@@ -1,0 +1,1 @@
+"""Values of registers: ranges, tnums, types and their arithmetic."""

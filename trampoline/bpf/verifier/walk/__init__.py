@@ -1,0 +1,1 @@
+"""The walk over instructions (do_check()): branches, pruning, loops."""

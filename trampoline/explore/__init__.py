@@ -1,1 +1,0 @@
-"""Looking for races: scenarios of calls and operations that overlap, in every design, and what must hold in them."""

@@ -1,0 +1,1 @@
+"""The laboratory: a kernel with programs, links and calls."""

@@ -1,0 +1,1 @@
+"""Steps of the state machine, one file a subject."""

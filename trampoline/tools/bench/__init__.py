@@ -1,0 +1,1 @@
+"""Instruction counts of designs beside measured figures."""

@@ -1,0 +1,102 @@
+"""Figures that were measured on real kernel code, to put beside ours.
+
+Kernel objects built with gcc 12 -O2 and executed; the trampolines of classic designs came out of the kernel's own
+generator. Each has one plain program (``xor eax, eax; ret``), which is not counted, nor is the traced function's body.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """T for one program on a function without arguments, more for each argument slot, more for each further program
+    (None: not measured).
+    """
+
+    base: int
+    per_arg: int
+    further: int | None
+
+    def instructions(self, nr_args: int, programs: int = 1) -> int | None:
+        """T for some argument slots and programs; None where that was not measured."""
+        if programs > 1 and self.further is None:
+            return None
+        return self.base + self.per_arg * nr_args + (self.further or 0) * (programs - 1)
+
+
+CLASSIC = {
+    "voluntary": {"fentry": Anchor(90, 2, 80), "fexit": Anchor(109, 2, 80), "fmodret": Anchor(111, 1, 83)},
+    "lazy": {"fentry": Anchor(51, 2, 41), "fexit": Anchor(74, 2, None), "fmodret": Anchor(77, 1, None)},
+}
+"""A trampoline for each function, by configuration; lazy is what 7.3 merged."""
+
+SEED_V2 = {"fentry": Anchor(125, 2, 67), "fexit": Anchor(147, 2, 67), "fmodret": Anchor(141, 1, 71)}
+SEED_V1 = {"fentry": Anchor(138, 0, 86), "fexit": Anchor(172, 0, 86), "fmodret": Anchor(162, 0, 89)}
+"""The series as posted, in its second and first version; voluntary, up to 6 argument slots."""
+SEED_SLOTS = 6
+
+LOWEST = {
+    ("voluntary", "full"): {"fentry": Anchor(39, 2, 29), "fexit": Anchor(45, 1, None), "fmodret": Anchor(41, 1, None)},
+    ("none", "full"): {"fentry": Anchor(27, 2, 17), "fexit": Anchor(33, 1, None), "fmodret": Anchor(29, 1, None)},
+    ("none", "plain"): {"fentry": Anchor(15, 2, None), "fexit": Anchor(21, 1, None), "fmodret": Anchor(20, 1, None)},
+}
+"""How low a stub for each argument count can go that finds metadata in padding: the series' meaning with
+migrate_disable, without it, and what is left of that for a single program that reads its arguments at most.
+"""
+
+
+def anchor(
+    name: str,
+    *,
+    design: str,
+    config: str,
+    nr_args: int = 1,
+    program: str = "plain",
+    metadata: str | None = None,
+) -> Anchor | None:
+    """The figure for a row of the bench; None where nobody measured this design in this configuration."""
+    kind, _, multi = name.partition("-")
+    if design == "specialised":
+        # For a hash only an estimate is known, and none for callers that look nothing up and yet keep everything.
+        if metadata not in ((None, "padding") if program == "plain" else ("padding",)):
+            return None
+        return LOWEST.get((config, program), {}).get(kind)
+    if design.startswith("seed") and multi:
+        # What was measured is the series as posted.
+        if config != "voluntary" or nr_args > SEED_SLOTS or design not in ("tracing-multi-v1", "tracing-multi-v2"):
+            return None
+        return (SEED_V2 if design == "tracing-multi-v2" else SEED_V1).get(kind)
+    if design == "generic" or program != "plain":
+        return None
+    return CLASSIC.get(config, {}).get(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class SeedPath:
+    """A line of the table that came with the seed series: millions of calls a second."""
+
+    name: str
+    mps: float
+    instructions: int | None = None
+    """T in the configuration voluntary, of a way in that we don't run."""
+
+
+SEED_TABLE = (
+    SeedPath("usermode-count", 746.907),
+    SeedPath("kernel-count", 313.423, 0),
+    SeedPath("syscall-count", 18.179),
+    SeedPath("fentry", 107.149),
+    SeedPath("fexit", 56.565),
+    SeedPath("fmodret", 59.495),
+    SeedPath("fentry-multi", 99.073),
+    SeedPath("fentry-multi-all", 97.920),
+    SeedPath("fexit-multi", 55.426),
+    SeedPath("fmodret-multi", 56.589),
+    SeedPath("rawtp", 166.774, 49),
+    SeedPath("tp", 61.947, 243),
+    SeedPath("kprobe", 43.719, 308),
+    SeedPath("kprobe-multi", 47.451, 185),
+    SeedPath("kretprobe", 18.358, 556),
+    SeedPath("kretprobe-multi", 24.523, 427),
+)
+"""Published with version 2 of the series. kernel-count calls a function that nothing is attached to."""

@@ -1,0 +1,68 @@
+"""Options that ``tramp step`` and ``tramp replay --step`` have in common: the screen, or lines."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trampoline.tools.debugger.terminal.run import Stepping
+
+
+def add_stepping(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """How it is shown, and what is done first."""
+    parser.add_argument("--plain", action="store_true", help="no screen: print every instruction on a line")
+    parser.add_argument("--max", type=_number, metavar="N", help="print N instructions at most (implies --plain)")
+    parser.add_argument("--phase", metavar="P", help="print the instructions of this phase only (implies --plain)")
+    parser.add_argument(
+        "--ex", action="append", default=[], dest="commands", metavar="COMMAND",
+        help="do this first, as on the command line of the screen ('to program; s 5'); with --plain: do this, and"
+        " print what comes of it; may be given again",
+    )  # fmt: skip
+    parser.add_argument("-x", dest="script", metavar="FILE", help="the same, a command a line; - is standard input")
+    parser.add_argument(
+        "--screenshot", type=Path, metavar="FILE", help="write the screen behind the commands as a picture (SVG)"
+    )
+    parser.add_argument(
+        "--size", type=_size, default=(120, 40), metavar="WxH", help="of the screenshot (default: 120x40 characters)"
+    )
+
+
+def stepping_given(arguments: argparse.Namespace) -> str:
+    """The first of these options that was given, as it is written; nothing where none was."""
+    given = {
+        "--plain": arguments.plain,
+        "--max": arguments.max is not None,
+        "--phase": arguments.phase,
+        "--ex": arguments.commands,
+        "-x": arguments.script,
+        "--screenshot": arguments.screenshot,
+    }
+    return next((option for option, is_given in given.items() if is_given), "")
+
+
+def stepping(arguments: argparse.Namespace) -> "Stepping":
+    """What these options say. TrampolineError where they contradict each other."""
+    from trampoline.tools.debugger.terminal.run import Stepping
+
+    return Stepping(
+        plain=arguments.plain,
+        most=arguments.max,
+        phase=arguments.phase,
+        commands=tuple(arguments.commands),
+        script=arguments.script,
+        screenshot=arguments.screenshot,
+        size=arguments.size,
+    )
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    return int(text)
+
+
+def _size(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    if not (f"{width}{height}".isascii() and width.isdigit() and height.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: 120x40 is one")
+    return int(width), int(height)

@@ -1,0 +1,111 @@
+"""``tramp bench``: instructions for each way of attaching, beside what real kernels take."""
+
+import argparse
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trampoline.tools.bench.bench import BenchRow
+
+
+def add_parser(subparsers: Any) -> None:
+    """Describe the arguments."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="count the instructions that an attached program costs",
+        description="Instructions from the patch site until control is back, without the traced function's and the"
+        " programs' own; beside the figure of real kernel code.",
+    )
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument("--design", metavar="D", help="one design, or all (default: per-function; with --json all)")
+    parser.add_argument("--flavour", metavar="F", help="6.1, 6.12, 7.2 or all (default: 6.12; with lazy and none 7.2)")
+    parser.add_argument(
+        "--config", choices=("voluntary", "lazy", "none", "all"), default="voluntary", help="how the kernel is built"
+    )
+    parser.add_argument(
+        "--metadata",
+        default="all",
+        metavar="M",
+        help="padding, hash, flat or all: how designs that have the choice find metadata (default: all)",
+    )
+    parser.add_argument("--nr-args", type=int, default=1, metavar="N", help="arguments of the traced function, 0 to 12")
+    parser.add_argument("--programs", type=int, default=1, metavar="K", help="programs attached")
+    parser.add_argument(
+        "--program",
+        choices=("plain", "full"),
+        default="plain",
+        help="full ones also read ip, cookie and argument count",
+    )
+    parser.add_argument(
+        "--functions", type=Path, metavar="FILE", help="fentry-multi-all: on every function of this raw BTF"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print."""
+    from trampoline.bpf.btf.btf import Btf
+    from trampoline.designs import DESIGNS
+    from trampoline.rules import FLAVOURS, flavour
+    from trampoline.tools.bench.bench import DEFAULT_FLAVOUR, DESIGN, bench
+
+    configs = list(DEFAULT_FLAVOUR) if arguments.config == "all" else [arguments.config]
+    chosen = arguments.design or ("all" if arguments.json else DESIGN)
+    designs = list(DESIGNS) if chosen == "all" else [chosen]
+    btf = Btf.read(arguments.functions) if arguments.functions else None
+    rows: list[BenchRow] = []
+    for config in configs:
+        if arguments.flavour == "all":
+            flavours = list(FLAVOURS)
+        else:
+            flavours = [flavour(arguments.flavour or DEFAULT_FLAVOUR[config]).name]
+        rows += bench(
+            flavours,
+            [config],
+            designs=designs,
+            metadata=arguments.metadata,
+            nr_args=arguments.nr_args,
+            programs=arguments.programs,
+            program=arguments.program,
+            btf=btf,
+        )
+    if arguments.json:
+        import json
+
+        print(json.dumps({"rows": [row.to_json() for row in rows]}, indent=2))
+        return 0
+    print_rows(rows)
+    if len(designs) < len(DESIGNS):
+        print("Other designs: --design all, or --design NAME.")
+    return 0
+
+
+def print_rows(rows: "list[BenchRow]") -> None:
+    """The rows as tables that fit 80 columns unless a design has a long name, one for each kernel and configuration."""
+    first = rows[0]
+    wide = max(13, *(len(row.design) + 1 for row in rows))
+    for (flavour, config), group in groupby(rows, lambda row: (row.flavour, row.config)):
+        what = f"{first.nr_args} argument{'s' * (first.nr_args != 1)}"
+        programs = f"{first.programs} {first.program} program{'s' * (first.programs != 1)}"
+        print(f"kernel {flavour}, {config}; {what}, {programs}")
+        print(
+            f"{'':17}{'design':{wide}}{'metadata':9}{'insns':>6}{'anchor':>7}{'ratio':>6}{'further':>8}{'anchor':>7}"
+            f"{'unbal.':>7}"
+        )
+        for row in group:
+            if row.error:
+                print(f"{row.name:17}{row.design:{wide}}{row.metadata or '-':8} -{row.error}")
+                continue
+            print(
+                f"{row.name:17}{row.design:{wide}}{row.metadata or '-':8}{_number(row.instructions):>7}"
+                f"{_number(row.anchor):>7}{_number(row.ratio, '.3f'):>6}{_number(row.further):>8}"
+                f"{_number(row.further_anchor):>7}{_number(row.unbalanced_returns):>7}"
+            )
+        print()
+    print("insns: instructions from the patch site until control is back; further: for")
+    print("one more program. anchor: measured on real kernel code. unbal.: returns that")
+    print("a CPU mispredicts.")
+
+
+def _number(value: float | None, form: str = "d") -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,58 @@
+"""``tramp compare``: published speed beside instructions and unbalanced returns, and how well they agree."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trampoline.tools.bench.published_speed import SpeedComparison
+
+
+def add_parser(subparsers: Any) -> None:
+    """Describe the arguments."""
+    parser = subparsers.add_parser(
+        "compare",
+        help="compare instructions with the speed that was published with the seed series",
+        description="The table that came with the seed series, in millions of calls a second, beside the instructions"
+        " and unbalanced returns of each path, with the rank correlation. What can't be run here has the instructions"
+        " that were counted on real kernel code.",
+    )
+    parser.add_argument(
+        "--design", default="tracing-multi-v2", metavar="D", help="design of the multi rows (default: tracing-multi-v2)"
+    )
+    parser.add_argument("--flavour", default="6.12", metavar="F", help="6.1, 6.12 or 7.2 (default: 6.12)")
+    parser.add_argument("--json", action="store_true", help="print paths and correlations as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Count and print."""
+    from trampoline.tools.bench.published_speed import compare
+
+    comparison = compare(design=arguments.design, flavour=arguments.flavour)
+    if arguments.json:
+        import json
+
+        print(json.dumps(comparison.to_json(), indent=2))
+    else:
+        print_comparison(comparison)
+    return 0
+
+
+def print_comparison(comparison: "SpeedComparison") -> None:
+    """The paths from quick to slow, then the correlations."""
+    print(f"kernel {comparison.flavour}, {comparison.config}\n")
+    print(f"{'':18}{'design':14}{'args':>4}{'M/s':>10}{'ns':>8}{'insns':>7}{'unbal.':>8}{'charged':>9}")
+    for path in sorted(comparison.paths, key=lambda path: -path.mps):
+        print(
+            f"{path.name:18}{path.design or '-':14}{_shown(path.nr_args):>4}{path.mps:10.3f}{1000 / path.mps:8.2f}"
+            f"{_shown(path.instructions):>7}{_shown(path.unbalanced_returns):>8}{_shown(path.charged, '.0f'):>9}"
+        )
+    print(f"\n{'rank correlation with time':32}{'insns':>8}{'charged':>9}")
+    for group, label in (("all", "all paths"), ("entry", "entry side"), ("trampolines", "trampolines")):
+        print(f"{label:32}{comparison.ranks[group]:8.3f}{comparison.charged_ranks[group]:9.3f}")
+    print("\nM/s: as published. insns: counted here where there is a design, else on real")
+    print("kernel code. charged: an unbalanced return counts as much as it takes,")
+    print(f"{comparison.charge:.0f} instructions.")
+
+
+def _shown(value: float | None, form: str = "d") -> str:
+    return "-" if value is None else format(value, form)

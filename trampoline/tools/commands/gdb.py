@@ -1,0 +1,57 @@
+"""``tramp gdb``: a target for gdb's remote protocol."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from trampoline.tools.commands._target import add_target, target_options
+
+
+def add_parser(subparsers: Any) -> None:
+    """Describe the arguments."""
+    parser = subparsers.add_parser(
+        "gdb",
+        help="serve a function's trampoline to gdb",
+        description="Attach programs to a function and wait for gdb: each call is a thread that stands before its first"
+        " instruction. Prints the gdb command to copy. Ctrl-C ends it.",
+    )
+    add_target(parser)
+    parser.add_argument(
+        "--port", type=_port, default=0, metavar="N", help="where to listen (default: 0, a free one, which is printed)"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="127.0.0.1 (default) or ::1; no other is served"
+    )
+    parser.add_argument(
+        "--symbols", type=Path, metavar="FILE", help="where the symbol file goes (default: a temporary file)"
+    )
+    parser.add_argument("--once", action="store_true", help="end when the first gdb is gone")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C; with --once, until the first gdb is gone."""
+    import signal
+    import sys
+
+    from trampoline.tools.debugger.gdb_server import serve
+
+    # Who is told to end removes its temporary file first.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        serve(
+            target_options(arguments),
+            host=arguments.host,
+            port=arguments.port,
+            symbols=arguments.symbols,
+            once=arguments.once,
+            tell=lambda line: print(line, flush=True),
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
+    return int(text)

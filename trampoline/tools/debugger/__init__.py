@@ -1,0 +1,45 @@
+"""Stepping trampolines: what is looked at has its names. ``emu.debug`` with what BPF knows."""
+
+from emu.debug import (
+    AtAddress,
+    AtEvent,
+    AtPhase,
+    Breakpoint,
+    CallSite,
+    CodeLine,
+    CpuState,
+    DataAccess,
+    DebugError,
+    DebugStop,
+    DebugStopReason,
+    FrameSlot,
+    OperationThread,
+    PatchedBytes,
+    StackFrame,
+    TaskThread,
+    Thread,
+    When,
+)
+from trampoline.tools.debugger.debugger import BpfDebugger
+
+__all__ = [
+    "AtAddress",
+    "AtEvent",
+    "AtPhase",
+    "BpfDebugger",
+    "Breakpoint",
+    "CallSite",
+    "CodeLine",
+    "CpuState",
+    "DataAccess",
+    "DebugError",
+    "DebugStop",
+    "DebugStopReason",
+    "FrameSlot",
+    "OperationThread",
+    "PatchedBytes",
+    "StackFrame",
+    "TaskThread",
+    "Thread",
+    "When",
+]

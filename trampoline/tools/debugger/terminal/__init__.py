@@ -1,0 +1,1 @@
+"""The stepper in a terminal: full screen, or line by line."""

@@ -1,0 +1,197 @@
+"""Commands that move: forwards, backwards, to the next something."""
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+from asm import Phase
+from trampoline.bpf.errors import TrampolineError
+from trampoline.tools.debugger import AtPhase, Breakpoint, DebugStop, DebugStopReason
+from trampoline.tools.debugger.schedule import ScheduleDebugger
+from trampoline.tools.debugger.terminal.breakpoint_text import breakpoint_text
+from trampoline.tools.debugger.terminal.command_result import CommandResult
+from trampoline.tools.debugger.terminal.event_text import event_text
+from trampoline.tools.debugger.terminal.session import StepperSession
+from trampoline.tools.debugger.terminal.styled_text import Role, Span, line
+
+Next = Literal["program", "call", "patch", "event"]
+"""What ``to`` goes to, beside phases."""
+MOST = 10_000_000
+"""Steps that a count may ask for."""
+
+
+def step(session: StepperSession, rest: str) -> CommandResult:
+    """``stepi [N]``"""
+    times = _count(rest)
+    along = session.along
+    follows = along is not None and along.is_next(session.debugger.thread)
+    go = along.step if along is not None and follows else session.debugger.step
+    if session.after_instruction is None:
+        return moved(session, go(times))
+    stop = go(1)
+    session.after_instruction()
+    for _ in range(times - 1):
+        if stop.reason is not DebugStopReason.STEP:
+            break
+        stop = go(1)
+        session.after_instruction()
+    return moved(session, stop)
+
+
+def along(session: StepperSession, rest: str) -> CommandResult:
+    """``along [N]``"""
+    debugger = _schedule(session)
+    return _repeated(session, debugger.next_in_schedule, rest)
+
+
+def back_along(session: StepperSession, rest: str) -> CommandResult:
+    """``reverse-along [N]``"""
+    debugger = _schedule(session)
+    return _repeated(session, debugger.back_in_schedule, rest)
+
+
+def _schedule(session: StepperSession) -> ScheduleDebugger:
+    if session.along is None:
+        raise TrampolineError("there is no schedule to follow: tramp replay STRING --step has one")
+    if session.along.is_left:
+        raise TrampolineError("a step went another way: goto 0 begins again, without the schedule")
+    return session.along.debugger
+
+
+def step_over(session: StepperSession, rest: str) -> CommandResult:
+    """``nexti [N]``"""
+    return _repeated(session, session.debugger.step_over, rest)
+
+
+def step_out(session: StepperSession, rest: str) -> CommandResult:
+    """``finish``"""
+    return _once(session, session.debugger.step_out, rest)
+
+
+def run(session: StepperSession, rest: str) -> CommandResult:
+    """``continue``"""
+    return _once(session, session.debugger.run, rest)
+
+
+def back(session: StepperSession, rest: str) -> CommandResult:
+    """``reverse-stepi [N]``"""
+    return moved(session, session.debugger.back(_count(rest)))
+
+
+def back_over(session: StepperSession, rest: str) -> CommandResult:
+    """``reverse-nexti [N]``"""
+    return _repeated(session, session.debugger.back_over, rest)
+
+
+def back_out(session: StepperSession, rest: str) -> CommandResult:
+    """``reverse-finish``"""
+    return _once(session, session.debugger.back_out, rest)
+
+
+def run_back(session: StepperSession, rest: str) -> CommandResult:
+    """``reverse-continue``"""
+    return _once(session, session.debugger.run_back, rest)
+
+
+def goto(session: StepperSession, rest: str) -> CommandResult:
+    """``goto POSITION``"""
+    position = number(rest, "position", least=0)
+    return moved(session, session.debugger.goto(max(position, session.start)))
+
+
+def to_phase(session: StepperSession, rest: str) -> CommandResult:
+    """``phase [NAME]``"""
+    if not rest:
+        return moved(session, session.debugger.run_to("phase"))
+    return to_breakpoint(session, AtPhase(phase_named(rest)))
+
+
+def to(session: StepperSession, rest: str) -> CommandResult:
+    """``to program``, ``to call``, ``to patch``, ``to event``"""
+    found: Next | None = next((what for what in get_args(Next) if what == rest), None)
+    if found is None:
+        raise TrampolineError(f"to what? {', '.join(get_args(Next))}")
+    return moved(session, session.debugger.run_to(found))
+
+
+def to_breakpoint(session: StepperSession, wanted: Breakpoint) -> CommandResult:
+    """Run until a breakpoint is met that is there for this once."""
+    debugger = session.debugger
+    if wanted in debugger.breakpoints:
+        return moved(session, debugger.run())
+    debugger.add(wanted)
+    try:
+        stop = debugger.run()
+    finally:
+        debugger.remove(wanted)
+    if stop.breakpoint == wanted:
+        stop = stop._replace(reason=DebugStopReason.STEP)
+    return moved(session, stop)
+
+
+def phase_named(name: str) -> str:
+    """A phase that there is. TrampolineError."""
+    if name not in {str(phase) for phase in Phase}:
+        raise TrampolineError(f"no phase {name!r}; there are {', '.join(Phase)}")
+    return name
+
+
+def moved(session: StepperSession, stop: DebugStop) -> CommandResult:
+    """What a move's end is told as."""
+    if stop.position < session.start:
+        # In front of it there is nobody whom one could look at.
+        stop = session.debugger.goto(session.start)._replace(reason=DebugStopReason.START)
+    if session.along is not None:
+        session.along.note()
+        session.along.choose()
+    text = reason(session, stop)
+    role = Role.WARNING if stop.reason is DebugStopReason.FAULT else Role.PLAIN
+    return CommandResult((line(Span(text, role)),) if text else (), moved=True)
+
+
+def reason(session: StepperSession, stop: DebugStop) -> str:
+    """Why a move ended, in words; nothing where it did what was asked for."""
+    match stop.reason:
+        case DebugStopReason.STEP:
+            return stop.message
+        case DebugStopReason.BREAKPOINT if stop.breakpoint is not None:
+            return f"breakpoint {session.number(stop.breakpoint)}: {breakpoint_text(stop.breakpoint)}"
+        case DebugStopReason.EVENT if stop.event is not None:
+            return f"event: {event_text(stop.event, session.debugger.symbol)}"
+        case DebugStopReason.DONE:
+            return stop.message or f"{stop.thread.name if stop.thread else 'it'} has ended{_value(stop)}"
+        case DebugStopReason.START:
+            return "at the start: nothing is further back"
+        case _:
+            return ": ".join(part for part in (str(stop.reason), stop.message) if part)
+
+
+def _value(stop: DebugStop) -> str:
+    value = getattr(stop.thread, "value", None)
+    return "" if value is None else f": {value:#x}"
+
+
+def _once(session: StepperSession, move: Callable[[], DebugStop], rest: str) -> CommandResult:
+    if rest:
+        raise TrampolineError(f"{rest!r} is one word too many")
+    return moved(session, move())
+
+
+def _repeated(session: StepperSession, move: Callable[[], DebugStop], rest: str) -> CommandResult:
+    times = _count(rest)
+    stop = move()
+    for _ in range(times - 1):
+        if stop.reason is not DebugStopReason.STEP:
+            break
+        stop = move()
+    return moved(session, stop)
+
+
+def _count(rest: str) -> int:
+    return number(rest, "how often", least=1) if rest else 1
+
+
+def number(text: str, what: str, *, least: int, most: int = MOST) -> int:
+    """A decimal number. TrampolineError."""
+    if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+        raise TrampolineError(f"{what}: a number from {least} is wanted, not {text!r}")
+    return int(text)

@@ -1,0 +1,147 @@
+"""``tramp step`` from options to the end: which of screen, lines and picture it is, and where the debugger lives."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from trampoline.bpf.errors import TrampolineError
+from trampoline.lab.workload import TargetOptions, open_target
+from trampoline.tools.debugger import BpfDebugger
+from trampoline.tools.debugger.schedule import debugger_for_schedule
+from trampoline.tools.debugger.terminal.line_mode import Plain
+from trampoline.tools.debugger.terminal.motion_commands import phase_named
+from trampoline.tools.debugger.terminal.schedule_cursor import Along
+from trampoline.tools.debugger.terminal.session import StepperSession
+
+
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    """How to show it. ``commands`` are done first, then those of the file ``script`` ("-": standard input).
+
+    ``most`` lines of instructions, of ``phase`` only: line by line. ``screenshot`` of ``size`` characters: no screen.
+    """
+
+    plain: bool = False
+    most: int | None = None
+    phase: str | None = None
+    commands: tuple[str, ...] = ()
+    script: str | None = None
+    screenshot: Path | None = None
+    size: tuple[int, int] = (120, 40)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether to print lines: asked for, or there is no terminal that could do more."""
+        return self.plain or self.most is not None or self.phase is not None or not has_screen()
+
+
+def has_screen() -> bool:
+    """Whether a terminal is there that a screen can be drawn on, and keys read from."""
+    streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    return all(stream is not None and stream.isatty() for stream in streams) and os.environ.get("TERM") != "dumb"
+
+
+def step_schedule(address: str, how: Stepping) -> int:
+    """Step through a schedule that ``tramp explore`` printed. Exit status: 1 where it breaks something, printed.
+
+    BadSchedule, TrampolineError and KernelError for an address that names nothing.
+    """
+
+    @contextmanager
+    def opening() -> Iterator[StepperSession]:
+        with closing(debugger_for_schedule(address)) as debugger:
+            yield StepperSession(debugger, address, Along(debugger))
+
+    return step(opening, how)
+
+
+Opening = Callable[[], AbstractContextManager[StepperSession]]
+"""What makes a session, and ends it."""
+
+
+def step_target(options: TargetOptions, how: Stepping) -> int:
+    """Step through what the options ask for. Exit status: 1 where the guest faulted under ``--plain``.
+
+    TrampolineError and what opening the target raises, before anything is shown; OSError for a file.
+    """
+
+    @contextmanager
+    def opening() -> Iterator[StepperSession]:
+        with open_target(options) as ready, closing(BpfDebugger(ready.lab)) as debugger:
+            ready.begin(debugger)
+            yield StepperSession(debugger, ready.title)
+
+    return step(opening, how)
+
+
+def step(opening: Opening, how: Stepping) -> int:
+    """Step through a session: see ``step_target``."""
+    if how.phase is not None:
+        phase_named(how.phase)
+    if how.screenshot is not None:
+        if how.plain or how.most is not None or how.phase is not None:
+            raise TrampolineError("--screenshot is of the screen: not with --plain, --max or --phase")
+        return _screenshot(opening, how, how.screenshot)
+    return _print(opening, how) if how.is_plain else _show(opening, how)
+
+
+def _print(opening: Opening, how: Stepping) -> int:
+    commands = _commands(how)
+    with opening() as session:
+        printed = Plain(session, phase=how.phase, most=how.most)
+        has_commands = how.commands or how.script is not None
+        lines = printed.commands(commands) if has_commands else printed.everything()
+        for line in lines:
+            print(line, flush=sys.stdout.isatty())
+        return 1 if printed.faulted else 0
+
+
+def _show(opening: Opening, how: Stepping) -> int:
+    from trampoline.tools.debugger.terminal.app import StepApp
+
+    if how.script == "-":
+        raise TrampolineError("-x -: standard input is the screen's keyboard; --plain reads commands from it")
+    commands = tuple(_commands(how))
+    with _elsewhere(opening) as (session, executor):
+        app = StepApp(session, executor, commands)
+        app.run(mouse=False)
+        if app.failure is not None:
+            raise app.failure
+        return app.return_code or 0
+
+
+def _screenshot(opening: Opening, how: Stepping, path: Path) -> int:
+    from emu.atomic_file import write_whole
+    from trampoline.tools.debugger.terminal.screenshot import screenshot
+
+    commands = tuple(_commands(how))
+    with _elsewhere(opening) as (session, executor):
+        write_whole({path: screenshot(session, executor, commands, how.size)})
+    return 0
+
+
+def _commands(how: Stepping) -> Iterable[str]:
+    given = [command for text in how.commands for command in text.split(";")]
+    if how.script == "-":
+        return chain(given, sys.stdin)  # a line at a time: somebody may be typing
+    if how.script is None:
+        return given
+    return (*given, *Path(how.script).read_text(encoding="utf-8").splitlines())
+
+
+@contextmanager
+def _elsewhere(opening: Opening) -> Iterator[tuple[StepperSession, Executor]]:
+    """The session in a host thread of its own, from beginning to end: greenlets stay in the thread they began in."""
+    with ThreadPoolExecutor(1, "debugger") as executor:
+        stack = ExitStack()
+        session = executor.submit(lambda: stack.enter_context(opening())).result()
+        try:
+            yield session, executor
+        finally:
+            session.interrupt()
+            executor.submit(stack.close).result()

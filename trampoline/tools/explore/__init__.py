@@ -1,0 +1,1 @@
+"""Search for races: scenarios, campaigns, clusters."""

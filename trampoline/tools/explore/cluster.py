@@ -1,0 +1,99 @@
+"""A campaign's chunks as tasks of a Dask cluster (the extra ``campaigns``)."""
+
+import queue
+import uuid
+from typing import Any
+
+from trampoline.bpf.errors import TrampolineError
+from trampoline.tools.explore.chunk import Chunk, ChunkResult, Work, run_chunk_elsewhere
+
+_ANSWERS = 10
+"""Seconds in which a scheduler must answer."""
+_DEATHS = 5
+"""Workers that may die of a chunk, or under it, before it is given up."""
+
+
+class Cluster:
+    """Runs chunks on the workers of a Dask scheduler, which have tramplab installed.
+
+    A chunk whose worker dies is run again by another one; its result is taken once. TrampolineError where Dask isn't
+    installed, or where no scheduler answers at ``address`` (``tcp://HOST:PORT``).
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            from distributed import Client
+        except ImportError:
+            raise TrampolineError("Dask needs the extra campaigns: pip install tramplab[campaigns]") from None
+        client: Any = Client  # Dask's functions have no types
+        try:
+            self._client = client(address, timeout=_ANSWERS, set_as_default=False)
+        except (OSError, ValueError, TypeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise TrampolineError(f"no Dask scheduler at {address}: {reason}") from None
+        self._address = address
+        self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._futures: dict[int, Any] = {}
+        """Chunks under way, by number."""
+        self._name, self._work = "", Work("", "")
+
+    @property
+    def slots(self) -> int:
+        """See Workers: one runs and one waits for each thread of a worker, of those that there are now."""
+        return 2 * max(sum(int(threads) for threads in self._client.nthreads().values()), 1)
+
+    @property
+    def under_way(self) -> int:
+        """See Workers."""
+        return len(self._futures)
+
+    def begin(self, work: Work, seconds: float | None) -> None:
+        """See Workers. Chunks that are under way when the time is over are given up: clocks differ."""
+        self.stop()
+        self._name, self._work = f"tramplab-{uuid.uuid4().hex}", work
+
+    def submit(self, chunk: Chunk) -> None:
+        """See Workers."""
+        # Its own key: the scheduler knows the chunk by it, however often it is run.
+        future = self._client.submit(
+            run_chunk_elsewhere, self._work, chunk, key=f"{self._name}-{chunk.number}", pure=False, retries=_DEATHS
+        )
+        self._futures[chunk.number] = future
+        future.add_done_callback(lambda _: self._done.put((self._name, chunk.number)))
+
+    def finished(self, timeout: float | None) -> list[ChunkResult]:
+        """See Workers. TrampolineError where the cluster is gone, or a chunk has killed too many workers."""
+        found: list[ChunkResult] = []
+        while not found:
+            try:
+                name, number = self._done.get(timeout=timeout)
+            except queue.Empty:
+                break
+            future = self._futures.pop(number, None) if name == self._name else None
+            if future is not None:
+                found.append(self._result(future, number))
+        return found
+
+    def _result(self, future: Any, number: int) -> ChunkResult:
+        from distributed import CancelledError, KilledWorker
+
+        try:
+            # Where its worker died meanwhile it is run again.
+            result = future.result()
+        except KilledWorker:
+            raise TrampolineError(f"chunk {number} was given up: its workers died") from None
+        except (CancelledError, OSError):
+            raise TrampolineError(f"the Dask scheduler at {self._address} is gone") from None
+        assert isinstance(result, ChunkResult)
+        return result
+
+    def stop(self) -> None:
+        """See Workers: what is under way is given up."""
+        futures, self._futures = list(self._futures.values()), {}
+        if futures:
+            self._client.cancel(futures, force=True)
+
+    def close(self) -> None:
+        """See Workers."""
+        self.stop()
+        self._client.close()

@@ -1,0 +1,72 @@
+"""A design as schedules name it: one of ours by its name, or one's own by where its factory is."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from trampoline.bpf.errors import TrampolineError
+from trampoline.designs import DESIGNS, Factory
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDesign:
+    """``NAME``, ``MODULE:NAME`` or ``FILE:NAME``, and ``+METADATA`` behind it where a back end is chosen.
+
+    ``make``: the name of one of ``DESIGNS``, or a factory.
+    """
+
+    text: str
+    make: str | Factory
+    metadata: str | None = None
+
+    @classmethod
+    def of(cls, design: "str | Factory") -> "NamedDesign":
+        """From its text, or from a factory, whose text says where it was defined. TrampolineError where there is no
+        such design, or its file or module can't be had.
+        """
+        if not isinstance(design, str):
+            name = getattr(design, "__qualname__", type(design).__qualname__)
+            return cls(f"{getattr(design, '__module__', '')}:{name}", design)
+        where, colon, name = design.rpartition(":")
+        base, plus, metadata = (name if colon else design).partition("+")
+        if plus and not metadata:
+            raise TrampolineError(f"{design}: which metadata?")
+        if not colon:
+            if base not in DESIGNS:
+                raise TrampolineError(f"no {design!r}; there are {', '.join(DESIGNS)}, and MODULE:NAME or FILE:NAME")
+            return cls(design, base, metadata or None)
+        found = getattr(_module(where, design), base, None)
+        if not callable(found):
+            raise TrampolineError(f"{design}: {where} has no factory {base!r}")
+        return cls(design, found, metadata or None)
+
+
+def _module(where: str, design: str) -> ModuleType:
+    try:
+        if where.endswith(".py"):
+            return _from_file(Path(where))
+        return importlib.import_module(where)
+    except Exception as error:
+        raise TrampolineError(f"{design}: {where} can't be imported: {type(error).__name__}: {error}") from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    path = path.resolve()
+    # Under a name of its own for each file, by which processes find it again.
+    name = f"tramplab_design_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,383 @@
+"""The scenarios, by name: calls on all CPUs, and operations meanwhile, in every design that has the operation."""
+
+from collections.abc import Callable
+from errno import EAGAIN, EBUSY, ENOENT, ENOMEM, EWOULDBLOCK
+from functools import partial
+
+from emu.kernel.errors import KernelError
+from emu.kernel.process_context import PointKind
+from emu.kernel.structs import PERCPU
+from emu.kernel.text.entry import SITE_SIZE
+from emu.kernel.text.functions import AssemblyFunctions
+from emu.machine.task import TaskState
+from emu.schedule.violation import Violation
+from trampoline.designs import DESIGNS
+from trampoline.tools.explore.scenario import Deed, Operation, Plan, PlannedCall, PlannedTask
+from trampoline.tools.explore.scenario_steps import (
+    Attachment,
+    Livepatch,
+    Until,
+    by_program,
+    callers,
+    cookie_series,
+    detach,
+    others_wait,
+    tracer_of,
+)
+from trampoline.tools.explore.testbed import MODULE, MODULE_FUNCTIONS, Stage
+
+_RESIZED = 15
+"""Functions that make the hash grow beyond its first 16 buckets when they come, and shrink when they go."""
+
+_MOST_POINTS = 60
+"""Points of a kind in one operation at most."""
+
+
+def attach_during_call(stage: Stage) -> Plan:
+    """A program is attached to a function that both CPUs are calling."""
+    prog = stage.program("fexit")
+    return Plan(callers("explored"), lambda: {"attach": [Attachment(stage, prog, "explored").deed(attached=True)]})
+
+
+def detach_during_call(stage: Stage) -> Plan:
+    """The last programs are detached from a function that both CPUs are calling, and unloaded."""
+    before, behind = stage.program("fentry"), stage.program("fexit")
+    links = [stage.attach(before, "explored"), stage.attach(behind, "explored")]
+    return Plan(
+        callers("explored"),
+        lambda: {
+            "detach": [others_wait(stage), *detach(stage, links[0], before), *detach(stage, links[1], behind)]
+        },
+        attached={"explored": frozenset({0, 1})},
+        state=[links],
+    )
+
+
+def detach_while_sleeping(stage: Stage) -> Plan:
+    """Programs are detached while tasks sleep in the function that they are on, and go on on another CPU perhaps."""
+    before, behind = stage.program("fentry"), stage.program("fexit")
+    links = [stage.attach(before, "explored_sleeps"), stage.attach(behind, "explored_sleeps")]
+    return Plan(
+        callers("explored_sleeps", both=True),
+        lambda: {
+            "detach": [others_wait(stage), *detach(stage, links[1], behind), *detach(stage, links[0], before)]
+        },
+        attached={"explored_sleeps": frozenset({0, 1})},
+        state=[links],
+    )
+
+
+def modify_during_call(stage: Stage) -> Plan:
+    """A second program comes and goes on a function that both CPUs are calling; the first one stays."""
+    stays, comes = stage.program("fentry"), stage.program("fexit")
+    link = stage.attach(stays, "explored")
+
+    def operations() -> dict[str, Operation]:
+        attachment = Attachment(stage, comes, "explored")
+        return {"modify": [attachment.deed(attached=True), attachment.deed(attached=False)]}
+
+    return Plan(callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link])
+
+
+def resize_during_lookup(stage: Stage) -> Plan:
+    """Metadata's table shrinks and grows while CPUs, and a task that sleeps, look functions up in it: some that stay,
+    some that go and come with another cookie.
+    """
+    stays, comes = stage.program("fexit"), stage.program("fentry")
+    traced = ("explored", "explored_sleeps")
+    more = [f"explored_{number}" for number in range(1, _RESIZED + 1)]
+    first, second, third = cookie_series(len(traced), len(more), len(more))
+    links = [stage.attach(stays, *traced, cookies=first), stage.attach(comes, *more, cookies=second)]
+
+    def operations() -> dict[str, Operation]:
+        again = Attachment(stage, comes, *more, cookies=third)
+        return {
+            "resize": [
+                *detach(stage, links[1], comes, unload=False), again.deed(attached=True), again.deed(attached=False),
+                *detach(stage, links[0], stays),
+            ]
+        }  # fmt: skip
+
+    tasks = [
+        PlannedTask("task on cpu 0", (0,), tuple(map(PlannedCall, ("explored", more[0], "explored", more[1])))),
+        PlannedTask("task on cpu 1", (1,), tuple(map(PlannedCall, ("explored_sleeps", "explored", more[0])))),
+    ]
+    cookies = by_program(traced, first) | {(1, name): cookie for name, cookie in zip(more, second, strict=True)}
+    attached = {**dict.fromkeys(traced, frozenset({0})), **dict.fromkeys(more, frozenset({1}))}
+    return Plan(tasks, operations, attached=attached, cookies=cookies, state=[links])
+
+
+def cookies_change(stage: Stage) -> Plan:
+    """A program leaves two functions that have another one, and a third one comes, each with cookies of its own, while
+    both CPUs call them.
+    """
+    stays, goes, comes = (stage.program("fentry") for _ in range(3))
+    functions = ("explored", "explored_1")
+    first, second, third = cookie_series(*[len(functions)] * 3)
+    links = [stage.attach(stays, *functions, cookies=first), stage.attach(goes, *functions, cookies=second)]
+
+    def operations() -> dict[str, Operation]:
+        attachment = Attachment(stage, comes, *functions, cookies=third)
+        return {"change": [*detach(stage, links[1], goes), attachment.deed(attached=True)]}
+
+    return Plan(
+        callers(*functions),
+        operations,
+        attached=dict.fromkeys(functions, frozenset({0, 1})),
+        cookies=by_program(functions, first, second),
+        state=[links],
+    )
+
+
+def two_attaches(stage: Stage) -> Plan:
+    """Two programs are attached at once, while both CPUs call the function."""
+    first, second = stage.program("fentry"), stage.program("fexit")
+    return Plan(
+        callers("explored"),
+        lambda: {
+            "attach P0": [Attachment(stage, first, "explored").deed(attached=True)],
+            "attach P1": [Attachment(stage, second, "explored").deed(attached=True)],
+        },
+    )
+
+
+def batch_patching(stage: Stage) -> Plan:
+    """A program comes to several functions, and leaves them, while all CPUs call them."""
+    prog = stage.program("fexit")
+    functions = ("explored", "explored_1", "explored_2")
+
+    def operations() -> dict[str, Operation]:
+        attachment = Attachment(stage, prog, *functions)
+        return {"batch": [attachment.deed(attached=True), attachment.deed(attached=False)]}
+
+    return Plan(callers("explored", "explored_2"), operations)
+
+
+def livepatch_meets_fexit(stage: Stage) -> Plan:
+    """A function is livepatched, and a program attached to it, at once."""
+    prog = stage.program("fexit")
+    patch = stage.livepatch("explored")
+    return Plan(
+        callers("explored"),
+        lambda: {
+            "livepatch": [Deed("livepatch", patch.enable, functions=("explored",), livepatched=True)],
+            "attach": [Attachment(stage, prog, "explored").deed(attached=True)],
+        },
+        may_refuse=frozenset({EBUSY, EAGAIN}),
+    )
+
+
+def module_unload(stage: Stage) -> Plan:
+    """A module is unloaded while a program is attached to one of its functions and to one of the kernel's."""
+    kernel = stage.lab.kernel
+    kernel.load_module(MODULE, AssemblyFunctions(MODULE_FUNCTIONS, module=MODULE))
+    prog = stage.program("fexit")
+    inside = f"{MODULE}:{MODULE_FUNCTIONS[0].name}"
+
+    def operations() -> dict[str, Operation]:
+        attachment = Attachment(stage, prog, "explored", inside)
+        return {
+            "trace": [attachment.deed(attached=True), attachment.deed(attached=False)],
+            "unload": [Deed("unload the module", lambda: kernel.modules.unload(MODULE))],
+        }
+
+    return Plan(callers("explored"), operations, may_refuse=frozenset({EWOULDBLOCK, ENOENT}))
+
+
+def detach_while_program_sleeps(stage: Stage) -> Plan:
+    """A program is detached, and unloaded, while a task sleeps in it.
+
+    Not before: kernels lose a program under a task that is on the way to it and sleeps in it then, since grace periods
+    for sleepable programs wait for those alone who have entered one.
+    """
+    sleeps = stage.program("fentry", sleeps=True)
+    link = stage.attach(sleeps, "explored")
+    asleep = Until(stage, TaskState.SLEEPING, TaskState.DONE)
+
+    def operations() -> dict[str, Operation]:
+        return {"detach": [others_wait(stage), asleep.deed(), *detach(stage, link, sleeps)]}
+
+    return Plan(
+        callers("explored", both=True)[:1], operations, attached={"explored": frozenset({0})}, state=[link]
+    )
+
+
+def tracer_comes_and_goes(stage: Stage) -> Plan:
+    """A function tracer comes to a function that has a program and to one that has none, where its own trampoline is
+    called, and leaves them, while both CPUs call them.
+    """
+    prog = stage.program("fentry")
+    link = stage.attach(prog, "explored")
+    kernel = stage.lab.kernel
+    functions = ("explored", "explored_1")
+
+    def operations() -> dict[str, Operation]:
+        ops = tracer_of(stage, *functions)
+        return {
+            "trace": [
+                Deed("register", lambda: kernel.ftrace.register_ftrace_function(ops)),
+                Deed("unregister", lambda: kernel.ftrace.unregister_ftrace_function(ops)),
+            ]
+        }
+
+    return Plan(
+        callers(*reversed(functions)), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+    )
+
+
+def tracer_stays(stage: Stage) -> Plan:
+    """A function has a tracer beside its program, so that both CPUs, which call it, walk the list of ftrace_ops and
+    look into their filters, while another program comes to other functions and leaves them.
+    """
+    stays, comes = stage.program("fentry"), stage.program("fexit")
+    link = stage.attach(stays, "explored")
+    stage.lab.kernel.ftrace.register_ftrace_function(tracer_of(stage, "explored"))
+
+    def operations() -> dict[str, Operation]:
+        attachment = Attachment(stage, comes, "explored_1", "explored_2")
+        return {"trace": [attachment.deed(attached=True), attachment.deed(attached=False)]}
+
+    return Plan(
+        callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+    )
+
+
+def statistics_meet_attach(stage: Stage) -> Plan:
+    """Run-time statistics are turned on and off, while a second program comes and goes and both CPUs call. One CPU's
+    clock says 0, which programs take for a time that nobody wants to know.
+    """
+    stays, comes = stage.program("fentry"), stage.program("fexit")
+    link = stage.attach(stays, "explored")
+    lab = stage.lab
+    PERCPU.view(lab.kernel.machine, lab.kernel.percpu_areas[1]).sched_clock = 1000
+
+    def operations() -> dict[str, Operation]:
+        attachment = Attachment(stage, comes, "explored")
+        return {
+            "statistics": [
+                Deed("statistics", lambda: lab.stats(enabled=True), functions=("explored",)),
+                Deed("no statistics", lambda: lab.stats(enabled=False), functions=("explored",)),
+            ],
+            "trace": [attachment.deed(attached=True), attachment.deed(attached=False)],
+        }
+
+    return Plan(
+        callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+    )
+
+
+def livepatch_comes_and_goes(stage: Stage) -> Plan:
+    """A function is livepatched, gets programs, is called, is itself again, and loses them."""
+    progs = stage.program("fentry"), stage.program("fexit")
+    patch, called = Livepatch(stage, "explored"), Until(stage, TaskState.DONE)
+
+    def operations() -> dict[str, Operation]:
+        attachments = [Attachment(stage, prog, "explored") for prog in progs]
+        come, go = ([one.deed(attached=on) for one in attachments] for on in (True, False))
+        return {"livepatch": [patch.deed(on=True), *come, called.deed(), patch.deed(on=False), *go]}
+
+    return Plan(
+        callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
+    )
+
+
+def livepatch_meets_modify(stage: Stage) -> Plan:
+    """A function is livepatched and is itself again, while programs come and go, and both CPUs call it."""
+    progs = stage.program("fentry"), stage.program("fexit")
+    patch = Livepatch(stage, "explored")
+
+    def operations() -> dict[str, Operation]:
+        attachments = [Attachment(stage, prog, "explored") for prog in progs]
+        return {
+            "livepatch": [patch.deed(on=True), patch.deed(on=False)],
+            "trace": [one.deed(attached=on) for on in (True, False) for one in attachments],
+        }
+
+    return Plan(
+        callers("explored", "explored"), operations, may_refuse=frozenset({EBUSY, EAGAIN}), restores=True
+    )
+
+
+def failures_on_the_way(stage: Stage) -> Plan:
+    """A second program comes and goes, again and again until memory, or patching, does not fail at any point any more;
+    meanwhile both CPUs call.
+    """
+    stays, comes = stage.program("fentry"), stage.program("fexit")
+    functions = ("explored", "explored_1")
+    link = stage.attach(stays, "explored")
+    kernel = stage.lab.kernel
+    process = kernel.process
+
+    def text() -> list[bytes]:
+        return kernel.machine.read_each([kernel.function(name).address for name in functions], SITE_SIZE + 4)
+
+    def persistently(do: Callable[[], object], kind: PointKind) -> None:
+        for number in range(1, _MOST_POINTS):
+            before = text()
+            try:
+                with process.fail_at(kind, number, lambda what: KernelError(ENOMEM, what)):
+                    do()
+            except KernelError as error:
+                if error.errno != ENOMEM:
+                    raise
+                if text() != before:
+                    raise Violation("failed and changed", f"sites are not as they were before {error}") from error
+            else:
+                return
+
+    def operations() -> dict[str, Operation]:
+        deeds = []
+        for kinds in ((PointKind.PATCH, PointKind.ALLOC), (PointKind.ALLOC, PointKind.PATCH)):
+            attachment = Attachment(stage, comes, *functions)
+            for attached, kind in zip((True, False), kinds, strict=True):
+                deed = attachment.deed(attached=attached)
+                deed.do = partial(persistently, deed.do, kind)
+                deeds.append(deed)
+        return {"modify": deeds}
+
+    return Plan(
+        callers(*functions * 3), operations, attached={"explored": frozenset({0})}, state=[link], restores=True
+    )
+
+
+Scenario = Callable[[Stage], Plan]
+
+SCENARIOS: dict[str, Scenario] = {
+    "attach-during-call": attach_during_call,
+    "detach-during-call": detach_during_call,
+    "detach-while-sleeping": detach_while_sleeping,
+    "modify-during-call": modify_during_call,
+    "resize-during-lookup": resize_during_lookup,
+    "cookies-change": cookies_change,
+    "two-attaches": two_attaches,
+    "batch-patching": batch_patching,
+    "livepatch-meets-fexit": livepatch_meets_fexit,
+    "module-unload": module_unload,
+    "detach-while-program-sleeps": detach_while_program_sleeps,
+    "tracer-comes-and-goes": tracer_comes_and_goes,
+    "tracer-stays": tracer_stays,
+    "statistics-meet-attach": statistics_meet_attach,
+    "livepatch-comes-and-goes": livepatch_comes_and_goes,
+    "livepatch-meets-modify": livepatch_meets_modify,
+    "failures-on-the-way": failures_on_the_way,
+}
+"""Every scenario by its name."""
+
+_HASHED = ("tracing-multi-v2", "tracing-multi-v2-fixed", "specialised+hash")
+"""Designs of ours whose metadata's table is resized."""
+
+
+def applies(scenario: str, design: str) -> bool:
+    """Whether a design has what a scenario is about, by its name; one's own may."""
+    return scenario != "resize-during-lookup" or design in _HASHED or ":" in design
+
+
+def designs_for(scenario: str) -> tuple[str, ...]:
+    """The designs of ours that a scenario is about."""
+    return _HASHED if scenario == "resize-during-lookup" else tuple(DESIGNS)
+
+
+def vcpus_of(scenario: str) -> int:
+    """How many vCPUs a scenario has."""
+    return 2
+

@@ -1,0 +1,1 @@
+"""Recordings of real kernels, generated again and compared."""

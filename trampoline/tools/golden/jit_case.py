@@ -1,0 +1,175 @@
+"""Recordings of the JIT, read and checked: what it was given on one side, what it made on the other."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trampoline.bpf.errors import BytecodeError, GoldenError
+from trampoline.bpf.jit.jit_image import ExtableEntry
+from trampoline.bpf.jit.rules import JIT_FLAVOURS, JitFlavour
+from trampoline.tools.golden.fields import Fields, read_each
+
+_U32 = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedReloc:
+    """An address in the code: ``kind`` kernel, bpf, map, percpu, const, ..., ``insn`` the mnemonic that holds it."""
+
+    kind: str
+    insn: str
+    target: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPoke:
+    """A direct tail call: the map's name and the key."""
+
+    map: str
+    key: int
+    bypass: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFunc:
+    """One function as the JIT got and made it."""
+
+    index: int
+    address: int
+    insnsi: bytes
+    jited: bytes
+    stack_depth: int
+    tail_call_reachable: bool
+    exception_cb: bool
+    exception_boundary: bool
+    private_stack: int
+    uses_arena: bool
+    extable: tuple[ExtableEntry, ...]
+    pokes: tuple[RecordedPoke, ...]
+    relocs: tuple[RecordedReloc, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JitCase:
+    """One line of a recording of the JIT."""
+
+    id: str
+    name: str
+    category: str
+    run: str
+    cmdline: str
+    cpu: str
+    flavour: JitFlavour
+    insns: bytes
+    """As loaded."""
+    maps: Mapping[int, str]
+    """Names of the case's maps by their number."""
+    put: tuple[int, int] | None
+    """Number of a map of programs and the key under which it was put there."""
+    funcs: tuple[RecordedFunc, ...]
+    symbols: Mapping[str, int]
+    aux: int
+    insn_array: tuple[int, ...]
+    boot: Fields | None
+    record: Mapping[str, Any]
+    """The whole line."""
+
+
+def read_jit_cases(path: Path) -> Iterator[JitCase]:
+    """Every case of a file. Raises GoldenError where it is damaged or is none of the JIT's."""
+    return read_each(path, _case)
+
+
+def _case(record: dict[str, Any], where: str) -> JitCase:
+    f = Fields(record, where)
+    f = Fields(record, f"{where} ({f.text('id')})")
+    release = re.match(r"(\d+\.\d+)\.", f.text("kernel") + ".")
+    if release is None or release[1] not in JIT_FLAVOURS:
+        raise GoldenError(f"{f.where}: no JIT of kernel {f.text('kernel')!r}; there are {', '.join(JIT_FLAVOURS)}")
+    loaded = "funcs" in record
+    return JitCase(
+        id=f.text("id"),
+        name=f.text("case"),
+        category=f.text("category"),
+        run=f.text("run"),
+        cmdline=f.text("cmdline"),
+        cpu=f.text("qemu_cpu"),
+        flavour=JIT_FLAVOURS[release[1]],
+        insns=f.code("insns"),
+        maps={m.number("index"): m.text("name") for m in f.objects("maps")},
+        put=_put(f),
+        funcs=tuple(map(_func, f.objects("funcs"))) if loaded else (),
+        symbols=_symbols(f) if loaded else {},
+        aux=f.address("main_aux") if loaded else 0,
+        insn_array=tuple(f.maybe("insn_array", list) or ()),
+        boot=f.sub("boot") if "boot" in record else None,
+        record=record,
+    )
+
+
+def _put(f: Fields) -> tuple[int, int] | None:
+    if not f.maybe("put", str) or f.maybe("put_errno", int):
+        return None
+    found = re.fullmatch(r"(\d+):(\d+)", f.text("put"))
+    if found is None:
+        raise GoldenError(f"{f.where}: 'put' is {f.text('put')!r}")
+    return int(found[1]), int(found[2])
+
+
+def _symbols(f: Fields) -> dict[str, int]:
+    symbols: dict[str, int] = {}
+    for address, name in f.get("symbols", dict).items():
+        try:
+            symbols.setdefault(str(name), int(address, 16))
+        except ValueError:
+            raise GoldenError(f"{f.where}: symbol address {address!r}") from None
+    return symbols
+
+
+def _func(f: Fields) -> RecordedFunc:
+    private = f.maybe_address("priv_stack_ptr") if f.maybe("jits_use_priv_stack", int) else None
+    entries = f.objects("extable") if f.maybe("extable", list) else []
+    pokes = f.objects("poke") if f.maybe("poke", list) else []
+    return RecordedFunc(
+        index=f.number("func_idx"),
+        address=f.address("addr"),
+        insnsi=f.code("insnsi"),
+        jited=f.code("jited"),
+        stack_depth=f.number("stack_depth"),
+        tail_call_reachable=bool(f.number("tail_call_reachable")),
+        exception_cb=bool(f.maybe("exception_cb", int)),
+        exception_boundary=bool(f.maybe("exception_boundary", int)),
+        private_stack=private or 0,
+        uses_arena=bool(f.maybe_address("arena")),
+        extable=tuple(
+            ExtableEntry(e.number("insn_off"), e.number("fixup") & _U32, e.number("data") & _U32) for e in entries
+        ),
+        pokes=tuple(
+            RecordedPoke(
+                p.text("map").removeprefix("map:"),
+                p.number("key"),
+                p.number("tailcall_bypass_off"),
+                p.number("tailcall_target_off"),
+            )
+            for p in pokes
+        ),
+        relocs=tuple(
+            RecordedReloc(r.text("kind"), r.text("insn"), r.address("target"), r.maybe("name", str) or "")
+            for r in f.objects("relocs")
+        ),
+    )
+
+
+def call_immediates(code: bytes) -> Iterator[int]:
+    """Immediates of the calls of kernel functions in rewritten eBPF."""
+    at = 0
+    while at + 8 <= len(code):
+        if code[at] == 0x85 and code[at + 1] >> 4 != 1:
+            yield int.from_bytes(code[at + 4 : at + 8], "little", signed=True)
+        at += 16 if code[at] == 0x18 else 8
+    if at != len(code):
+        raise BytecodeError("the last instruction is cut off", at // 8)

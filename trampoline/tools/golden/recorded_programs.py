@@ -1,0 +1,131 @@
+"""Recorded programs from bytes to machine code: verified, rewritten and compiled by us, compared with the kernel's.
+
+Of the recording only what was loaded is used, and addresses: of the map slot, of kernel functions, of the image.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from trampoline.bpf.btf.btf import Btf, BtfKind
+from trampoline.bpf.btf.writer import BtfWriter
+from trampoline.bpf.errors import GoldenError, KernelError, TrampolineError
+from trampoline.bpf.isa.codec import decode
+from trampoline.bpf.isa.insn import LD_IMM64, Imm64, Insn
+from trampoline.bpf.jit.bpf_int_jit_compile import compile_func
+from trampoline.bpf.jit.jit_image import JitImage
+from trampoline.bpf.jit.rules import JIT_FLAVOURS, JitBoot
+from trampoline.bpf.program import BpfProgram, MapSpec
+from trampoline.bpf.rewrite.environment import Environment
+from trampoline.bpf.rewrite.rewrite import rewrite
+from trampoline.bpf.rewrite.rules import REWRITE_FLAVOURS
+from trampoline.bpf.uapi import AttachType, MapType, ProgType
+from trampoline.bpf.verifier.kernel_view import KernelView
+from trampoline.bpf.verifier.state.result import Verified
+from trampoline.bpf.verifier.target.check_attach_target import AttachTarget, check_attach_btf_id
+from trampoline.bpf.verifier.walk.bpf_check import bpf_check
+from trampoline.tools.golden.jit import first_difference
+from trampoline.tools.golden.trampoline_case import Case, RecordedProgram
+from trampoline.tools.golden.trampoline_images import Difference
+
+_SLOTS = MapSpec("slots", MapType.ARRAY, 4, 1 << 16, 1)
+"""The array that the recorded programs write to; its size is not recorded."""
+_CALL_BASE = (1 << 64) - (1 << 31)
+"""Any base serves from which all of the kernel is in reach: the code holds distances from itself."""
+
+
+class ProgramKernel:
+    """A release that programs are verified against. What was verified once is kept: recordings repeat programs."""
+
+    def __init__(self, release: str, btf: Btf) -> None:
+        self.view = KernelView(release, btf)
+        self._verified: dict[tuple[object, ...], Verified] = {}
+
+    def verified(self, program: BpfProgram, traced: AttachTarget | None) -> Verified:
+        """An accepted program; ``traced``: its target where that is a BPF program.
+
+        Raises VerifierError or Unsupported where it is none for us.
+        """
+        if traced is not None:
+            return bpf_check(program, self.view, traced, log_level=0)
+        key = (program.insns, program.prog_type, program.attach, program.flags, program.attach_btf_id)
+        if key not in self._verified:
+            target = check_attach_btf_id(program, self.view)
+            self._verified[key] = bpf_check(program, self.view, target, log_level=0)
+        return self._verified[key]
+
+
+def compiled_programs(case: Case) -> list[RecordedProgram]:
+    """The programs of a case that the kernel compiled and whose eBPF is recorded."""
+    return [program for program in case.programs if program.insns and program.jited and program.jited_addr]
+
+
+def compare_program(case: Case, recorded: RecordedProgram, kernel: ProgramKernel) -> Iterator[Difference]:
+    """Where our image of a program differs from the kernel's."""
+    what = f"program {recorded.name}"
+    try:
+        code = compile_program(case, recorded, kernel).code
+    except (TrampolineError, KernelError) as error:
+        yield Difference(case.id, what, -1, "as recorded", f"{type(error).__name__}: {error}")
+        return
+    if code != recorded.jited:
+        offset = first_difference(code, recorded.jited)
+        yield Difference(
+            case.id, f"image of {what} at {recorded.jited_addr:#x}", offset, recorded.jited.hex(), code.hex()
+        )
+
+
+def compile_program(case: Case, recorded: RecordedProgram, kernel: ProgramKernel) -> JitImage:
+    """The image of a recorded program for its recorded address, by way of all stations."""
+    insns = decode(recorded.insns)
+    program, target = _program(case, recorded, insns)
+    verified = kernel.verified(program, target)
+    btf = kernel.view.btf
+    environment = Environment(
+        _CALL_BASE,
+        functions=case.symbols,
+        maps=(0,),
+        map_values=_map_values(recorded, insns),
+        kfunc_name=lambda btf_id: btf.function(btf_id).name,
+    )
+    rewritten = rewrite(verified, REWRITE_FLAVOURS[kernel.view.release], environment)
+    address = recorded.jited_addr or 0
+    (func,) = rewritten.link([address])
+    return compile_func(func, address, JIT_FLAVOURS[kernel.view.release], JitBoot(case.boot))
+
+
+def _map_values(recorded: RecordedProgram, insns: tuple[Insn, ...]) -> dict[int, int]:
+    """Where the map's values begin: the slot's address is recorded, its offset is in the program."""
+    for insn in insns:
+        if insn.code == LD_IMM64 and insn.src == Imm64.MAP_VALUE:
+            if recorded.map_value is None:
+                raise GoldenError(f"{recorded.name}: the address of its map slot is not recorded")
+            return {0: recorded.map_value - (insn.imm >> 32)}
+    return {}
+
+
+def _program(case: Case, recorded: RecordedProgram, insns: tuple[Insn, ...]) -> tuple[BpfProgram, AttachTarget | None]:
+    program = BpfProgram(
+        recorded.name,
+        insns,
+        _known(ProgType, recorded.prog_type),
+        _known(AttachType, recorded.attach_type),
+        flags=recorded.prog_flags,
+        attach_btf_id=recorded.attach_btf_id,
+        maps=(_SLOTS,),
+    )
+    traced = next((t for t in case.targets if t.is_program and t.btf_id == recorded.attach_btf_id), None)
+    if traced is None or recorded.is_fprobe:
+        return program, None
+    # A BPF program as the target: its BTF has the function that is recorded.
+    writer = BtfWriter()
+    context = writer.pointer(writer.add(BtfKind.STRUCT, "__sk_buff", 192))
+    prototype = writer.prototype(writer.number(), *(context for _ in traced.model.args))
+    btf_id = writer.function(traced.name.removeprefix("@"), prototype, is_global=True)
+    btf = writer.btf()
+    main = BpfProgram("target", (), ProgType.SOCKET_FILTER, btf=btf)
+    program = replace(program, attach_prog=main, attach_btf_id=btf_id)
+    return program, AttachTarget(traced.name, btf, btf_id, btf.function(btf_id), main, btf.function(btf_id).model)
+
+
+def _known(kinds: type[ProgType] | type[AttachType], number: int) -> ProgType | AttachType | int:
+    return kinds(number) if number in list(kinds) else number

@@ -1,0 +1,205 @@
+"""Recordings of verdicts, read and checked: what a kernel was asked to load and attach, and what it said."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+from trampoline.bpf.errors import GoldenError
+from trampoline.bpf.function_lists import RELEASES
+from trampoline.bpf.isa.insn import LD_IMM64, Imm64, Insn
+from trampoline.bpf.program import MapSpec
+from trampoline.bpf.uapi import MapType
+from trampoline.bpf.verifier.attach_requests import (
+    KprobeMulti,
+    LinkCreate,
+    PerfKprobe,
+    PerfTracepoint,
+    RawTracepointOpen,
+    Request,
+)
+from trampoline.bpf.verifier.state.env import Capabilities
+from trampoline.tools.golden.fields import Fields, read_each
+
+VERDICTS = ("load_refused", "loaded", "attach_refused", "attached")
+CAPABILITIES = {
+    0: Capabilities(),
+    1: Capabilities(bpf=False, perfmon=False, net_admin=False),
+    2: Capabilities(perfmon=False),
+}
+"""``caps_dropped``: none, all, CAP_PERFMON (and CAP_SYS_ADMIN, which stands for it)."""
+
+_SLOT = Struct("<BBhi")
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictCase:
+    """One line of a recording of verdicts."""
+
+    id: str
+    name: str
+    category: str
+    release: str
+    verdict: str
+    errno: int
+    """Of the refusal, 0 without one."""
+    message: str
+    log: str
+    prog_type: int
+    attach_type: int
+    attach_btf_id: int
+    flags: int
+    license: str
+    capabilities: Capabilities | None
+    """None where nobody knows what ``caps_dropped`` is."""
+    caps_dropped: int
+    insns: tuple[Insn, ...]
+    bad_slot: int | None
+    """Where an LD_IMM64 has no proper second slot; instructions end there."""
+    maps: tuple[MapSpec, ...]
+    request: Request | None
+    """None where nothing is attached, or nobody knows what ``attach_mode`` is."""
+    attach_mode: str
+    log_level: int
+    insn_cnt: int | None
+    """The number of instructions that was claimed, where it is not that of ``insns``."""
+    target_program: str
+    """Which kept program the target is, of those that the recording has loaded before."""
+    kept_as: str
+    """Under which name the program stays loaded as a target of later cases."""
+    holds: bool
+    """The link stays."""
+
+    @property
+    def place(self) -> int | None:
+        """Of cases that fill a function with links (``limit/tramp-07-fe``): how many were tried before."""
+        found = re.search(r"-(\d+)-", self.name)
+        return int(found[1]) if self.holds and found else None
+
+
+def read_verdicts(path: Path) -> Iterator[VerdictCase]:
+    """Every case of a file. Raises GoldenError with file, line and field where it is damaged or none."""
+    return read_each(path, _case)
+
+
+def _case(record: dict[str, Any], where: str) -> VerdictCase:
+    f = Fields(record, where)
+    f = Fields(record, f"{where} ({f.text('id')})")
+    release = re.match(r"(\d+\.\d+)\.", f.text("kernel") + ".")
+    if release is None or release[1] not in RELEASES:
+        raise GoldenError(f"{f.where}: no flavour for kernel {f.text('kernel')!r}; there are {', '.join(RELEASES)}")
+    if f.text("verdict") not in VERDICTS:
+        raise GoldenError(f"{f.where}: 'verdict' is {f.text('verdict')!r}; there are {', '.join(VERDICTS)}")
+    dropped = int(f.get("caps_dropped", (int, bool)))
+    mode = f.maybe("attach_mode", str)
+    extra = f.sub("extra")
+    insns, bad_slot = _instructions(f.code("insns"), f.where)
+    return VerdictCase(
+        id=f.text("id"),
+        name=f.text("case"),
+        category=f.text("category"),
+        release=release[1],
+        verdict=f.text("verdict"),
+        errno=abs(f.maybe("load_errno", int) or 0) or abs(f.maybe("attach_errno", int) or 0),
+        message=f.maybe("message", str) or "",
+        log=f.maybe("log", str) or "",
+        prog_type=f.number("prog_type"),
+        attach_type=f.number("attach_type"),
+        attach_btf_id=f.number("attach_btf_id"),
+        flags=f.number("prog_flags"),
+        license=f.maybe("license", str) or "",
+        capabilities=CAPABILITIES.get(dropped),
+        caps_dropped=dropped,
+        insns=insns,
+        bad_slot=bad_slot,
+        maps=_maps(f.objects("maps"), insns, is_raw=bool(extra.maybe("rawmap", int))),
+        request=None if mode is None else _request(mode),
+        attach_mode=mode or "",
+        log_level=f.maybe("log_level", int) or 0,
+        insn_cnt=extra.maybe("cnt", int),
+        target_program=extra.maybe("tgt", str) or "",
+        kept_as=extra.maybe("keep", str) or "",
+        holds=bool(extra.maybe("hold", int)),
+    )
+
+
+def _instructions(code: bytes, where: str) -> tuple[tuple[Insn, ...], int | None]:
+    """Instructions, also those that a kernel refuses; and the slot of an LD_IMM64 that is none."""
+    if len(code) % _SLOT.size:
+        raise GoldenError(f"{where}: 'insns' has {len(code)} bytes, no multiple of {_SLOT.size}")
+    insns: list[Insn] = []
+    slots = list(_SLOT.iter_unpack(code))
+    slot = 0
+    while slot < len(slots):
+        opcode, registers, off, imm = slots[slot]
+        if opcode == LD_IMM64:
+            if slot + 1 == len(slots) or any(slots[slot + 1][:3]):
+                return tuple(insns), slot
+            imm = (slots[slot + 1][3] & 0xFFFFFFFF) << 32 | imm & 0xFFFFFFFF
+        insns.append(Insn(opcode, registers & 15, registers >> 4, off, imm))
+        slot += insns[-1].slots
+    return tuple(insns), None
+
+
+def _maps(recorded: list[Fields], insns: tuple[Insn, ...], *, is_raw: bool) -> tuple[MapSpec, ...]:
+    """Maps by their numbers, with gaps where the program has none. ``is_raw``: numbers are the loader's descriptors,
+    of which 0 to 2 are open and no maps.
+    """
+    none = MapSpec("", MapType.UNSPEC, 0, 0, 0)
+    if is_raw:
+        return (none,) * 3
+    found: dict[int, MapSpec] = {}
+    inner: Mapping[int, Fields] = {m.number("index"): m for m in recorded}
+    for m in recorded:
+        found[m.number("index")] = _map(m, inner)
+    used = [insn.imm & 0xFFFFFFFF for insn in insns if insn.slots == 2 and insn.src in (Imm64.MAP_FD, Imm64.MAP_VALUE)]
+    last = max(found, default=-1)
+    return tuple(found.get(index, none) for index in range(last + 1)) if used or found else ()
+
+
+def _map(m: Fields, recorded: Mapping[int, Fields]) -> MapSpec:
+    inner = m.maybe("inner", int)
+    return MapSpec(
+        name=m.text("name"),
+        type=_map_type(m),
+        key_size=m.maybe("key", int) or 0,
+        value_size=m.maybe("val", int) or 0,
+        max_entries=m.maybe("max", int) or 0,
+        flags=m.maybe("flags", int) or 0,
+        inner=_map(recorded[inner], {}) if inner in recorded else _INNER if inner is not None else None,
+        key_type=m.maybe("bk", int) or 0,
+        value_type=m.maybe("bv", int) or 0,
+    )
+
+
+def _map_type(m: Fields) -> MapType:
+    try:
+        return MapType(m.number("type"))
+    except ValueError as error:
+        raise GoldenError(f"{m.where}: 'type': {error}") from None
+
+
+_INNER = MapSpec("inner", MapType.ARRAY, 4, 16, 8)
+"""An inner map that the recording names by number only."""
+
+
+def _request(mode: str) -> Request | None:
+    kind, _, name = mode.partition(":")
+    symbol, _, offset = name.partition("+")
+    match kind:
+        case "l":
+            return LinkCreate()
+        case "o":
+            return RawTracepointOpen()
+        case "n":
+            return RawTracepointOpen(name)
+        case "p":
+            system, _, event = name.partition("/")
+            return PerfTracepoint(system, event)
+        case "k" | "r" if not offset or offset.isdecimal():
+            return PerfKprobe(symbol, int(offset or 0), retprobe=kind == "r")
+        case "m":
+            return KprobeMulti(tuple(name.split(",")))
+    return None

@@ -1,0 +1,211 @@
+"""Compare recorded verdicts with ours: every case is loaded, attached, and its outcome held against the kernel's."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from errno import EINVAL
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from trampoline.bpf.btf.btf import Btf
+from trampoline.bpf.errors import GoldenError, errno_name
+from trampoline.bpf.program import BpfProgram
+from trampoline.bpf.verifier.errors import Unsupported, VerifierError
+from trampoline.bpf.verifier.kernel_view import KernelView
+from trampoline.bpf.verifier.load.bpf_link_create import Links
+from trampoline.bpf.verifier.load.bpf_prog_load import VerifiedLoad, bpf_prog_load
+from trampoline.rules import FLAVOURS
+from trampoline.tools.golden.trampoline_images import Difference
+from trampoline.tools.golden.verdict_case import VerdictCase, read_verdicts
+from trampoline.tools.golden.verdict_program import program_of, target_program
+
+UNSUPPORTED = "unsupported"
+_REFUSED = ("load_refused", "attach_refused")
+
+
+@dataclass(slots=True)
+class VerdictCounts:
+    """``agree``: the same outcome with the same errno. ``false_accepts``: the kernel refused, at load or attach, and we
+    did not. ``unsupported``: verifier-lite does not say.
+    """
+
+    total: int = 0
+    agree: int = 0
+    false_accepts: int = 0
+    unsupported: int = 0
+
+    def add(self, other: "VerdictCounts") -> None:
+        """Take in other counts."""
+        self.total += other.total
+        self.agree += other.agree
+        self.false_accepts += other.false_accepts
+        self.unsupported += other.unsupported
+
+
+@dataclass(slots=True)
+class VerdictTotals(VerdictCounts):
+    """All cases, and those of each category."""
+
+    by_category: dict[str, VerdictCounts] = field(default_factory=dict)
+
+    def count(self, case: VerdictCase, answer: "VerdictAnswer") -> None:
+        """One more case."""
+        refused = case.verdict in _REFUSED
+        counts = VerdictCounts(
+            total=1,
+            agree=int(answer.agrees(case)),
+            false_accepts=int(refused and answer.verdict in ("loaded", "attached")),
+            unsupported=int(answer.verdict == UNSUPPORTED),
+        )
+        VerdictCounts.add(self, counts)
+        self.by_category.setdefault(case.category, VerdictCounts()).add(counts)
+
+    def add(self, other: VerdictCounts) -> None:
+        """Take in other totals, by category where they have any."""
+        VerdictCounts.add(self, other)
+        if isinstance(other, VerdictTotals):
+            for category, counts in other.by_category.items():
+                self.by_category.setdefault(category, VerdictCounts()).add(counts)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, categories by name."""
+        categories = {name: asdict(counts) for name, counts in sorted(self.by_category.items())}
+        return asdict(self) | {"by_category": categories}
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictAnswer:
+    """What we say to a case: one of the recordings' verdicts, or ``unsupported``."""
+
+    verdict: str
+    errno: int = 0
+    message: str = ""
+
+    def agrees(self, case: VerdictCase) -> bool:
+        """Whether the kernel said the same."""
+        return (self.verdict, self.errno) == (case.verdict, case.errno)
+
+    def __str__(self) -> str:
+        return _outcome(self.verdict, self.errno, self.message)
+
+
+class Judge:
+    """Answers the cases of one kernel in the order of their recording: programs and links that stay are kept."""
+
+    def __init__(self, release: str, btf: Btf) -> None:
+        self.kernel = KernelView(release, btf)
+        self.links = Links(self.kernel, FLAVOURS[release])
+        self._targets = {"tgt1": target_program()}
+
+    def answer(self, case: VerdictCase) -> VerdictAnswer:
+        """What our load and attach say to a case."""
+        program = program_of(case, self._targets)
+        try:
+            loaded = self._load(case, program)
+        except VerifierError as error:
+            return VerdictAnswer("load_refused", error.errno, error.summary)
+        except Unsupported as error:
+            return VerdictAnswer(UNSUPPORTED, message=str(error))
+        if case.kept_as:
+            self._targets[case.kept_as] = program
+        if not case.attach_mode:
+            return VerdictAnswer("loaded")
+        if case.request is None:
+            return VerdictAnswer(UNSUPPORTED, message=str(Unsupported(f"attaching by {case.attach_mode!r}")))
+        self._fill(case, loaded)
+        try:
+            self.links.attach(loaded, case.request)
+        except VerifierError as error:
+            return VerdictAnswer("attach_refused", error.errno, error.summary)
+        except Unsupported as error:
+            return VerdictAnswer(UNSUPPORTED, message=str(error))
+        if not case.holds:
+            self.links.detach(loaded)
+        return VerdictAnswer("attached")
+
+    def _load(self, case: VerdictCase, program: BpfProgram) -> VerifiedLoad:
+        if case.target_program and case.target_program not in self._targets:
+            raise Unsupported(f"target program {case.target_program}, which no case before has kept")
+        if case.bad_slot is not None:
+            raise VerifierError(EINVAL, "invalid bpf_ld_imm64 insn", case.bad_slot)
+        if case.capabilities is None:
+            raise Unsupported(f"capabilities dropped as {case.caps_dropped}")
+        return bpf_prog_load(
+            program,
+            self.kernel,
+            capabilities=case.capabilities,
+            log_level=case.log_level,
+            insn_cnt=case.insn_cnt,
+        )
+
+    def _fill(self, case: VerdictCase, loaded: VerifiedLoad) -> None:
+        """Links of cases before this one on its function, which the recording need not hold: their number is in the
+        case's name.
+        """
+        if case.place is None or loaded.target is None:
+            return
+        site = (loaded.target.prog, loaded.target.btf_id)
+        limit = FLAVOURS[case.release].max_links
+        self.links.programs[site] = max(self.links.programs[site], min(case.place, limit))
+
+
+def compare_verdicts(
+    path: Path, btf_folder: Path | None = None, category: str = ""
+) -> tuple[VerdictTotals, list[Difference]]:
+    """Totals of a file, and every disagreement; ``category``: of these cases only.
+
+    ``btf_folder`` has the kernels' BTF as ``<release>.btf.xz`` (or ``.btf``, ``.btf.gz``); it is ``../../btf`` beside
+    the file where it is not given. Raises GoldenError for a damaged file and where BTF is missing.
+    """
+    totals, differences = VerdictTotals(), []
+    for case, answer in answers(path, btf_folder, category):
+        totals.count(case, answer)
+        if not answer.agrees(case):
+            expected = _outcome(case.verdict, case.errno, case.message)
+            differences.append(Difference(case.id, "verdict", -1, expected, str(answer)))
+    return totals, differences
+
+
+def answers(
+    path: Path, btf_folder: Path | None = None, category: str = ""
+) -> Iterator[tuple[VerdictCase, VerdictAnswer]]:
+    """Every case of a file with our answer. Raises GoldenError."""
+    folder = btf_folder or default_btf_folder(path)
+    judges: dict[str, Judge] = {}
+    for case in read_verdicts(path):
+        if category and case.category != category:
+            continue
+        if case.release not in judges:
+            judges[case.release] = Judge(case.release, kernel_btf(folder, case.release))
+        yield case, _answer(judges[case.release], case)
+
+
+def _answer(judge: Judge, case: VerdictCase) -> VerdictAnswer:
+    try:
+        return judge.answer(case)
+    except Exception as error:
+        # Whatever goes wrong with us is a disagreement of this case, not the end of the run.
+        return VerdictAnswer(UNSUPPORTED, message=f"{type(error).__name__}: {error}")
+
+
+def default_btf_folder(path: Path) -> Path:
+    """Where the kernels' BTF is looked for: beside the folder of the recordings' folder."""
+    return path.resolve().parent.parent.parent / "btf"
+
+
+def kernel_btf(folder: Path, release: str) -> Btf:
+    """A release's BTF from a folder. Raises GoldenError where it is not there, BtfError where it is damaged."""
+    for suffix in (".btf.xz", ".btf.gz", ".btf"):
+        if (path := folder / f"{release}{suffix}").is_file():
+            return _read_btf(path.resolve())
+    raise GoldenError(f"{folder} has no BTF of kernel {release} ({release}.btf.xz); --btf names the folder that has")
+
+
+@lru_cache(maxsize=4)
+def _read_btf(path: Path) -> Btf:
+    return Btf.read(path)
+
+
+def _outcome(verdict: str, errno: int, message: str) -> str:
+    text = f"{verdict} {errno_name(errno)}" if errno else verdict
+    return f"{text}: {message}" if message else text

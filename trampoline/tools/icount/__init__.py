@@ -1,0 +1,1 @@
+"""Counts as a test: baselines of the instructions that paths take, and the differences."""

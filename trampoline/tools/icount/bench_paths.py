@@ -1,0 +1,101 @@
+"""The bench's paths: each row of each kernel and design that a selection names, by a name of its own."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from emu.kernel.checkpoint import Checkpoint
+from trampoline.bpf.errors import KernelError
+from trampoline.designs import METADATA
+from trampoline.lab.lab import Lab
+from trampoline.tools.bench.bench import ROWS, Bench, executed_of
+from trampoline.tools.icount.capture import path_of
+from trampoline.tools.icount.counted_path import CountedPath
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows: all of the bench's for each of these. ``full`` programs read ip, cookie and argument count."""
+
+    flavours: Sequence[str]
+    configs: Sequence[str]
+    designs: Sequence[str]
+    nr_args: Sequence[int] = (1,)
+    programs: Sequence[int] = (1,)
+    full: bool = False
+
+    def paths(self) -> dict[str, CountedPath]:
+        """Count them, by name; KernelError where everything is refused."""
+        found: dict[str, CountedPath] = {}
+        refused: KernelError | None = None
+        for config in self.configs:
+            for flavour in self.flavours:
+                for design in self.designs:
+                    for metadata in (None, *METADATA.get(design, ())) if self.full else (None,):
+                        with _Kernel(flavour, config, design, metadata) as kernel:
+                            for path in self._of(kernel, metadata):
+                                if isinstance(path, KernelError):
+                                    refused = refused or path
+                                else:
+                                    found[path[0]] = path[1]
+        if not found and refused is not None:
+            raise refused
+        return found
+
+    def _of(self, kernel: "_Kernel", metadata: str | None) -> Iterator[tuple[str, CountedPath] | KernelError]:
+        rows = [name for name, kind in ROWS.items() if metadata is None or kind.endswith("_multi")]
+        for name in rows:
+            for nr_args in self.nr_args:
+                try:
+                    for programs, path in kernel.count(name, nr_args, self.programs, full=self.full):
+                        yield kernel.name(name, nr_args, programs, full=self.full), path
+                except KernelError as error:
+                    yield error
+
+
+class _Kernel:
+    """One kernel for many rows, as after its boot for each of them."""
+
+    def __init__(self, flavour: str, config: str, design: str, metadata: str | None) -> None:
+        self._where = (flavour, config, design)
+        self._metadata = metadata
+        self._lab = Lab(flavour, config, design=design, metadata=metadata)
+        machine = self._lab.kernel.machine
+        self._snapshot = machine.snapshot()
+        self._checkpoint = Checkpoint(
+            [self._lab, machine.host_calls, machine.on_int3], [machine, *machine.vcpus, *machine.tasks]
+        )
+
+    def name(self, row: str, nr_args: int, programs: int, *, full: bool) -> str:
+        """What a path is called: what it was counted on, then what is not usual about it."""
+        parts = [*self._where, row, f"{nr_args}-arg{'s' * (nr_args != 1)}"]
+        if programs != 1:
+            parts.append(f"{programs}-programs")
+        if full:
+            parts.append("full")
+        if self._metadata:
+            parts.append(self._metadata)
+        return "/".join(parts)
+
+    def count(
+        self, row: str, nr_args: int, programs: Sequence[int], *, full: bool
+    ) -> Iterator[tuple[int, CountedPath]]:
+        """A row with each of these numbers of programs. KernelError where that is refused."""
+        lab = self._lab
+        try:
+            same_cookie = self._where[-1] in METADATA and self._metadata is None
+            bench = Bench(lab, row, nr_args, "full" if full else "plain", same_cookie=same_cookie)
+            for attached in range(1, max(programs) + 1):
+                bench.attach()
+                if attached in programs:
+                    counts = bench.call()
+                    executed = executed_of(lab, counts.by_address, bench.traced)
+                    yield attached, path_of(lab, executed, counts.unbalanced_returns)
+        finally:
+            lab.kernel.machine.restore(self._snapshot)
+            self._checkpoint.restore()
+
+    def __enter__(self) -> "_Kernel":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._lab.close()

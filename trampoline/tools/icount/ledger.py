@@ -1,0 +1,213 @@
+"""What tests counted, module by module: the part of the pytest plugin that knows baselines.
+
+Each process that runs tests has a ledger; with pytest-xdist the controller takes in those of the workers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as File
+from typing import Any
+
+from emu.atomic_file import write_whole
+from trampoline.bpf.errors import TrampolineError
+from trampoline.tools.icount.baseline import Baseline, BaselineEntry, format_baseline
+from trampoline.tools.icount.compare import CountReport, compare_all, update_of
+from trampoline.tools.icount.counted_path import CountedPath, check_name
+from trampoline.tools.icount.errors import BaselineError
+from trampoline.tools.icount.explain import explain_report, remark
+from trampoline.tools.icount.limits import Limits
+
+MADE_BY = "pytest --icount-update"
+SUFFIX = ".icount"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRecord:
+    """One check: what was counted, under which limits, by which test."""
+
+    path: CountedPath
+    limits: Limits
+    test: str
+
+
+@dataclass(slots=True)
+class CheckLedger:
+    """Checks by module and name. ``folder``: what modules are relative to. ``notes``: what is not equal, but does not
+    fail, a line each; ``errors`` are of baselines as a whole.
+    """
+
+    folder: File
+    records: dict[str, dict[str, CheckRecord]] = field(default_factory=dict)
+    checked: dict[str, set[str]] = field(default_factory=dict)
+    """Names that other processes checked, where nothing more is to be known of them."""
+    notes: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    _baselines: dict[str, Baseline] = field(default_factory=dict)
+
+    def add(self, module: str, name: str, record: CheckRecord) -> None:
+        """One more check. TrampolineError for a name that can't be one, or that another check has for other numbers."""
+        known = self.records.setdefault(module, {}).setdefault(check_name(name), record)
+        if (known.path, known.limits) != (record.path, record.limits):
+            raise TrampolineError(
+                f"{name} is checked twice, and is not the same: {known.path.instructions} instructions in {known.test},"
+                f" {record.path.instructions} in {record.test}; each needs a name of its own"
+            )
+
+    def check(self, module: str, records: Mapping[str, CheckRecord]) -> str:
+        """Hold checks of one module against its baseline: what fails, as text; empty where nothing does."""
+        file = baseline_of(module)
+        try:
+            baseline = self._baseline(file)
+        except BaselineError as error:
+            return f"{error}\n\nTo make it: {remedy(module)}"
+        report = CountReport()
+        for name, record in records.items():
+            one = compare_all(baseline.entries, {name: record.path}, record.limits, partial=True)
+            report.findings += one.findings
+            report.missing += one.missing
+            report.foreign |= one.foreign
+        failures = report.failures
+        self.notes += [remark(finding) for finding in report.differing if not finding.fails]
+        if not (failures or report.missing or report.foreign):
+            return ""
+        report.findings = failures
+        return explain_report(report, str(file), remedy(module))
+
+    def _baseline(self, file: File) -> Baseline:
+        if str(file) not in self._baselines:
+            try:
+                found = Baseline.read(self.folder / file)
+            except BaselineError as error:
+                raise BaselineError(file, error.reason, error.line) from error
+            if found.made_by != MADE_BY:
+                raise BaselineError(file, f"made by {found.made_by or 'hand'}, not by {MADE_BY}")
+            self._baselines[str(file)] = found
+        return self._baselines[str(file)]
+
+    # Between processes ----------------------------------------------------------------------------------------------
+
+    def to_plain(self, *, whole: bool) -> dict[str, Any]:
+        """As dictionaries, lists, text and numbers; not ``whole``: of checks the names alone."""
+        if not whole:
+            names = {module: list(records) for module, records in self.records.items()}
+            return {"records": {}, "checked": names, "notes": self.notes}
+        return {
+            "checked": {},
+            "records": {
+                module: {
+                    name: [record.path.to_plain(), str(record.limits.soft), str(record.limits.hard), record.test]
+                    for name, record in records.items()
+                }
+                for module, records in self.records.items()
+            },
+            "notes": self.notes,
+        }
+
+    def take_in(self, plain: Mapping[str, Any]) -> None:
+        """What another process counted. Checks that contradict each other are ``errors``."""
+        for module, names in plain["checked"].items():
+            self.checked.setdefault(module, set()).update(names)
+        for module, records in plain["records"].items():
+            for name, (path, soft, hard, test) in records.items():
+                try:
+                    self.add(module, name, CheckRecord(CountedPath.from_plain(path), Limits.parse(soft, hard), test))
+                except TrampolineError as error:
+                    self.errors.append(str(error))
+        self.notes += [note for note in plain["notes"] if note not in self.notes]
+
+    # At the end -----------------------------------------------------------------------------------------------------
+
+    def stale(self, whole: Mapping[str, bool]) -> None:
+        """Find what no test checks any more. ``whole``: modules that ran, and whether all tests did, and passed."""
+        for module, is_whole in whole.items():
+            file = baseline_of(module)
+            if not is_whole or not self._exists(file):
+                continue
+            try:
+                entries = self._baseline(file).entries
+            except BaselineError as error:
+                self.errors.append(f"{error}; to make it anew: {remedy(module)}")
+                continue
+            names = sorted(set(entries) - self._names(module))
+            if names:
+                report = CountReport(stale=names)
+                self.errors.append(explain_report(report, str(file), remedy(module)))
+        self._orphans()
+
+    def _names(self, module: str) -> set[str]:
+        return {*self.records.get(module, ()), *self.checked.get(module, ())}
+
+    def _exists(self, file: File) -> bool:
+        return (self.folder / file).exists()
+
+    def _orphans(self) -> None:
+        for folder in sorted({File(module).parent for module in {*self.records, *self.checked}}):
+            for found in sorted((self.folder / folder).glob(f"*{SUFFIX}")):
+                file = folder / found.name
+                if not self._exists(file.with_suffix(".py")):
+                    self.errors.append(f"{file} is stale: there is no {file.with_suffix('.py').name}; delete it")
+
+    def update(self, whole: Mapping[str, bool]) -> list[str]:
+        """Rewrite the baselines of modules that ran, all or none; gives what changed, a line each.
+
+        Names that were not checked stay, unless all tests of their module ran and passed.
+        """
+        said: list[str] = []
+        files: dict[File, str] = {}
+        gone: list[File] = []
+        for module in sorted({*whole, *self.records}):
+            is_whole = whole.get(module, False)
+            file, records = baseline_of(module), self.records.get(module, {})
+            if not records and not (is_whole and self._exists(file)):
+                continue
+            try:
+                entries: Mapping[str, BaselineEntry] = self._baseline(file).entries if self._exists(file) else {}
+            except BaselineError as error:
+                if not is_whole:
+                    self.errors.append(f"{error}; run all tests of {module} to make it anew, or delete it")
+                    continue
+                entries = {}
+                said.append(f"{error}: made anew")
+            made = {name: (record.path, record.limits) for name, record in records.items()}
+            if not is_whole:
+                made |= {
+                    name: (_kept(entry), entry.limits) for name, entry in entries.items() if name not in made
+                }
+            change = update_of(entries, made)
+            said += [f"{file}: {line}" for line in change.lines()]
+            if not made:
+                gone.append(file)
+            elif change or not self._exists(file) or not entries:
+                files[file] = format_baseline(made, MADE_BY)
+        said.append(_written(files, gone))
+        try:
+            write_whole({self.folder / file: text for file, text in files.items()})
+            for file in gone:
+                (self.folder / file).unlink()
+        except OSError as error:
+            self.errors.append(f"{error.filename}: {error.strerror}: no baseline was written")
+            return []
+        self._orphans()
+        return said
+
+
+def _kept(entry: BaselineEntry) -> CountedPath:
+    if entry.path is None:
+        return CountedPath(entry.instructions, 0, {})
+    known = entry.path
+    return CountedPath(entry.instructions, known.unbalanced_returns, known.phases, known.conditions)
+
+
+def _written(files: Mapping[File, str], gone: list[File]) -> str:
+    removed = f", {len(gone)} removed" if gone else ""
+    return f"{len(files)} baseline{'s' * (len(files) != 1)} written{removed}"
+
+
+def baseline_of(module: str) -> File:
+    """The baseline of a test module: the file beside it."""
+    return File(module).with_suffix(SUFFIX)
+
+
+def remedy(module: str) -> str:
+    """The command that makes the baseline of a module."""
+    return f"{MADE_BY} {module}"

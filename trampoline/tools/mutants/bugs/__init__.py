@@ -1,0 +1,1 @@
+"""Historic bugs, one file a subject."""

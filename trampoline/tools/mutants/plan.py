@@ -1,0 +1,136 @@
+"""In which order a hunt tries things: the same for every mutant, which nobody says anything about.
+
+Rounds, the first ones quick: each looks at every design and at every scenario, at a scenario in another design each
+time, so that what is common to designs is seen at once and what is one design's own a little later.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from trampoline.designs import DESIGNS, METADATA
+from trampoline.tools.explore.scenarios import SCENARIOS, applies
+
+SEQUENCES, SCHEDULES = "sequences", "schedules"
+"""The two tools."""
+AS_POSTED = "tracing-multi-v2"
+"""The design with defects of its own: no hunt looks at it."""
+HUNTED = tuple(name for name in DESIGNS if name != AS_POSTED)
+
+_WITH_METADATA = ("tracing-multi-v2-fixed", "tracing-multi-v1")
+_NEEDS_PADDING = "tracing-multi-v1"
+_PREEMPTIBLE = ("specialised",)
+"""Designs whose programs outlive a task that is preempted on the way to them (docs/schedules.md)."""
+_CONDITIONS = (("6.12", "voluntary"), ("7.2", "voluntary"), ("6.1", "voluntary"), ("6.12", "none"))
+_PREEMPTED = tuple(condition for one in _CONDITIONS for condition in (("7.2", "lazy"), one))
+_SCHEDULERS = ("pct:3", "pct:3", "urw", "pct:4", "random")
+_MOST_SEQUENCES, _MOST_STEPS, _MOST_SCHEDULES = 12, 50, 120
+_FEWEST = 8
+"""Schedules that a unit has more in each round; in the first ones, in which every scenario meets every design, they
+have twice as many.
+"""
+_FIRST_ROUNDS = 3
+_FIRST = (
+    "detach-while-sleeping",
+    "detach-during-call",
+    "failures-on-the-way",
+    "livepatch-comes-and-goes",
+    "detach-while-program-sleeps",
+    "tracer-comes-and-goes",
+    "batch-patching",
+    "livepatch-meets-modify",
+    "resize-during-lookup",
+    "cookies-change",
+    "tracer-stays",
+    "statistics-meet-attach",
+)
+"""Scenarios in which most happens; the others follow in their own order."""
+_LONG = {"failures-on-the-way": 4}
+"""Scenarios whose schedules take so many times as long as others'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One piece of a hunt: so many tries of one tool on one design."""
+
+    tool: str
+    design: str
+    tries: int
+    seed: int
+    steps: int = 0
+    """Of a sequence at most."""
+    scenario: str = ""
+    flavour: str = ""
+    config: str = ""
+    scheduler: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What it looks at, in words."""
+        return f"{self.scenario} on {self.design}" if self.scenario else self.design
+
+    @property
+    def conditions(self) -> str:
+        """How it looks at it, in words."""
+        if self.scenario:
+            return f"kernel {self.flavour}, {self.config}, scheduler {self.scheduler}, seed {self.seed}"
+        return f"{self.tries} sequences of {self.steps} steps at most, seed {self.seed}"
+
+
+def plan(seed: int, designs: Sequence[str] = HUNTED) -> Iterator[Unit]:
+    """The units of a hunt, without end."""
+    number = 0
+    while True:
+        yield from _round(number, 1000 * seed + number, designs)
+        number += 1
+
+
+def _round(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]:
+    sequences = [
+        Unit(SEQUENCES, design, min(4 + number, _MOST_SEQUENCES), seed, min(20 + 20 * number, _MOST_STEPS))
+        for design in _rotated(designs, number)
+    ]
+    schedules = list(_schedules(number, seed, designs))
+    # Both tools in turn, each in its own order.
+    share = len(schedules) / len(sequences)
+    done = 0
+    for position, unit in enumerate(sequences, 1):
+        yield unit
+        until = round(position * share)
+        yield from schedules[done:until]
+        done = until
+
+
+def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]:
+    """Each scenario on one design of each sort, another one in each round."""
+    tries = min(_FEWEST * (2 + max(number - _FIRST_ROUNDS + 1, 0)), _MOST_SCHEDULES)
+    scheduler = _SCHEDULERS[number % len(_SCHEDULERS)]
+    sorts = (
+        ([one for one in designs if one not in (*_WITH_METADATA, *_PREEMPTIBLE)], _CONDITIONS),
+        ([one for one in designs if one in _PREEMPTIBLE], _PREEMPTED),
+        ([one for one in designs if one in _WITH_METADATA], _CONDITIONS),
+    )
+    for position, scenario in enumerate(dict.fromkeys((*_FIRST, *SCENARIOS))):
+        units = []
+        for sort, conditions in sorts:
+            # Each design under each condition: both go on with each round, the one a little later.
+            turn = number + number // len(conditions) if len(sort) > 1 else number
+            flavour, config = conditions[number % len(conditions)]
+            if able := [made for one in sort if (made := _able(scenario, one, flavour))]:
+                design = able[(position + turn) % len(able)]
+                units.append(Unit(SCHEDULES, design, 0, seed, 0, scenario, flavour, config, scheduler))
+        # A scenario that is not about every sort has as many schedules as others.
+        share = tries * len(sorts) // (max(len(units), 1) * _LONG.get(scenario, 1))
+        yield from (replace(unit, tries=max(share, 1)) for unit in units)
+
+
+def _able(scenario: str, design: str, flavour: str) -> str:
+    """The design, or the form of it, that has what the scenario is about on a release; nothing where there is none."""
+    if design == _NEEDS_PADDING and flavour == "6.1":
+        return ""
+    forms = (design, *(f"{design}+{metadata}" for metadata in METADATA.get(design, ())))
+    return next((form for form in forms if applies(scenario, form)), "")
+
+
+def _rotated(designs: Sequence[str], by: int) -> list[str]:
+    at = by % len(designs)
+    return [*designs[at:], *designs[:at]]

@@ -1,0 +1,1 @@
+"""Reports as HTML pages and in the formats of profilers."""

@@ -1,0 +1,134 @@
+"""What is reported: a target's calls, made and recorded, with the code that they executed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from emu.counting.counts import InstructionCounts
+from emu.errors import GuestFault
+from emu.recording import Recording, record
+from trampoline.bpf.errors import KernelError, TrampolineError, errno_name
+from trampoline.lab.lab import Lab
+from trampoline.lab.link import Link, MultiLink
+from trampoline.lab.workload import Ready, ReadyCall, TargetOptions, open_target
+from trampoline.tools.debugger import StackFrame
+from trampoline.tools.report.executed_code import ExecutedCode, executed_code
+from trampoline.tools.report.stack_drawing import stack_at_program
+from trampoline.tools.run import MAX_INSTRUCTIONS, call_error
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedCall:
+    """One call: what it returned (as a C value), what it took, and the code that it executed, in order of reaching."""
+
+    text: str
+    cpu: int
+    value: int | None
+    counts: InstructionCounts
+    recording: Recording
+    code: tuple[ExecutedCode, ...]
+    stack: tuple[StackFrame, ...] = ()
+    """The frames when it has entered its first program, the caller's first."""
+
+    @property
+    def name(self) -> str:
+        """What a baseline calls it."""
+        return " ".join(self.text.split())
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ObservedTarget:
+    """A target in one design on one kernel.
+
+    ``recording`` is of attaching and all calls together. What the design refuses has an ``error`` and nothing else.
+    """
+
+    title: str
+    design: str
+    flavour: str
+    config: str
+    attached: tuple[str, ...] = ()
+    calls: tuple[ObservedCall, ...] = ()
+    recording: Recording = field(default_factory=partial(Recording, 0))
+    error: str | None = None
+
+
+def observe(options: TargetOptions, *, stacks: bool = False) -> ObservedTarget:
+    """Attach a target's programs, make its calls one after the other, and record both. ``stacks``: look at each call's
+    stack as well.
+
+    TrampolineError for a call that faults, with its source line where it is a program's; what ``open_target`` raises.
+    """
+    if options.live:
+        raise TrampolineError("a report is made of calls that run one after the other: no --live")
+    with open_target(replace(options, live=True)) as ready:
+        lab, calls = ready.lab, list[ObservedCall]()
+        with record(lab.kernel) as whole:
+            for _, attach in ready.operations:
+                attach()
+            for call in ready.calls:
+                calls.append(_observed(lab, call))
+        if stacks:
+            calls = [
+                replace(made, stack=stack_at_program(lab, call)) for made, call in zip(calls, ready.calls, strict=True)
+            ]
+        return ObservedTarget(
+            title=title_of(options),
+            design=options.design,
+            flavour=lab.flavour.name,
+            config=options.config,
+            attached=tuple(_attached(ready)),
+            calls=tuple(calls),
+            recording=whole,
+        )
+
+
+def observe_all(variants: list[TargetOptions], *, stacks: bool = False) -> list[ObservedTarget]:
+    """Observe each; what a design or a kernel refuses has an error. KernelError where the first one is refused."""
+    observed = [observe(variants[0], stacks=stacks)]
+    for options in variants[1:]:
+        try:
+            observed.append(observe(options, stacks=stacks))
+        except KernelError as error:
+            name, release = options.design, options.flavour or observed[0].flavour
+            observed.append(
+                ObservedTarget(observed[0].title, name, release, options.config, error=errno_name(error.errno))
+            )
+    return observed
+
+
+def title_of(options: TargetOptions) -> str:
+    """What is looked at, in a few words: programs and target."""
+    if options.is_object:
+        return options.target.rpartition("/")[2]
+    name = options.target.partition("(")[0].split()[-1] if "(" in options.target else options.target
+    return f"{' + '.join(options.programs or ('fentry',))} on {name}"
+
+
+def _observed(lab: Lab, call: ReadyCall) -> ObservedCall:
+    with record(lab.kernel) as recording:
+        try:
+            made = lab.call(
+                call.address,
+                *call.registers,
+                stack_args=call.stack,
+                cpu=call.cpu,
+                max_instructions=MAX_INSTRUCTIONS,
+            )
+        except GuestFault as fault:
+            raise call_error(lab, call.text, fault) from fault
+    assert made.counts is not None
+    value = lab.target(call.function).model.returned(made.value)
+    code = tuple(executed_code(lab.kernel, recording))
+    return ObservedCall(call.text, call.cpu, value, made.counts, recording, code)
+
+
+def _attached(ready: Ready) -> Iterator[str]:
+    for link in ready.links:
+        kind = link.prog.attach_type
+        yield f"{link.prog.name} ({kind}) on {_where(link)}"
+
+
+def _where(link: Link | MultiLink) -> str:
+    functions = link.functions
+    return functions[0] if len(functions) == 1 else f"{len(functions)} functions, {functions[0]} first"

@@ -1,0 +1,1 @@
+"""Attach costs over many functions: table, JSON, plot."""

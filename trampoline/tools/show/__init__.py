@@ -1,0 +1,1 @@
+"""Annotated listings of trampolines and compiled programs."""

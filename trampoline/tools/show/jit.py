@@ -1,0 +1,136 @@
+"""What the JIT makes of a program: bytecode and machine code side by side."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asm import decode
+from trampoline.bpf.btf.btf import Btf
+from trampoline.bpf.errors import TrampolineError
+from trampoline.bpf.install.installer import Installed
+from trampoline.bpf.install.listing import Listing
+from trampoline.bpf.isa.insn import CALL, LD_IMM64, CallKind, Imm64, Insn, places
+from trampoline.bpf.isa.text import format_insn
+from trampoline.bpf.objects.bpf_object import BpfObject
+from trampoline.lab.lab import Lab
+
+LEFT = 44
+"""Columns of the bytecode."""
+
+
+@dataclass(frozen=True, slots=True)
+class JitRow:
+    """One eBPF instruction as text (empty: what the JIT puts in front and behind) and its machine code."""
+
+    slot: int | None
+    insn: str
+    source: str
+    code: bytes
+    address: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One function of a program, as it stands in guest memory."""
+
+    name: str
+    address: int
+    rows: tuple[JitRow, ...]
+    names: Mapping[int, str]
+    """Of the functions that it may call, by address."""
+
+    @property
+    def code(self) -> bytes:
+        """All of its machine code."""
+        return b"".join(row.code for row in self.rows)
+
+    def text(self) -> str:
+        """A line for each machine instruction; the source where it changes."""
+        lines, source = [f"{self.name}: {len(self.code)} bytes at {self.address:#x}"], ""
+        for row in self.rows:
+            if row.source and row.source != source:
+                source = row.source
+                lines.append(f"; {source}")
+            left = "" if row.slot is None else f"{row.slot:4}: {row.insn}"
+            for number, made in enumerate(decode(row.code, row.address)):
+                right = f"{made.address:x}: {made.mnemonic} {self._named(made.operands)}"
+                lines.append(f"{left if not number else '':{LEFT}} {right}".rstrip())
+            if not row.code:
+                lines.append(left)
+        return "\n".join(lines)
+
+    def _named(self, operands: str) -> str:
+        """Operands, a function's name instead of its address."""
+        try:
+            return self.names.get(int(operands, 16), operands)
+        except ValueError:
+            return operands
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "name": self.name,
+            "address": self.address,
+            "code": self.code.hex(),
+            "instructions": [
+                {
+                    "slot": row.slot,
+                    "insn": row.insn or None,
+                    "source": row.source,
+                    "address": row.address,
+                    "code": row.code.hex(),
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def compiled_object(
+    path: Path, *, flavour: str = "7.2", kernel_btf: Path | None = None, names: list[str] | None = None
+) -> list[Compiled]:
+    """The functions of an object's programs, as a kernel of this release would have them. Raises what
+    ``Tracing.open`` raises.
+    """
+    obj = BpfObject.open(path)
+    with Lab(flavour, btf=None if kernel_btf is None else Btf.read(kernel_btf)) as lab:
+        lab.load_testmod()
+        with lab.open(obj, names=names) as loaded:
+            if not loaded.programs:
+                raise TrampolineError(f"{path} has no program")
+            return [
+                function
+                for prog in loaded.programs.values()
+                for function in compiled(lab, lab.installer.installed[prog.address])
+            ]
+
+
+def compiled(lab: Lab, installed: Installed) -> list[Compiled]:
+    """The functions of an installed program, the main one first."""
+    names = {symbol.address: symbol.name for symbol in lab.kernel.kallsyms}
+    own = [one.name for one in installed.functions]
+
+    def text(insn: Insn) -> str:
+        """A rewritten instruction: calls by name, map addresses as what they are."""
+        if insn.code == CALL and insn.src == CallKind.SUBPROG:
+            return f"call {own[insn.off]}"
+        if insn.code == CALL and (name := names.get(lab.runtime.call_base + insn.imm)):
+            return f"call {name}"
+        if insn.code == LD_IMM64 and insn.src != Imm64.FUNC:
+            return format_insn(Insn(LD_IMM64, insn.dst, imm=insn.imm))
+        return format_insn(insn)
+
+    return [Compiled(one.name, one.image.address, tuple(_rows(one, text)), names) for one in installed.functions]
+
+
+def _rows(listing: Listing, text: Callable[[Insn], str]) -> Iterator[JitRow]:
+    code, start, offsets = listing.image.code, listing.image.address, listing.image.offsets
+    slots = places(listing.func.insns)
+    yield JitRow(None, "", "", code[: offsets[0]], start)
+    for slot, insn in zip(slots, listing.func.insns, strict=False):
+        first, after = offsets[slot], offsets[slot + insn.slots]
+        line = listing.line_of(slot)
+        source = f"{line}: {line.text.strip()}" if line is not None else ""
+        yield JitRow(slot, text(insn), source, code[first:after], start + first)
+    if offsets[slots[-1]] < len(code):
+        yield JitRow(None, "", "", code[offsets[slots[-1]] :], start + offsets[slots[-1]])

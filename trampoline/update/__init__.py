@@ -1,0 +1,1 @@
+"""Attach and detach: trampolines of functions, ftrace sites, multi links."""

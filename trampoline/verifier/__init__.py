@@ -1,1 +1,0 @@
-"""verifier-lite: what the kernel would say to a tracing program, and what the program touches."""
