@@ -14,14 +14,13 @@ from errno import EINVAL
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from emu.errors import GuestFault
 from emu.kernel.config import CONFIGS, Config
 from emu.kernel.kernel import Kernel
 from emu.kernel.routines import kernel_routines
 from emu.kernel.text.functions import AssemblyFunctions, FunctionSource
 from emu.kernel.text.selftest_functions import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNCTIONS
 from emu.kernel.text.stamped_text import TextSource
-from emu.machine.address_map import PAGE_MASK, AddressMap
+from emu.machine.address_map import AddressMap
 from emu.machine.vcpu import Call
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.btf.btf import Btf
@@ -35,7 +34,7 @@ from trampoline.bpf.helpers.runtime.runtime import Runtime
 from trampoline.bpf.maps.bpf_map import BpfMap
 from trampoline.bpf.maps.layout import map_layout
 from trampoline.bpf.prog import BpfProg, BpfPrograms, ProgFunction, Uses
-from trampoline.bpf.program import BpfProgram, LineInfo, MapSpec
+from trampoline.bpf.program import BpfProgram, MapSpec
 from trampoline.bpf.structs import asm_symbols
 from trampoline.bpf.uapi import ATTACH_WORDS, AttachType
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
@@ -58,8 +57,6 @@ if TYPE_CHECKING:
 
 MAX_MULTI = 1 << 20
 """Functions of one multi link at most (as many as a kprobe_multi link takes)."""
-STACK_SEARCHED = 1024
-"""Bytes of stack in which a caller is looked for after a fault."""
 PROG_MODEL = FuncModel("bpf_prog", (FuncArg("ctx", "void *", 8),))
 """A BPF program as a target: ``int prog(void *ctx)``."""
 
@@ -221,21 +218,6 @@ class Lab:
     def open(self, obj: "BpfObject", **options: Any) -> "LoadedObject":
         """Load the programs and maps of a compiled object: ``Loader.open``."""
         return self.loader.open(obj, **options)
-
-    def source_of(self, fault: GuestFault) -> LineInfo | None:
-        """The line of a program's source in which the guest faulted, or from which what faulted was called; None
-        where the program has no lines, or none is to blame.
-        """
-        words = [fault.rip, *self._stack_of(fault)]
-        installed = list(self.installer.installed.values())
-        found = (one.source_of(address) for address in words for one in installed)
-        return next((line for line in found if line is not None), None)
-
-    def _stack_of(self, fault: GuestFault) -> list[int]:
-        """What the words on the stack would return to: the last bytes of calls."""
-        machine, top = self.kernel.machine, fault.registers["rsp"]
-        addresses = range(top, min(top + STACK_SEARCHED, (top | PAGE_MASK) + 1) - 7, 8)
-        return [machine.read_u64(address) - 1 for address in addresses if machine.is_mapped(address)]
 
     @property
     def maps(self) -> dict[str, BpfMap]:
