@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from errno import EINVAL
 from typing import Any
 
+from emu.layout import round_up
 from trampoline.btf import Kind
 from trampoline.errors import KernelError, PrototypeError
 from trampoline.model import Arg, FuncModel
@@ -218,10 +219,10 @@ class CReader:
         for member in node.decls:
             size, alignment = self.member(member.type)
             align = max(align, alignment)
-            offset = (offset + alignment - 1) // alignment * alignment + size
+            offset = round_up(offset, alignment) + size
             largest = max(largest, size)
         size = largest if isinstance(node, self._ast.Union) else offset
-        size = (size + align - 1) // align * align
+        size = round_up(size, align)
         self._sizes[tag] = size
         return size
 

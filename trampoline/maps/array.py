@@ -5,10 +5,10 @@ from contextlib import ExitStack
 from errno import E2BIG, EINVAL
 
 from emu.kernel.errors import KernelError
-from emu.layout import PAGE_SIZE
+from emu.layout import PAGE_SIZE, round_up
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
-from trampoline.maps.bpf_map import BpfMap, PerCpuFace, beyond, check_present, check_update, index_of, round_up
+from trampoline.maps.bpf_map import BpfMap, PerCpuFace, beyond, check_present, check_update, index_of
 from trampoline.maps.flags import ARRAY_FLAGS, PCPU_MIN_UNIT_SIZE, MapFlag
 
 

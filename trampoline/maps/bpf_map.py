@@ -7,6 +7,7 @@ from errno import E2BIG, EEXIST, EINVAL, ENOENT, EPERM
 from typing import Any
 
 from emu.kernel.errors import KernelError
+from emu.layout import round_up
 from emu.structs import StructView
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
@@ -223,11 +224,6 @@ class PerCpuFace(BpfMap):
                 self.machine.write(area + pptr, value[:size])
             elif others:
                 self.machine.write(area + pptr, bytes(size))
-
-
-def round_up(size: int, to: int) -> int:
-    """The next multiple of ``to``."""
-    return (size + to - 1) // to * to
 
 
 def check_update(name: str, flags: int) -> None:

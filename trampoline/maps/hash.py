@@ -10,12 +10,13 @@ from errno import E2BIG, EINVAL, ENOENT
 
 from emu.kernel.errors import KernelError
 from emu.kernel.rcu import RcuFlavour
+from emu.layout import round_up
 from emu.structs import StructView
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
 from trampoline.errors import ENOTSUPP
 from trampoline.maps.array import check_access
-from trampoline.maps.bpf_map import BpfMap, PerCpuFace, check_present, check_update, is_percpu, round_up
+from trampoline.maps.bpf_map import BpfMap, PerCpuFace, check_present, check_update, is_percpu
 from trampoline.maps.flags import HASH_FLAGS, KMALLOC_MAX_SIZE, PCPU_MIN_UNIT_SIZE, MapFlag
 from trampoline.maps.jhash import jhash
 from trampoline.maps.layout import KEY_OFFSET, bucket, htab_elem

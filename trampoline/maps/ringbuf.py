@@ -9,12 +9,12 @@ from errno import E2BIG, EINVAL
 
 from emu.errors import OutOfMemory
 from emu.kernel.errors import KernelError
-from emu.layout import PAGE_SIZE
+from emu.layout import PAGE_SIZE, round_up
 from emu.machine import Prot
 from emu.structs import StructView
 from trampoline.bpf.program import MapSpec
 from trampoline.maps.array import check_access
-from trampoline.maps.bpf_map import BpfMap, round_up
+from trampoline.maps.bpf_map import BpfMap
 from trampoline.maps.flags import MapFlag
 from trampoline.maps.format import Format, Raw
 from trampoline.maps.layout import bpf_ringbuf, bpf_ringbuf_hdr
