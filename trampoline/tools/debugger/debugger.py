@@ -23,7 +23,6 @@ class AtProgram(Breakpoint):
     name: str | None = None
 
     def addresses(self, debugger: KernelDebugger) -> Iterable[int]:
-        """See Breakpoint."""
         assert isinstance(debugger, BpfDebugger)
         loaded = debugger.lab.programs.loaded.values()
         return [prog.bpf_func for prog in loaded if self.name is None or prog.name == self.name]

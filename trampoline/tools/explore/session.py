@@ -338,6 +338,5 @@ class _InOrder(Replay):
         self._operations_first = operations_first
 
     def choose(self, actions: Sequence[ScheduleAction], last: Taken | None, step: int) -> Choice | None:
-        """See Scheduler."""
         return Choice(actions[-1] if self._operations_first else actions[0])
 
