@@ -15,7 +15,7 @@ from trampoline.bpf.boot import Boot
 from trampoline.bpf.prog import BpfProg, ProgContext, Uses
 from trampoline.bpf.uapi import AttachType
 from trampoline.designs import Factory
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.lab.link import Link, MultiLink
 from trampoline.rules import Flavour
 from trampoline.testing.reference_model import (

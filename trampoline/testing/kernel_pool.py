@@ -10,7 +10,7 @@ from emu.kernel.structs import PERCPU
 from emu.machine.machine import Snapshot
 from trampoline.bpf.boot import Boot
 from trampoline.designs import Factory
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.rules import Flavour
 from trampoline.testing.instrumented_lab import WatchedLab
 from trampoline.testing.traced_functions import Prototype

@@ -11,8 +11,8 @@ from emu.recording import Recording, record
 from trampoline.bpf.helpers.runtime.printing import TraceLine
 from trampoline.bpf.maps.bpf_map import BpfMap
 from trampoline.bpf.maps.ringbuf import RingBuffer
+from trampoline.lab import Workload, open_workload
 from trampoline.lab.call_text import CallText
-from trampoline.lab.workload import Workload, open_workload
 
 
 @dataclass(frozen=True, slots=True)

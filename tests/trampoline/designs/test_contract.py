@@ -12,7 +12,7 @@ from emu.kernel.structs import PERCPU
 from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from trampoline.bpf.errors import ENOTSUPP, KernelError
 from trampoline.designs import DESIGNS, METADATA
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.rules import FLAVOURS
 
 MASK = (1 << 64) - 1

@@ -16,7 +16,7 @@ from trampoline.bpf.errors import KernelError
 from trampoline.bpf.prog import NOTHING, Uses
 from trampoline.designs import METADATA
 from trampoline.designs.cookie_records import SLOTS
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.tools.bench.bench import FULL, PLAIN, phases_of
 
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]

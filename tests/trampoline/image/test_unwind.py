@@ -9,7 +9,7 @@ from emu.debug import Debugger, DebugStopReason
 from emu.machine.machine import Machine
 from emu.machine.unwind import CALLEE_SAVED, UnwindRow, unwind_rows
 from trampoline.designs import DESIGNS
-from trampoline.lab.workload import Workload, open_workload
+from trampoline.lab import Workload, open_workload
 
 PROGRAMS = ("fentry", "fexit")
 

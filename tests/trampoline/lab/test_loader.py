@@ -19,7 +19,7 @@ from trampoline.bpf.prog import TailOwner
 from trampoline.bpf.program import BpfProgram, FuncInfo, LineInfo, MapSpec
 from trampoline.bpf.uapi import AttachType, MapType, ProgType
 from trampoline.bpf.verifier.errors import Unsupported, VerifierError
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 FOLDER = ROOT / "tests"
 TEST1 = "bpf_fentry_test1"

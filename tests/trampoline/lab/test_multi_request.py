@@ -57,7 +57,8 @@ import pytest
 from emu.kernel.text.functions import FunctionText
 from refusals import errno_of, refused
 from trampoline.bpf.errors import ENOTSUPP, TrampolineError
-from trampoline.lab.lab import DESIGNS, MAX_MULTI
+from trampoline.designs import DESIGNS
+from trampoline.lab.lab import MAX_MULTI
 from trampoline.lab.multi_request import check_multi
 
 NAMES = ["bpf_fentry_test1", "bpf_fentry_test2", "bpf_fentry_test3"]

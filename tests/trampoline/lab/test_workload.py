@@ -4,7 +4,7 @@ import pytest
 from emu.kernel.errors import KernelError
 from paths import SELFTEST_FOLDER
 from trampoline.bpf.errors import TrampolineError
-from trampoline.lab.workload import Workload, open_workload
+from trampoline.lab import Workload, open_workload
 from trampoline.tools.cli import Parser
 from trampoline.tools.commands._options import add_workload, workload_of
 

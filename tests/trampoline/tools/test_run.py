@@ -7,7 +7,7 @@ import pytest
 
 from paths import ROOT
 from trampoline.bpf.errors import TrampolineError
-from trampoline.lab.workload import Workload
+from trampoline.lab import Workload
 from trampoline.tools.cli import main
 from trampoline.tools.run import run_object
 from trampoline.tools.show.jit import compiled_object

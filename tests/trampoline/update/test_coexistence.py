@@ -8,7 +8,7 @@ from emu.kernel.ftrace.livepatch import LivePatch
 from emu.kernel.ftrace.ops import FtraceOps, FtraceOpsFlag
 from emu.kernel.text.functions import FunctionText
 from refusals import errno_of
-from trampoline.lab.lab import DESIGNS as ALL_DESIGNS
+from trampoline.designs import DESIGNS as ALL_DESIGNS
 from trampoline.rules import FLAVOURS
 
 NAME, OTHERS = "bpf_fentry_test2", ["bpf_fentry_test1", "bpf_fentry_test3"]

@@ -7,7 +7,7 @@ from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from refusals import refused
 from trampoline.bpf.errors import TrampolineError
 from trampoline.bpf.uapi import ATTACH_WORDS
-from trampoline.lab.lab import DESIGNS as ALL_DESIGNS
+from trampoline.designs import DESIGNS as ALL_DESIGNS
 
 DESIGNS = [design for design in ALL_DESIGNS if not design.startswith("tracing-multi")]
 """The posted series has rules of its own: designs/test_seed_rules.py."""

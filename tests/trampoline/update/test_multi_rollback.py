@@ -12,7 +12,7 @@ from emu.kernel.text.functions import FunctionText
 from refusals import errno_of, refused
 from trampoline.bpf.errors import KernelError
 from trampoline.bpf.uapi import ATTACH_WORDS
-from trampoline.lab.lab import DESIGNS
+from trampoline.designs import DESIGNS
 
 KINDS = [word for word, kind in ATTACH_WORDS.items() if kind.is_multi]
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]

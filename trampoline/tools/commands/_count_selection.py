@@ -12,7 +12,7 @@ from typing import NoReturn
 from emu.kernel.config import CONFIGS
 from trampoline.bpf.errors import TrampolineError
 from trampoline.designs import DESIGNS
-from trampoline.lab.workload import Workload
+from trampoline.lab import Workload
 from trampoline.rules import FLAVOURS
 from trampoline.tools.bench.bench import DEFAULT_FLAVOUR, DESIGN
 from trampoline.tools.commands._options import workload_of

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trampoline.lab.workload import Workload
+    from trampoline.lab import Workload
 
 _ATTACH = ("fentry", "fexit", "fmod_ret", "fsession", "lsm")
 _FORMATS = ("html", "speedscope", "chrome", "callgrind", "collapsed")
@@ -98,7 +98,7 @@ def add_workload(parser: argparse.ArgumentParser, *, optional: bool = False, liv
 
 def workload_of(arguments: argparse.Namespace, **others: Any) -> "Workload":
     """The workload that the options and ``others`` describe; what a command has no option for is as usual."""
-    from trampoline.lab.workload import Workload
+    from trampoline.lab import Workload
 
     given = {name: value for name, value in vars(arguments).items() if name in Workload.__dataclass_fields__} | others
     for name in ("programs", "calls", "names"):

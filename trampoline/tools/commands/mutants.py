@@ -79,7 +79,7 @@ _prepared: list[str] = []
 def _prepare() -> None:
     """Import what workers need, and let the assembler meet the kernel's texts, before there are any."""
     import trampoline.tools.mutants.detectors  # noqa: F401
-    from trampoline.lab.lab import Lab
+    from trampoline.lab import Lab
     from trampoline.tools.mutants.plan import HUNTED
 
     while len(_prepared) < len(HUNTED):

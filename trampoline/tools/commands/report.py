@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trampoline.tools.commands._options import add_outputs, add_workload, workload_of
 
 if TYPE_CHECKING:
-    from trampoline.lab.workload import Workload
+    from trampoline.lab import Workload
     from trampoline.tools.icount.baseline import BaselineEntry
 
 

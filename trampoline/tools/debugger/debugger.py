@@ -10,7 +10,7 @@ from emu.debug.frames import Activation
 from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.bpf.install.listing import Listing
 from trampoline.designs.tracing_multi_v1_caller import SIX_ARGUMENTS
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 ALL_REGISTERS = 6
 """Arguments that come in registers."""

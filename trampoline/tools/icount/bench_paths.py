@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from emu.kernel.checkpoint import Checkpoint
 from trampoline.bpf.errors import KernelError
 from trampoline.designs import METADATA
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.tools.bench.bench import ROWS, Bench, executed_of
 from trampoline.tools.icount.capture import path_of
 from trampoline.tools.icount.counted_path import CountedPath

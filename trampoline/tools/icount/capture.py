@@ -11,8 +11,7 @@ from emu.kernel.kernel import Kernel
 from emu.machine.address_map import ADDRESS_MASK, PAGE_MASK
 from emu.machine.vcpu import Call
 from trampoline.bpf.errors import TrampolineError
-from trampoline.lab.lab import Lab
-from trampoline.lab.workload import Workload, open_workload
+from trampoline.lab import Lab, Workload, open_workload
 from trampoline.tools.icount.counted_path import CountedPath, PathPiece, PhaseCode
 
 PHASES = (*(phase.value for phase in Phase), OTHER)

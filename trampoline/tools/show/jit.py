@@ -10,8 +10,7 @@ from trampoline.bpf.install.installer import Installed
 from trampoline.bpf.install.listing import Listing
 from trampoline.bpf.isa.insn import CALL, LD_IMM64, CallKind, Imm64, Insn, places
 from trampoline.bpf.isa.text import format_insn
-from trampoline.lab.lab import Lab
-from trampoline.lab.workload import Workload, open_workload
+from trampoline.lab import Lab, Workload, open_workload
 
 LEFT = 44
 """Columns of the bytecode."""

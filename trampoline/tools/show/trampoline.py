@@ -8,7 +8,7 @@ from emu.kernel.ftrace.records import JMP_FLAG
 from emu.kernel.structs import PERCPU
 from trampoline.bpf.boot import Boot
 from trampoline.designs.entry_thunks import KSYM as THUNKS
-from trampoline.lab.workload import Workload, open_workload
+from trampoline.lab import Workload, open_workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.errors import KernelError, TrampolineError
 from trampoline.bpf.uapi import AttachType
 from trampoline.designs import DESIGNS, METADATA
+from trampoline.lab import Lab
 from trampoline.lab.btf_functions import attachable
-from trampoline.lab.lab import Lab
 from trampoline.rules import FLAVOURS
 from trampoline.tools.bench import bench as bench_module
 from trampoline.tools.bench.bench import ROWS, bench, measure

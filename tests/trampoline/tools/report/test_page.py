@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from trampoline.lab.workload import Workload
+from trampoline.lab import Workload
 from trampoline.tools.bench.bench import bench
 from trampoline.tools.icount.baseline import BaselineEntry
 from trampoline.tools.icount.counted_path import CountedPath, PhaseCode

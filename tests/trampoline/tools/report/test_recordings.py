@@ -6,7 +6,7 @@ from emu.recording import NodeKind, record
 from recording_text import spans
 from trampoline.bpf.errors import KernelError
 from trampoline.designs import DESIGNS
-from trampoline.lab.workload import Workload, open_workload
+from trampoline.lab import Workload, open_workload
 from trampoline.tools.report.observed_calls import observe
 
 

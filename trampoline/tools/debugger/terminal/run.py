@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from trampoline.bpf.errors import TrampolineError
-from trampoline.lab.workload import Workload, open_workload
+from trampoline.lab import Workload, open_workload
 from trampoline.tools.debugger import BpfDebugger
 from trampoline.tools.debugger.schedule import debugger_for_schedule
 from trampoline.tools.debugger.terminal.line_mode import Plain

@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 
-from trampoline.lab.workload import Workload, open_workload
+from trampoline.lab import Workload, open_workload
 from trampoline.tools.debugger import BpfDebugger
 from trampoline.tools.debugger.terminal.command_table import perform
 from trampoline.tools.debugger.terminal.session import StepperSession
