@@ -4,11 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from asm import Phase
 from emu.counting.counts import OTHER
+from trampoline.tools.icount.capture import PHASES
 
-PHASES = (*(phase.value for phase in Phase), OTHER)
-"""In the order in which they come."""
 _MEANING = {
     "entry": "the way in: endbr64, frame, thunks",
     "save": "arguments and registers to the frame",
