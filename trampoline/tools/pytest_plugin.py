@@ -186,7 +186,7 @@ class _Run:
             output[_OUTPUT] = {
                 "tests": {module: sorted(tests) for module, tests in self._tests.items()},
                 "partial": sorted(self._partial),
-                "ledger": None if self._ledger is None else self._ledger.to_plain(whole=self._updates),
+                "ledger": None if self._ledger is None else self._ledger.packed(whole=self._updates),
             }
             return
         if (not self._tests and self._ledger is None) or self._config.getoption("collectonly", False):
