@@ -66,7 +66,7 @@ _DROPPED = (".eh_frame", MCOUNT_LOC)
 def read_object(source: str | Path | bytes, name: str = "") -> ObjectFile:
     """Read the relocatable x86-64 object at the path `source`, or whose bytes it is.
 
-    `name` is for messages; by default the file's own. Raises ObjectError for a file that can't be read, that is no such
+    `name` is for messages; by default the file's own. Raises ModuleError for a file that can't be read, that is no such
     object or a damaged one, and for what the kernel's code model has no use for: other relocation types, TLS, common
     symbols, compressed sections.
     """
