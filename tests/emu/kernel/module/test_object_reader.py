@@ -5,6 +5,7 @@ import sys
 import warnings
 
 import pytest
+from patience import PATIENCE
 from unicorn import UC_ARCH_X86, UC_MODE_64, Uc
 from unicorn.unicorn_const import UC_TLB_VIRTUAL
 from unicorn.x86_const import (
@@ -342,5 +343,5 @@ def test_a_zero_extended_address_must_be_in_the_lowest_4_gib():
 
 def test_reading_the_module_loads_no_lief():
     code = "import sys, emu.kernel.module.object_reader; print('lief' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert (result.stdout, result.stderr) == ("False\n", "")

@@ -5,6 +5,7 @@ import sys
 from types import ModuleType
 
 import pytest
+from patience import PATIENCE
 
 from asm import AsmError
 from emu.errors import EmuError
@@ -124,7 +125,7 @@ def test_every_subcommand_describes_itself():
 
 
 def run_python(*arguments, **options):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=PATIENCE, **options)
 
 
 def test_help_loads_no_engine():
@@ -143,7 +144,8 @@ def help_into(request):
     def run_help(file):
         environment = os.environ | {"PYTHONUNBUFFERED": request.param}
         command = [sys.executable, "-m", "trampoline", "--help"]
-        result = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
+        pipes = {"stdout": file, "stderr": subprocess.PIPE, "text": True}
+        result = subprocess.run(command, **pipes, timeout=PATIENCE, env=environment)
         return result.returncode, result.stderr
 
     return run_help

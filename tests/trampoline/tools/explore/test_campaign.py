@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from emu.schedule.schedulers.spec import scheduler_for
 from paths import ROOT
@@ -251,23 +252,24 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_ctrl_c_ends_every_process_with_a_summary():
     command = [sys.executable, "-m", "trampoline", "explore", "--scenario", "attach-during-call", "--design",
-               "per-function", "--budget", "100s", "--jobs", "2"]  # fmt: skip
+               "per-function", "--budget", "60m", "--jobs", "2"]  # fmt: skip
     running = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
         workers = []
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE
         # More CPU time than a worker needs to start.
         while time.monotonic() < until and sum(cpu_seconds(child) > 3 for child in workers) < 2:
             time.sleep(0.1)
             workers = children(running.pid)
         # As the terminal does it: to all at once.
         os.killpg(running.pid, signal.SIGINT)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=PATIENCE)
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)
@@ -276,7 +278,7 @@ def test_ctrl_c_ends_every_process_with_a_summary():
     assert "interrupted: nothing broke" in out
     assert int(out.split(" schedules")[0].split()[-1]) > 0
     assert err == ""
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE
     while any(Path(f"/proc/{child}").exists() for child in workers) and time.monotonic() < until:
         time.sleep(0.05)
     assert not any(Path(f"/proc/{child}").exists() for child in workers)

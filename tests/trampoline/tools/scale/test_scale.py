@@ -120,9 +120,8 @@ def test_nothing_measured_is_a_picture_too():
 
 def test_the_command_writes_what_it_prints(capsys, tmp_path):
     where = tmp_path / "some" / "where"
-    status, out, err = tramp(
-        capsys, "scale", "--designs", "specialised,batched,batched", "--points", "10,all", "--output", where, "--check", 5
-    )
+    options = ("--designs", "specialised,batched,batched", "--points", "10,all", "--output", where, "--check", 5)
+    status, out, err = tramp(capsys, "scale", *options)
     assert (status, err) == (0, "")
     assert (where / "scale.txt").read_text() == out
     lines = [line.split() for line in out.splitlines()]
