@@ -8,7 +8,7 @@ from emu.kernel.kernel import Kernel
 from emu.kernel.process_context import PointKind
 from emu.kernel.rcu import RcuFlavour
 from trampoline.kfunc_md.backend import REGISTERS
-from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.kfunc_md.defects import TracingMultiDefects
 from trampoline.kfunc_md.hash_64 import MIN_KFUNC_MD_ARRAY_BITS, grown_bits, hash_64, shrunk_bits
 from trampoline.kfunc_md.lookup import Entered, LookupRegisters, hash_lookup
 from trampoline.kfunc_md.structs import asm_symbols, kfunc_md, kfunc_md_array
@@ -39,11 +39,11 @@ class HashTable:
 
     name = "hash"
 
-    def __init__(self, kernel: Kernel, defects: SeedDefects = SeedDefects()) -> None:  # noqa: B008  # frozen
+    def __init__(self, kernel: Kernel, defects: TracingMultiDefects = TracingMultiDefects()) -> None:  # noqa: B008  # frozen
         self._kernel, self._machine, self._defects = kernel, kernel.machine, defects
         self.nodes = kernel.slab
         self.copies: MdCopies | None = None
-        """Set where ``SeedDefects.resize_copies`` is."""
+        """Set where ``TracingMultiDefects.resize_copies`` is."""
         self._pointer = kernel.module_data(8, 8)
         size = kfunc_md_array.size + (8 << MIN_KFUNC_MD_ARRAY_BITS)
         self._static = kernel.module_data(size, 16)

@@ -13,8 +13,9 @@ from paths import ROOT
 from trampoline.bpf.errors import TrampolineError
 from trampoline.bpf.prog import BpfPrograms
 from trampoline.bpf.uapi import AttachType
+from trampoline.designs import DESIGNS
 from trampoline.rules import FLAVOURS
-from trampoline.testing import TRAITS, Order, Traits, booted_kernels, lab_machine, run_sequences, traced_functions
+from trampoline.testing import Order, Traits, booted_kernels, lab_machine, run_sequences, traced_functions
 from trampoline.testing.kernel_pool import Variant
 from trampoline.testing.reference_model import ModelProgram, Original, ProgramRun, Reference, Tracer
 from trampoline.testing.strategies import prototypes
@@ -31,7 +32,7 @@ FEW = settings(
 )
 
 
-@pytest.mark.parametrize("design", [design for design in TRAITS if design != "tracing-multi-v2"])
+@pytest.mark.parametrize("design", [name for name, design in DESIGNS.items() if design.sound])
 def test_designs_keep_what_is_documented(design):
     found = run_sequences(design, seed_number=1, examples=5, steps=20)
     assert found.failure is None, found.failure.program

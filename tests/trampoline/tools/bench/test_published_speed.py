@@ -8,7 +8,7 @@ import pytest
 from trampoline.bpf.errors import KernelError
 from trampoline.tools.bench import published_speed as compare_module
 from trampoline.tools.bench.published_speed import compare, spearman
-from trampoline.tools.bench.reference_figures import SEED_TABLE, SEED_V2
+from trampoline.tools.bench.reference_figures import PUBLISHED, TRACING_MULTI
 from trampoline.tools.cli import main
 
 
@@ -20,7 +20,8 @@ def seed_figures(monkeypatch):
     def measure(name, *, design, nr_args, **options):
         row = real(name, design="per-function", nr_args=nr_args, **options)
         kind, _, multi = name.partition("-")
-        return replace(row, instructions=SEED_V2[kind].instructions(nr_args)) if multi else row
+        measured = TRACING_MULTI["tracing-multi-v2"][kind].instructions(nr_args)
+        return replace(row, instructions=measured) if multi else row
 
     monkeypatch.setattr(compare_module, "measure", measure)
 
@@ -61,7 +62,7 @@ def test_the_series_as_we_run_it_ranks_as_it_was_measured():
 
 def test_what_we_run_is_counted_here():
     paths = {path.name: path for path in compare(design="batched").paths}
-    assert list(paths) == [published.name for published in SEED_TABLE]
+    assert list(paths) == [published.name for published in PUBLISHED]
     counted = {
         name: (path.instructions, path.unbalanced_returns, path.nr_args)
         for name, path in paths.items()

@@ -14,13 +14,13 @@ from emu.machine.task import TaskState
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.errors import KernelError
 from trampoline.bpf.prog import NOTHING, Uses
-from trampoline.designs import METADATA
+from trampoline.designs import DESIGNS
 from trampoline.designs.cookie_records import SLOTS
 from trampoline.lab.lab import Lab
 from trampoline.tools.bench.bench import FULL, PLAIN, phases_of
 
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
-BACKENDS = METADATA["specialised"]
+BACKENDS = DESIGNS["specialised"].metadata
 
 # (fentry, fexit, fmod_ret that returns non-zero) of a full program, without the part of each argument: 2 for fentry,
 # 1 for the others. "" is one cookie for all functions of the link. voluntary is 6.12, where sites can't jump to a thunk

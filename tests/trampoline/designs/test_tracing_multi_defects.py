@@ -11,20 +11,20 @@ from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from emu.machine.task import TaskState
 from refusals import refused
 from trampoline.bpf.errors import KernelError, Oops
-from trampoline.designs.tracing_multi import seed_v2
-from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.designs.tracing_multi import tracing_multi_v2
+from trampoline.kfunc_md.defects import TracingMultiDefects
 from trampoline.tramp_links import TrampProgType
 
 EEXIST, EINVAL, EBUSY, E2BIG, ENOMEM = 17, 22, 16, 7, 12
 NOTHING = "xor eax, eax\nret"
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
-REPAIRED = SeedDefects()
+REPAIRED = TracingMultiDefects()
 
 
 @pytest.fixture
 def make_seed(make_lab):
     def make(defects=REPAIRED, **options):
-        return make_lab("6.12", **options, design=seed_v2("tracing-multi-v2", defects))
+        return make_lab("6.12", **options, design=tracing_multi_v2("tracing-multi-v2", defects))
 
     return make
 
@@ -45,12 +45,12 @@ def called_by(lab, name):
 
 def test_the_design_by_name_is_the_series_as_posted(make_lab):
     for name, defects in (
-        ("tracing-multi-v2", SeedDefects.as_posted()),
+        ("tracing-multi-v2", TracingMultiDefects.as_posted()),
         ("tracing-multi-v2-fixed", REPAIRED),
         ("tracing-multi-v1", REPAIRED),
     ):
         assert make_lab("6.12", design=name).design.mds.defects == defects
-    assert all(getattr(SeedDefects.as_posted(), field.name) for field in fields(SeedDefects))
+    assert all(getattr(TracingMultiDefects.as_posted(), field.name) for field in fields(TracingMultiDefects))
 
 
 # 1: a look-up that finds nothing --------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def overtaken(lab):
 
 
 def test_a_missing_result_is_dereferenced(make_seed):
-    lab = make_seed(SeedDefects(null_result=True))
+    lab = make_seed(TracingMultiDefects(null_result=True))
     with pytest.raises(GuestFault) as caught:
         overtaken(lab)
     # kfunc_md.bpf_origin_call of metadata at address 0.
@@ -78,12 +78,12 @@ def test_a_missing_result_is_dereferenced(make_seed):
     assert lab.kernel.kallsyms.function_name(caught.value.rip) == "bpf_global_caller_2_run"
     assert overtaken(make_seed()) == 42
     with pytest.raises(GuestFault):
-        overtaken(make_seed(SeedDefects.as_posted()))
+        overtaken(make_seed(TracingMultiDefects.as_posted()))
 
 
 def test_functions_that_are_not_aligned_are_never_found(make_seed):
     odd = FunctionText("odd", "lea eax, [rdi + 1]\nret", "int odd(int a)", address=0xFFFFFFFF81400008)
-    lab = make_seed(SeedDefects(null_result=True), functions=(AssemblyFunctions((odd,)),))
+    lab = make_seed(TracingMultiDefects(null_result=True), functions=(AssemblyFunctions((odd,)),))
     lab.attach_multi(lab.prog("fentry_multi", NOTHING), ["odd"])
     with pytest.raises(GuestFault):
         lab.call("odd", 1)
@@ -113,10 +113,10 @@ def slept_over_a_resize(lab):
 
 def test_a_sleeper_walks_a_freed_list(make_seed):
     with pytest.raises(GuestFault):
-        slept_over_a_resize(make_seed(SeedDefects(resize_copies=True)))
+        slept_over_a_resize(make_seed(TracingMultiDefects(resize_copies=True)))
     assert slept_over_a_resize(make_seed()) == (False, 42)
     with pytest.raises(GuestFault):
-        slept_over_a_resize(make_seed(SeedDefects.as_posted()))
+        slept_over_a_resize(make_seed(TracingMultiDefects.as_posted()))
 
 
 # 5: unlinking stops at the first function without the program ---------------------------------------------------------
@@ -133,14 +133,15 @@ def partly_unlinked(lab):
 
 
 def test_unlinking_stops_and_leaks(make_seed):
-    for defects in (SeedDefects(unlink_stops=True), SeedDefects.as_posted()):
+    for defects in (TracingMultiDefects(unlink_stops=True), TracingMultiDefects.as_posted()):
         assert partly_unlinked(make_seed(defects)) == [(0, 1, True), (0, 1, True), (1, 1, True), (1, 1, True)]
     # The repaired series does what it can, and says so; what lost its program keeps its user.
     assert partly_unlinked(make_seed()) == [(0, 0, False), (0, 1, False), (0, 0, False), (0, 0, False)]
 
 
 def test_a_function_twice_leaks(make_seed):
-    for defects, left in ((SeedDefects.as_posted(), 2), (SeedDefects(unlink_stops=True), 0), (REPAIRED, 0)):
+    stops = TracingMultiDefects(unlink_stops=True)
+    for defects, left in ((TracingMultiDefects.as_posted(), 2), (stops, 0), (REPAIRED, 0)):
         lab = make_seed(defects)
         twice = [NAMES[0], lab.kernel.function(NAMES[0]).address]
         refused(EEXIST, lab.attach_multi, lab.prog("fentry_multi", NOTHING), twice)
@@ -152,7 +153,7 @@ def test_a_function_twice_leaks(make_seed):
 
 
 @pytest.mark.parametrize(
-    ("defects", "left"), [(SeedDefects(unlink_walks_all=True, narrow_counters=True), 0), (REPAIRED, 1)]
+    ("defects", "left"), [(TracingMultiDefects(unlink_walks_all=True, narrow_counters=True), 0), (REPAIRED, 1)]
 )
 def test_a_failed_link_unlinks_another(make_seed, defects, left):
     lab, ran = make_seed(defects), []
@@ -177,7 +178,7 @@ def test_a_failed_link_unlinks_another(make_seed, defects, left):
 
 
 def test_256_programs_are_none(make_seed):
-    for defects in (SeedDefects(narrow_counters=True), SeedDefects.as_posted()):
+    for defects in (TracingMultiDefects(narrow_counters=True), TracingMultiDefects.as_posted()):
         lab, ran = make_seed(defects), []
         for _ in range(256):
             lab.attach_multi(lab.prog("fentry_multi", lambda ctx, ran=ran: ran.append(1)), [NAMES[0]])
@@ -198,7 +199,7 @@ def test_256_programs_are_none(make_seed):
 
 
 def test_livepatch_takes_one_object_for_another(make_seed):
-    for defects in (SeedDefects(confused_ops_func=True), SeedDefects.as_posted()):
+    for defects in (TracingMultiDefects(confused_ops_func=True), TracingMultiDefects.as_posted()):
         lab = make_seed(defects)
         lab.kernel.add_functions(FunctionText("instead", "mov eax, 1007\nret", traceable=False))
         patch = LivePatch(lab.kernel, NAMES[0], "instead")
@@ -220,7 +221,7 @@ _CLOBBERS = "\n".join([*(f"mov {register}, 0x10" for register in _CALLER_SAVED),
 
 @pytest.mark.parametrize("kind", ["fentry_multi", "fexit_multi", "fmod_ret_multi"])
 def test_a_program_that_changes_registers(make_seed, kind):
-    for defects in (SeedDefects(no_clobbers=True), SeedDefects.as_posted()):
+    for defects in (TracingMultiDefects(no_clobbers=True), TracingMultiDefects.as_posted()):
         lab = make_seed(defects)
         lab.attach_multi(lab.prog(kind, _CLOBBERS), NAMES)
         with pytest.raises(GuestFault):
@@ -238,7 +239,7 @@ def test_a_program_that_changes_registers(make_seed, kind):
 
 
 def test_a_failed_reset_keeps_its_sites(make_seed):
-    for defects, kept in ((SeedDefects(failed_reset_keeps=True), True), (REPAIRED, False)):
+    for defects, kept in ((TracingMultiDefects(failed_reset_keeps=True), True), (REPAIRED, False)):
         lab = make_seed(defects)
         lab.attach_multi(lab.prog("fentry_multi", NOTHING), ["tramplab_args2"])
         prog = lab.prog("fentry_multi", NOTHING)
