@@ -1,6 +1,5 @@
 """The metadata of traced functions: create, get, put, link, unlink, with the rules of the tracing-multi series."""
 
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +28,7 @@ LISTS = (TrampProgType.FENTRY, TrampProgType.FEXIT, TrampProgType.MODIFY_RETURN)
 _PROGS, _COUNT = kfunc_md.offset("bpf_progs"), kfunc_md.offset("bpf_prog_cnt")
 _PROG, _COOKIE = (kfunc_md_tramp_prog.offset(name) for name in ("prog", "cookie"))
 _USERS_MAX = 0xFFFF
-_NODE = struct.Struct("<QQ")
+_NODE = kfunc_md_tramp_prog.codec("next", "prog")
 
 
 @dataclass(frozen=True, slots=True)

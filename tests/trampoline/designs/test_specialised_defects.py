@@ -1,5 +1,5 @@
-"""What the posted series gets wrong by inspection (1, 2, 5, 6, 7), on specialised: see test_tracing_multi_defects.py and, for 1,
-test_specialised.py.
+"""The defects of the posted series that inspection found (1, 2, 5, 6, 7), tried on specialised: see
+test_tracing_multi_defects.py and, for 1, test_specialised.py.
 """
 
 from errno import E2BIG, EINVAL, ENOMEM
