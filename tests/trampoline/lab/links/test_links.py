@@ -1,4 +1,4 @@
-"""The contract of every kind of link, on every design: attach, functions, program, cookie, update, detach, and failure."""
+"""The contract of every kind of link, on every design: attach, functions, program, cookie, update, detach, failure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
