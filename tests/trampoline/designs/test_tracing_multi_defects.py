@@ -22,7 +22,7 @@ REPAIRED = TracingMultiDefects()
 
 
 @pytest.fixture
-def make_seed(make_lab):
+def make_series(make_lab):
     def make(defects=REPAIRED, **options):
         return make_lab("6.12", **options, design=tracing_multi_v2("tracing-multi-v2", defects))
 
@@ -69,21 +69,21 @@ def overtaken(lab):
     return task.value
 
 
-def test_a_missing_result_is_dereferenced(make_seed):
-    lab = make_seed(TracingMultiDefects(null_result=True))
+def test_a_missing_result_is_dereferenced(make_series):
+    lab = make_series(TracingMultiDefects(null_result=True))
     with pytest.raises(GuestFault) as caught:
         overtaken(lab)
     # kfunc_md.bpf_origin_call of metadata at address 0.
     assert caught.value.address == 82
     assert lab.kernel.kallsyms.function_name(caught.value.rip) == "bpf_global_caller_2_run"
-    assert overtaken(make_seed()) == 42
+    assert overtaken(make_series()) == 42
     with pytest.raises(GuestFault):
-        overtaken(make_seed(TracingMultiDefects.as_posted()))
+        overtaken(make_series(TracingMultiDefects.as_posted()))
 
 
-def test_functions_that_are_not_aligned_are_never_found(make_seed):
+def test_functions_that_are_not_aligned_are_never_found(make_series):
     odd = FunctionText("odd", "lea eax, [rdi + 1]\nret", "int odd(int a)", address=0xFFFFFFFF81400008)
-    lab = make_seed(TracingMultiDefects(null_result=True), functions=(AssemblyFunctions((odd,)),))
+    lab = make_series(TracingMultiDefects(null_result=True), functions=(AssemblyFunctions((odd,)),))
     lab.attach_multi(lab.prog("fentry_multi", NOTHING), ["odd"])
     with pytest.raises(GuestFault):
         lab.call("odd", 1)
@@ -111,12 +111,12 @@ def slept_over_a_resize(lab):
     return moved, task.value
 
 
-def test_a_sleeper_walks_a_freed_list(make_seed):
+def test_a_sleeper_walks_a_freed_list(make_series):
     with pytest.raises(GuestFault):
-        slept_over_a_resize(make_seed(TracingMultiDefects(resize_copies=True)))
-    assert slept_over_a_resize(make_seed()) == (False, 42)
+        slept_over_a_resize(make_series(TracingMultiDefects(resize_copies=True)))
+    assert slept_over_a_resize(make_series()) == (False, 42)
     with pytest.raises(GuestFault):
-        slept_over_a_resize(make_seed(TracingMultiDefects.as_posted()))
+        slept_over_a_resize(make_series(TracingMultiDefects.as_posted()))
 
 
 # 5: unlinking stops at the first function without the program ---------------------------------------------------------
@@ -132,17 +132,17 @@ def partly_unlinked(lab):
     return [(programs(lab, name), users(lab, name), called_by(lab, name)) for name in NAMES[:4]]
 
 
-def test_unlinking_stops_and_leaks(make_seed):
+def test_unlinking_stops_and_leaks(make_series):
     for defects in (TracingMultiDefects(unlink_stops=True), TracingMultiDefects.as_posted()):
-        assert partly_unlinked(make_seed(defects)) == [(0, 1, True), (0, 1, True), (1, 1, True), (1, 1, True)]
+        assert partly_unlinked(make_series(defects)) == [(0, 1, True), (0, 1, True), (1, 1, True), (1, 1, True)]
     # The repaired series does what it can, and says so; what lost its program keeps its user.
-    assert partly_unlinked(make_seed()) == [(0, 0, False), (0, 1, False), (0, 0, False), (0, 0, False)]
+    assert partly_unlinked(make_series()) == [(0, 0, False), (0, 1, False), (0, 0, False), (0, 0, False)]
 
 
-def test_a_function_twice_leaks(make_seed):
+def test_a_function_twice_leaks(make_series):
     stops = TracingMultiDefects(unlink_stops=True)
     for defects, left in ((TracingMultiDefects.as_posted(), 2), (stops, 0), (REPAIRED, 0)):
-        lab = make_seed(defects)
+        lab = make_series(defects)
         twice = [NAMES[0], lab.kernel.function(NAMES[0]).address]
         refused(EEXIST, lab.attach_multi, lab.prog("fentry_multi", NOTHING), twice)
         lab.kernel.rcu.settle()
@@ -155,8 +155,8 @@ def test_a_function_twice_leaks(make_seed):
 @pytest.mark.parametrize(
     ("defects", "left"), [(TracingMultiDefects(unlink_walks_all=True, narrow_counters=True), 0), (REPAIRED, 1)]
 )
-def test_a_failed_link_unlinks_another(make_seed, defects, left):
-    lab, ran = make_seed(defects), []
+def test_a_failed_link_unlinks_another(make_series, defects, left):
+    lab, ran = make_series(defects), []
     prog = lab.prog("fexit_multi", lambda ctx: ran.append(ctx.ip))
     lab.attach_multi(prog, NAMES[:2])
     refused(EEXIST, lab.attach_multi, prog, [NAMES[2], NAMES[1], NAMES[3]])
@@ -177,9 +177,9 @@ def test_a_failed_link_unlinks_another(make_seed, defects, left):
 # 7: counters that wrap ------------------------------------------------------------------------------------------------
 
 
-def test_256_programs_are_none(make_seed):
+def test_256_programs_are_none(make_series):
     for defects in (TracingMultiDefects(narrow_counters=True), TracingMultiDefects.as_posted()):
-        lab, ran = make_seed(defects), []
+        lab, ran = make_series(defects), []
         for _ in range(256):
             lab.attach_multi(lab.prog("fentry_multi", lambda ctx, ran=ran: ran.append(1)), [NAMES[0]])
         lab.call(NAMES[0], 1)
@@ -189,7 +189,7 @@ def test_256_programs_are_none(make_seed):
         lab.attach_multi(lab.prog("fentry_multi", NOTHING), [NAMES[1]])
         lab.call(NAMES[0], 1)
         assert (len(ran), called_by(lab, NAMES[0]), called_by(lab, NAMES[1])) == (256, False, True)
-    lab = make_seed()
+    lab = make_series()
     for _ in range(38):
         lab.attach_multi(lab.prog("fentry_multi", NOTHING), [NAMES[0]])
     refused(E2BIG, lab.attach_multi, lab.prog("fentry_multi", NOTHING), [NAMES[0]])
@@ -198,9 +198,9 @@ def test_256_programs_are_none(make_seed):
 # 4: livepatch meets an ops whose private pointer is of another type ---------------------------------------------------
 
 
-def test_livepatch_takes_one_object_for_another(make_seed):
+def test_livepatch_takes_one_object_for_another(make_series):
     for defects in (TracingMultiDefects(confused_ops_func=True), TracingMultiDefects.as_posted()):
-        lab = make_seed(defects)
+        lab = make_series(defects)
         lab.kernel.add_functions(FunctionText("instead", "mov eax, 1007\nret", traceable=False))
         patch = LivePatch(lab.kernel, NAMES[0], "instead")
         link = lab.attach_multi(lab.prog("fentry_multi", NOTHING), NAMES)
@@ -220,13 +220,13 @@ _CLOBBERS = "\n".join([*(f"mov {register}, 0x10" for register in _CALLER_SAVED),
 
 
 @pytest.mark.parametrize("kind", ["fentry_multi", "fexit_multi", "fmod_ret_multi"])
-def test_a_program_that_changes_registers(make_seed, kind):
+def test_a_program_that_changes_registers(make_series, kind):
     for defects in (TracingMultiDefects(no_clobbers=True), TracingMultiDefects.as_posted()):
-        lab = make_seed(defects)
+        lab = make_series(defects)
         lab.attach_multi(lab.prog(kind, _CLOBBERS), NAMES)
         with pytest.raises(GuestFault):
             lab.call(NAMES[1], 1, 2)
-    lab = make_seed()
+    lab = make_series()
     prog = lab.prog(kind, _CLOBBERS)
     lab.stats(enabled=True)
     with lab.attach_multi(prog, NAMES):
@@ -238,9 +238,9 @@ def test_a_program_that_changes_registers(make_seed, kind):
 # 10: sites that could not be patched stay in direct_functions ---------------------------------------------------------
 
 
-def test_a_failed_reset_keeps_its_sites(make_seed):
+def test_a_failed_reset_keeps_its_sites(make_series):
     for defects, kept in ((TracingMultiDefects(failed_reset_keeps=True), True), (REPAIRED, False)):
-        lab = make_seed(defects)
+        lab = make_series(defects)
         lab.attach_multi(lab.prog("fentry_multi", NOTHING), ["tramplab_args2"])
         prog = lab.prog("fentry_multi", NOTHING)
         with lab.kernel.process.fail_at(PointKind.PATCH, 1, lambda what: KernelError(ENOMEM, what)):

@@ -40,7 +40,7 @@ def test_hash_costs_10_instructions_and_5_for_each_further_metadata(bed):
     costs = {chain.index(mds.find(func)) + 1: cost(bed, code, func) for func in functions}
     assert costs == {1: 10, 2: 16, 3: 21, 4: 26, 5: 31, 6: 36}
     assert costs == {position: lookup_instructions(position) for position in range(1, 7)}
-    # What the seed's inlined look-up takes.
+    # What the series' inlined look-up takes.
     assert all(instructions <= 13 + 5 * (position - 1) for position, instructions in costs.items())
 
 

@@ -13,7 +13,7 @@ from trampoline.tools.cli import main
 
 
 @pytest.fixture
-def seed_figures(monkeypatch):
+def posted_figures(monkeypatch):
     """Every multi row as it was measured on the series as posted."""
     real = compare_module.measure
 
@@ -46,7 +46,7 @@ def test_no_rank_correlation(one, other):
         spearman(one, other)
 
 
-def test_the_series_as_measured_has_the_known_ranks(seed_figures):
+def test_the_series_as_measured_has_the_known_ranks(posted_figures):
     comparison = compare()
     assert comparison.ranks == {"all": 0.867, "entry": 0.97, "trampolines": 0.595}
     assert comparison.charge == pytest.approx(122.1, abs=3)
@@ -97,7 +97,7 @@ def test_sites_that_jump_have_nothing_to_charge():
     assert comparison.ranks == comparison.charged_ranks
 
 
-def test_the_command(capsys, seed_figures):
+def test_the_command(capsys, posted_figures):
     assert main(["compare"]) == 0
     out = capsys.readouterr().out
     lines = {line.split()[0]: line.split() for line in out.splitlines() if line}
