@@ -10,6 +10,7 @@ from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.btf.c_declaration import parse_model
 from trampoline.bpf.prog import Uses
+from trampoline.designs import design_info
 from trampoline.designs.entry_thunks import KSYM as THUNKS
 from trampoline.lab.lab import Lab
 
@@ -68,7 +69,7 @@ def show(
             PERCPU.offset("call_depth") if call_depth else None,
         )
         lab.trampolines.boot = boot
-        multi = design.startswith("tracing-multi")
+        multi = design_info(design).links == "multi"
         for number, attach in enumerate(programs):
             prog = lab.prog(
                 f"{attach}_multi" if multi else attach,
