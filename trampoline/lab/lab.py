@@ -45,7 +45,7 @@ from trampoline.lab.functions import KernelFunction, Population, is_glob, memory
 from trampoline.lab.link import Link, MultiLink, Skipped, modules_of, no_progress
 from trampoline.lab.multi_request import check_cookie, check_multi, check_wanted
 from trampoline.lab.prototypes import FuncProtos
-from trampoline.phases import with_phases
+from trampoline.phases import check_phases, with_phases
 from trampoline.rules import Flavour, flavour
 from trampoline.update.multi import no_collections
 from trampoline.update.target import TraceTarget, TrampLink
@@ -162,6 +162,7 @@ class Lab:
         elif isinstance(code, bytes):
             prog = self.programs.load_image(name, attach, code, sleepable=sleepable, uses=uses or Uses())
         else:
+            check_phases(code, name)
             prog = self.programs.load_assembly(name, attach, code, sleepable=sleepable, uses=uses or Uses())
         prog.attach_func = loaded_for
         return prog

@@ -129,7 +129,7 @@ def run_python(*arguments, **options):
 
 def test_help_loads_no_engine():
     code = (
-        "import sys; from trampoline.cli import main; main(['--help']);"
+        "import sys; from trampoline.tools.cli import main; main(['--help']);"
         "print({'capstone', 'greenlet', 'keystone', 'lief', 'rich', 'unicorn'} & set(sys.modules), file=sys.stderr)"
     )
     result = run_python("-c", code)

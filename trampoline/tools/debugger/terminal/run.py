@@ -11,10 +11,10 @@ from pathlib import Path
 
 from trampoline.bpf.errors import TrampolineError
 from trampoline.lab.workload import TargetOptions, open_target
+from trampoline.phases import check_phase
 from trampoline.tools.debugger import BpfDebugger
 from trampoline.tools.debugger.schedule import debugger_for_schedule
 from trampoline.tools.debugger.terminal.line_mode import Plain
-from trampoline.tools.debugger.terminal.motion_commands import phase_named
 from trampoline.tools.debugger.terminal.schedule_cursor import Along
 from trampoline.tools.debugger.terminal.session import StepperSession
 
@@ -82,7 +82,7 @@ def step_target(options: TargetOptions, how: Stepping) -> int:
 def step(opening: Opening, how: Stepping) -> int:
     """Step through a session: see ``step_target``."""
     if how.phase is not None:
-        phase_named(how.phase)
+        check_phase(how.phase)
     if how.screenshot is not None:
         if how.plain or how.most is not None or how.phase is not None:
             raise TrampolineError("--screenshot is of the screen: not with --plain, --max or --phase")
