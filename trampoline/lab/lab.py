@@ -1,6 +1,6 @@
 """The laboratory: a synthetic kernel with trampolines on it, programs to attach, functions to call.
 
->>> with Tracing("6.12") as lab:
+>>> with Lab("6.12") as lab:
 ...     prog = lab.prog("fentry", "xor eax, eax\\nret")
 ...     link = lab.attach(prog, "bpf_fentry_test1")
 ...     call = lab.call("bpf_fentry_test1", 41)

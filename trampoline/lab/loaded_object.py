@@ -51,7 +51,7 @@ class Variables(MutableMapping[str, Any]):
 
 
 class LoadedObject:
-    """What ``Tracing.open`` gives; a context manager that detaches, unloads and frees everything."""
+    """What ``Lab.open`` gives; a context manager that detaches, unloads and frees everything."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class LoadedObject:
     def attach(self, name: str, where: Any = None, *, cookie: int = 0) -> Link | MultiLink:
         """Attach a program to what its section says, or to ``where`` (a list or glob for a multi program).
 
-        What ``Tracing.attach`` and ``attach_multi`` raise; TrampolineError where nothing says where to.
+        What ``Lab.attach`` and ``attach_multi`` raise; TrampolineError where nothing says where to.
         """
         link = self._attach(name, where, cookie)
         self.links.append(link)

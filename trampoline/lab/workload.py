@@ -201,7 +201,7 @@ def _ready(lab: Lab, call: CallText, cpu: int) -> ReadyCall:
 
 
 def _programs(ready: Ready, options: TargetOptions, name: str) -> Iterator[_Attaching]:
-    lab, multi = ready.lab, options.design.startswith("seed")
+    lab, multi = ready.lab, options.design.startswith("tracing-multi")
     cookie = options.cookies.get("", 0)
     for number, attach in enumerate(options.programs or ("fentry",)):
         prog = lab.prog(

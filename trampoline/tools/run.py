@@ -88,7 +88,7 @@ def run_object(
 
     Without a ``kernel_btf`` the kernel's types are those that its test functions declare. Each call is made before as
     well, for what it costs without programs. ``recorded``: attaching and the calls are recorded. Raises what
-    ``Tracing.open``, ``LoadedObject.attach_all`` and calls raise.
+    ``Lab.open``, ``LoadedObject.attach_all`` and calls raise.
     """
     wanted = [CallText.parse(text) for text in calls]
     obj = BpfObject.open(path)

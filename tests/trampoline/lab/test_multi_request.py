@@ -80,7 +80,7 @@ def state(lab):
 
 def is_seed(lab):
     """Whether it is the posted series, which has codes of its own (designs/test_seed_rules.py)."""
-    return lab.design.name.startswith("seed")
+    return lab.design.name.startswith("tracing-multi")
 
 
 @pytest.fixture(params=DESIGNS)

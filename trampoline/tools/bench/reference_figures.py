@@ -61,7 +61,7 @@ def anchor(
         if metadata not in ((None, "padding") if program == "plain" else ("padding",)):
             return None
         return LOWEST.get((config, program), {}).get(kind)
-    if design.startswith("seed") and multi:
+    if design.startswith("tracing-multi") and multi:
         # What was measured is the series as posted.
         if config != "voluntary" or nr_args > SEED_SLOTS or design not in ("tracing-multi-v1", "tracing-multi-v2"):
             return None

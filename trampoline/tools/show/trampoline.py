@@ -71,7 +71,7 @@ def show(
             PERCPU.offset("call_depth") if call_depth else None,
         )
         lab.trampolines.boot = boot
-        multi = design.startswith("seed")
+        multi = design.startswith("tracing-multi")
         for number, attach in enumerate(programs):
             prog = lab.prog(
                 f"{attach}_multi" if multi else attach,

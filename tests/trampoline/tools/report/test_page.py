@@ -184,7 +184,7 @@ def test_a_bench_of_a_design_with_a_choice():
     page = Page(bench_page(rows))
     ways = list(dict.fromkeys(row.metadata for row in rows))
     assert len(ways) > 1
-    assert page.of("n")[: len(ways)] == [f"tramplab, {way}" if way else "specialised" for way in ways]
+    assert page.of("n")[: len(ways)] == [f"specialised, {way}" if way else "specialised" for way in ways]
     table = page.of("n")[len(ways) :]
     assert sum(text.isdigit() for text in table) == len(rows)
 
