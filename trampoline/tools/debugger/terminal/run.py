@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from trampoline.bpf.errors import TrampolineError
+from trampoline.extras import extra
 from trampoline.lab.workload import TargetOptions, open_target
 from trampoline.phases import check_phase
 from trampoline.tools.debugger import BpfDebugger
@@ -102,7 +103,8 @@ def _print(opening: Opening, how: Stepping) -> int:
 
 
 def _show(opening: Opening, how: Stepping) -> int:
-    from trampoline.tools.debugger.terminal.app import StepApp
+    with extra("terminal", "the screen (--plain prints lines)"):
+        from trampoline.tools.debugger.terminal.app import StepApp
 
     if how.script == "-":
         raise TrampolineError("-x -: standard input is the screen's keyboard; --plain reads commands from it")
@@ -117,7 +119,9 @@ def _show(opening: Opening, how: Stepping) -> int:
 
 def _screenshot(opening: Opening, how: Stepping, path: Path) -> int:
     from emu.atomic_file import write_whole
-    from trampoline.tools.debugger.terminal.screenshot import screenshot
+
+    with extra("terminal", "--screenshot"):
+        from trampoline.tools.debugger.terminal.screenshot import screenshot
 
     commands = tuple(_commands(how))
     with _elsewhere(opening) as (session, executor):
