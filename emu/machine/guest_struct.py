@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 from emu.errors import EmuError
 
-
 _LETTERS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 """Unsigned integers by size, as ``struct`` spells them."""
 

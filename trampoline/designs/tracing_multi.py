@@ -24,6 +24,7 @@ from trampoline.designs.traits import KEPT_TABLE, AfterSleep, Order, Traits
 from trampoline.kfunc_md.defects import TracingMultiDefects
 from trampoline.kfunc_md.kfunc_mds import KfuncMds, MdEntry
 from trampoline.kfunc_md.structs import asm_symbols
+from trampoline.phases import checked_routines
 from trampoline.rules import Flavour
 from trampoline.tramp_links import TrampProgType, kind_of
 from trampoline.update.bpf_trampoline import Trampolines
@@ -230,7 +231,7 @@ def tracing_multi_v2(name: str, defects: TracingMultiDefects | None = None) -> D
     def make(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
         mds = KfuncMds(kernel, "hash", defects=kept, max_links=flavour.max_links)
         routines = tracing_multi_v2_caller.routines(kernel.config, mds.backend, clobbers=not kept.no_clobbers)
-        kernel.add_routines(*routines, constants={**asm_symbols(), **mds.backend.symbols})
+        kernel.add_routines(*checked_routines(routines), constants={**asm_symbols(), **mds.backend.symbols})
         stubs = [kernel.kallsyms.address(tracing_multi_v2_caller.stub_name(count)) for count in range(MAX_ARGS + 1)]
         return TracingMultiDesign(name, kernel, _plain_trampolines(kernel, flavour, boot), mds, stubs)
 
@@ -247,7 +248,7 @@ def tracing_multi_v1(name: str) -> DesignInfo:
         # Without padding there is no look-up to make.
         with suppress(KernelError):
             routines = tracing_multi_v1_caller.routines(kernel.config, mds.backend)
-            kernel.add_routines(*routines, constants=asm_symbols())
+            kernel.add_routines(*checked_routines(routines), constants=asm_symbols())
             stubs = [kernel.kallsyms.address(tracing_multi_v1_caller.NAME)]
         return TracingMultiDesign(name, kernel, _plain_trampolines(kernel, flavour, boot), mds, stubs)
 

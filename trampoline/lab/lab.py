@@ -47,7 +47,7 @@ from trampoline.lab.links.tracing import TracingLink
 from trampoline.lab.links.tracing_multi import Skipped, TracingMultiLink
 from trampoline.lab.multi_request import check_cookie, check_multi, check_wanted
 from trampoline.lab.prototypes import FuncProtos
-from trampoline.phases import with_phases
+from trampoline.phases import check_phases, with_phases
 from trampoline.rules import Flavour, flavour
 from trampoline.update.multi import no_collections
 from trampoline.update.target import TraceTarget
@@ -161,6 +161,7 @@ class Lab:
         elif isinstance(code, bytes):
             prog = self.programs.load_image(name, attach, code, sleepable=sleepable, uses=uses or Uses())
         else:
+            check_phases(code, name)
             prog = self.programs.load_assembly(name, attach, code, sleepable=sleepable, uses=uses or Uses())
         prog.attach_func = loaded_for
         return prog

@@ -3,6 +3,11 @@
 Needs Hypothesis (``pip install tramplab[testing]``).
 """
 
+from trampoline.extras import extra
+
+with extra("testing", "trampoline.testing"):
+    import hypothesis  # noqa: F401
+
 from trampoline.designs.traits import AfterSleep, Order, Traits
 from trampoline.testing.example_database import example_database
 from trampoline.testing.kernel_pool import Kernels

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from asm import Phase
 from emu.counting.counts import OTHER, InstructionCounts
 from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.btf.func_model import MAX_BPF_FUNC_ARGS
@@ -238,7 +237,7 @@ def executed_of(lab: Lab, by_address: Mapping[int, int], traced: str) -> Iterato
     for address, executed in sorted(by_address.items()):
         name = kernel.kallsyms.function_name(address) or ""
         if address == site:
-            phase = Phase.ENTRY.value
+            phase = "entry"
         elif name == traced or name.startswith("bpf_prog_") or name in _HELPERS:
             continue
         else:
