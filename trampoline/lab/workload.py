@@ -22,9 +22,10 @@ from trampoline.bpf.btf.c_declaration import parse_model
 from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.bpf.errors import TrampolineError
 from trampoline.bpf.prog import Uses
+from trampoline.designs import design_info
 from trampoline.lab.call_text import CallText
 from trampoline.lab.lab import Lab
-from trampoline.lab.link import Link, MultiLink
+from trampoline.lab.links.link import Link
 from trampoline.lab.loaded_object import LoadedObject
 
 RETURN_0 = "xor eax, eax\nret"
@@ -109,7 +110,7 @@ class ReadyWorkload:
     calls: tuple[ReadyCall, ...] = ()
     operations: tuple[tuple[str, Callable[[], object]], ...] = ()
     """What attaches, by name, where that is to be stepped as well."""
-    links: list[Link | MultiLink] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
     """What was attached, in order."""
     loaded: LoadedObject | None = None
     """The object, where the target is one."""
@@ -131,7 +132,7 @@ class ReadyWorkload:
         for link in self.links:
             first, count = link.functions[0], len(link.functions)
             where = first if count == 1 else f"{count} functions, {first} first"
-            yield f"{link.prog.name} ({link.prog.attach_type}) on {where}"
+            yield f"{link.program.name} ({link.program.attach_type}) on {where}"
 
     def place(self, call: CallText, cpu: int = 0) -> ReadyCall:
         """Put a call's arguments into guest memory.
@@ -250,7 +251,7 @@ def _split(text: str) -> tuple[CallText, int | None]:
 
 
 def _programs(ready: ReadyWorkload, options: Workload, name: str) -> Iterator[_Operation]:
-    lab, multi = ready.lab, options.design.startswith("tracing-multi")
+    lab, multi = ready.lab, design_info(options.design).links == "multi"
     cookie = options.cookies.get("", 0)
     for number, attach in enumerate(options.programs or ("fentry",)):
         prog = lab.prog(
@@ -260,7 +261,7 @@ def _programs(ready: ReadyWorkload, options: Workload, name: str) -> Iterator[_O
             sleepable=options.sleepable,
             uses=Uses(func_ip=options.func_ip, session_cookie=options.session_cookie),
         )
-        do: Callable[[], Link | MultiLink]
+        do: Callable[[], Link]
         if multi:
             do = partial(lab.attach_multi, prog, [name], cookies=[cookie])
         else:
@@ -268,7 +269,7 @@ def _programs(ready: ReadyWorkload, options: Workload, name: str) -> Iterator[_O
         yield f"attach {prog.name}", partial(_noted, ready, do)
 
 
-def _noted(ready: ReadyWorkload, do: Callable[[], Link | MultiLink]) -> None:
+def _noted(ready: ReadyWorkload, do: Callable[[], Link]) -> None:
     ready.links.append(do())
 
 

@@ -15,7 +15,7 @@ NAME, OTHERS = "bpf_fentry_test2", ["bpf_fentry_test1", "bpf_fentry_test3"]
 ARGS, VALUE, PATCHED = (3, 4), 7, 1007
 KINDS = ("fentry", "fexit", "fmod_ret", "fsession")
 DESIGNS = [design for design in ALL_DESIGNS if design != "tracing-multi-v2"]
-"""The series as posted goes down with a livepatch (designs/test_seed_defects.py)."""
+"""The series as posted goes down with a livepatch (designs/test_tracing_multi_defects.py)."""
 MAY_REFUSE = frozenset({"tracing-multi-v1", "tracing-multi-v2-fixed"})
 """Designs that answer others on their functions with an error, and run programs oldest first."""
 LIVEPATCH = "livepatch"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from trampoline.designs import METADATA
+from trampoline.designs import design_info
 from trampoline.tools.bench.bench import BenchRow
 from trampoline.tools.icount.baseline import BaselineEntry
 from trampoline.tools.icount.bench_paths import path_name
@@ -14,7 +14,7 @@ from trampoline.tools.report.phase_bars import difference, legend, strip
 
 def baseline_name(row: BenchRow) -> str:
     """What a baseline of ``tramp count`` calls a row."""
-    metadata = row.metadata if row.design in METADATA else None
+    metadata = row.metadata if design_info(row.design).metadata else None
     return path_name(
         (row.flavour, row.config, row.design), row.name, row.nr_args, row.programs, row.program == "full", metadata
     )

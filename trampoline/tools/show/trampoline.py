@@ -9,6 +9,7 @@ from emu.kernel.structs import PERCPU
 from trampoline.bpf.boot import Boot
 from trampoline.designs.entry_thunks import KSYM as THUNKS
 from trampoline.lab import Workload, open_workload
+from trampoline.phases import PHASE_COLORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,9 @@ class Shown:
         """Headline, then the listing."""
         head = f"{self.target}, kernel {self.flavour}: {len(self.image)} bytes, {len(self.image.lines)} instructions"
         images = [image for image in (self.thunk, self.image) if image is not None]
-        listings = "\n".join(image.listing(color=color, names=self.names) for image in images)
+        listings = "\n".join(
+            image.listing(color=color, names=self.names, phase_colors=PHASE_COLORS) for image in images
+        )
         return f"{head}\nsite: {self.site.hex()}\n{listings}"
 
     def to_json(self) -> dict[str, Any]:
