@@ -25,13 +25,11 @@ from emu.debug.steps import KernelThreads, StepsMade
 from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.errors import GuestFault
 from emu.events import Event
-from emu.kernel.checkpoint import Checkpoint
-from emu.kernel.kernel import Kernel
+from emu.kernel.kernel import Kernel, KernelState
 from emu.machine.engine import Exit
 from emu.machine.faults import INT3
 from emu.machine.paging import NX
 from emu.machine.registers import SAVED
-from emu.machine.snapshot import Snapshot
 from emu.machine.task import TaskState
 from emu.machine.vcpu import Vcpu
 
@@ -56,8 +54,7 @@ class _Quick:
 @dataclass(frozen=True, slots=True)
 class _Kept:
     position: int
-    snapshot: Snapshot
-    python: Checkpoint
+    state: KernelState
     threads: tuple[tuple[Thread, object], ...]
     trapped: frozenset[int]
 
@@ -100,7 +97,7 @@ class ActionHistory(KernelThreads):
         self._note(move, 1)
         if isinstance(move, Begin) and isinstance(move.thread, OperationThread):
             # What nobody could reach until now has not been changed since the start.
-            for python in {id(kept.python): kept.python for kept in self._kept}.values():
+            for python in {id(kept.state.python): kept.state.python for kept in self._kept}.values():
                 python.extend(move.thread.roots())
 
     def quick_step(self, thread: Thread | None) -> bool:
@@ -289,14 +286,12 @@ class ActionHistory(KernelThreads):
         at = bisect_right(self._kept, self.position, key=lambda kept: kept.position)
         if at and self._kept[at - 1].position == self.position:
             return
-        machine = self.kernel.machine
-        if self._python is None:
-            operations = [thread for thread in self.threads if isinstance(thread, OperationThread)]
-            roots = [self.kernel, machine.host_calls, machine.on_int3, machine.on_fault, *self._roots]
-            roots += [thing for thread in operations for thing in thread.roots()]
-            self._python = Checkpoint(roots, [machine, *machine.vcpus, *machine.tasks, self, *self._own()])
+        operations = [thread for thread in self.threads if isinstance(thread, OperationThread)]
+        roots = [*self._roots, *(thing for thread in operations for thing in thread.roots())]
+        state = self.kernel.checkpoint(roots, [self, *self._own()], python=self._python)
+        self._python = state.python
         threads = tuple((thread, thread.capture()) for thread in self.threads)
-        self._kept.insert(at, _Kept(self.position, machine.snapshot(), self._python, threads, frozenset(self._trapped)))
+        self._kept.insert(at, _Kept(self.position, state, threads, frozenset(self._trapped)))
         if len(self._kept) > MOST_CHECKPOINTS:
             del self._kept[1::2]
             self._spacing *= 2
@@ -326,11 +321,10 @@ class ActionHistory(KernelThreads):
         for thread in self.threads:
             if isinstance(thread, OperationThread):
                 thread.abandon()
-        self.kernel.machine.restore(kept.snapshot)
-        kept.python.restore()
+        self.kernel.restore(kept.state)
         if self._restored is not None:
             self._restored()
-        self._python = kept.python
+        self._python = kept.state.python
         self.threads[:] = [thread for thread, _ in kept.threads]
         for thread, record in kept.threads:
             thread.restore(record)

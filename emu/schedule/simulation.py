@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
-from emu.kernel.checkpoint import Checkpoint
 from emu.kernel.kernel import Kernel
 from emu.kernel.process_context import PointKind
 from emu.kernel.structs import PERCPU, task_struct
@@ -94,9 +93,7 @@ class World:
         machine.on_int3.insert(0, self._on_int3)
         kernel.events.clear()
         self.visible.hold()
-        self._snapshot = machine.snapshot()
-        outside = [machine, *machine.vcpus, *machine.tasks, self, self.visible, self.memory]
-        self._checkpoint = Checkpoint([kernel, machine.host_calls, machine.on_int3, *self._roots], outside)
+        self._start = kernel.checkpoint(self._roots)
 
     def close(self) -> None:
         """Let the kernel run by itself again."""
@@ -117,8 +114,7 @@ class World:
         for vcpu in machine.vcpus:
             if vcpu.task is not vcpu.idle:
                 vcpu.yield_task()
-        machine.restore(self._snapshot)
-        self._checkpoint.restore()
+        self.kernel.restore(self._start)
         self.visible.reset()
         self.kernel.process.memory, machine.before_store = self.memory, self.memory.before_store
         self.memory.begin()
