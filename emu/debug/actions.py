@@ -1,111 +1,59 @@
-"""What can be done to the kernel: every state is what a sequence of these leaves."""
+"""Moves that a debugger makes beside those of threads: every state is what a sequence of moves leaves."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from emu.debug.threads import OperationThread, TaskThread, Thread
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Root of all moves."""
-
-    @property
-    def is_step(self) -> bool:
-        """Whether going back one step goes back before it."""
-        return False
+from emu.machine.paging import NX
+from emu.machine.registers import SAVED
+from emu.threads.kernel_threads import KernelThreads
+from emu.threads.moves import Move
+from emu.threads.thread import TaskThread, Thread
 
 
 @dataclass(frozen=True, slots=True)
 class Go(Move):
     """A thread makes one step: an instruction of a task, the way to an operation's next point."""
 
-    thread: "Thread"
-
-    @property
-    def is_step(self) -> bool:
-        """See Move."""
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class Begin(Move):
-    """A thread comes to be."""
-
-    thread: "Thread"
+    thread: Thread
 
 
 @dataclass(frozen=True, slots=True)
 class SetRegister(Move):
     """A register of a task is changed."""
 
-    thread: "TaskThread"
+    thread: TaskThread
     name: str
     value: int
+
+    def perform(self, threads: KernelThreads) -> None:
+        """See Move."""
+        vcpu, task = self.thread.vcpu, self.thread.task
+        if vcpu is None:
+            assert task is not None
+            task.registers[SAVED.index(self.name)] = self.value
+        elif self.name == "gs_base":
+            vcpu.gs_base = self.value
+        else:
+            setattr(vcpu.regs, self.name, self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class WriteMemory(Move):
-    """Guest memory is changed."""
+    """Guest memory is changed; text for every vCPU at once."""
 
     address: int
     data: bytes
 
-
-@dataclass(frozen=True, slots=True)
-class Adopt(Move):
-    """A vCPU sees what was written to text: the pending writes over an address, or all, as if it had serialised."""
-
-    cpu: int
-    address: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Preempt(Move):
-    """A task loses its vCPU."""
-
-    thread: "TaskThread"
-
-
-@dataclass(frozen=True, slots=True)
-class Wake(Move):
-    """A sleeping task can go on."""
-
-    thread: "TaskThread"
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceTask(Move):
-    """A task that no vCPU runs is to go on on another one."""
-
-    thread: "TaskThread"
-    cpu: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resume(Move):
-    """A task that can go on gets its vCPU, and makes no step yet."""
-
-    thread: "TaskThread"
-
-
-@dataclass(frozen=True, slots=True)
-class CallAgain(Move):
-    """A task that is in no function calls one, on an idle vCPU. ``registers``: by position in ``registers.SAVED``."""
-
-    thread: "TaskThread"
-    cpu: int
-    function: int
-    args: tuple[int, ...]
-    registers: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EndGracePeriod(Move):
-    """A grace period ends, and a thread that is to run its callbacks comes to be."""
-
-    thread: "OperationThread"
-    choose: Callable[[], None]
-    """Finds the grace period."""
+    def perform(self, threads: KernelThreads) -> None:
+        """See Move."""
+        machine, address = threads.kernel.machine, self.address
+        entry = machine.page_entry(address)
+        if not entry or entry & NX:
+            machine.write(address, self.data)
+            return
+        pending = [bool(vcpu.view.pending) for vcpu in machine.vcpus]
+        machine.write_text(address, self.data)
+        for vcpu, others in zip(machine.vcpus, pending, strict=True):
+            if others:
+                vcpu.see_new(address)
+            else:
+                vcpu.serialize()

@@ -2,11 +2,12 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Self, cast
 from weakref import WeakSet
 
 from emu.counting import Method, counter_for
-from emu.debug.actions import Adopt, Begin, Go, Move, PlaceTask, Preempt, SetRegister, Wake, WriteMemory
+from emu.debug.actions import Go, SetRegister, WriteMemory
 from emu.debug.breakpoints import AtEvent, Breakpoint
 from emu.debug.errors import DebugError
 from emu.debug.history import ActionHistory
@@ -14,11 +15,13 @@ from emu.debug.inspection import REGISTERS, Sight
 from emu.debug.run_to import GOALS
 from emu.debug.search import Search
 from emu.debug.stop import DebugStop, DebugStopReason
-from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
 from emu.machine.address_map import ADDRESS_MASK
+from emu.machine.registers import ARGUMENTS
 from emu.machine.task import TaskState
+from emu.threads.moves import Adopt, Begin, PlaceTask, Preempt, Wake
+from emu.threads.thread import GuestCall, OperationThread, TaskThread, Thread
 
 _DEBUGGED: WeakSet[Kernel] = WeakSet()
 """Kernels that have a debugger now."""
@@ -76,16 +79,17 @@ class Debugger(Sight):
         self._check_cpu(cpu)
         address = self.address_of(function)
         name = name or (function if isinstance(function, str) else self.symbol(address))
-        thread = TaskThread(self._next_number(), name, address, [arg & ADDRESS_MASK for arg in args], stack_args, cpu)
-        return self._begin(Begin(thread), thread)
+        masked = tuple(arg & ADDRESS_MASK for arg in args)
+        if stack_args:
+            masked += (*[0] * (len(ARGUMENTS) - len(args)), *stack_args)
+        return self._begin(TaskThread(self.kernel, self._next_number(), name, [GuestCall(address, masked)], cpu))
 
     def operation(self, name: str, do: Callable[[], object]) -> Thread:
         """An operation of process context (attach, detach), which has not begun. It is the current thread.
 
         It may be run several times: what it changes beside the kernel must be reachable from it or from ``roots``.
         """
-        thread = OperationThread(self._next_number(), name, do)
-        return self._begin(Begin(thread), thread)
+        return self._begin(OperationThread(self.kernel, self._next_number(), name, do))
 
     def end_grace_period(self, flavour: str) -> Thread:
         """End the oldest grace period of a kind (of ``grace_periods``): a thread that runs its callbacks.
@@ -95,8 +99,8 @@ class Debugger(Sight):
         kinds = [period.flavour for period in self._record.grace_periods()]
         if flavour not in kinds:
             raise DebugError(f"no grace period of {flavour} can end; {', '.join(kinds) or 'none'} can")
-        move = self._record.end_grace_period(RcuFlavour(flavour), self._next_number())
-        return self._begin(move, move.thread)
+        end = partial(self.kernel.rcu.end_oldest, RcuFlavour(flavour))
+        return self._begin(OperationThread(self.kernel, self._next_number(), f"callbacks of {flavour}", end))
 
     @property
     def grace_periods(self) -> tuple[str, ...]:
@@ -115,6 +119,8 @@ class Debugger(Sight):
         task = self._task_thread(thread)
         if self._record.vcpu_of(task) is None:
             raise DebugError(f"{thread.name} is on no cpu")
+        if self.is_trapped(task):
+            raise DebugError(f"{thread.name} is on the way from an int3 to its entry: interrupts are off")
         self._record.make(Preempt(task))
 
     def place(self, thread: Thread, cpu: int) -> None:
@@ -138,8 +144,8 @@ class Debugger(Sight):
         """Whether a task has executed an int3 whose entry, which is a step of its own, has not run yet."""
         return self._record.is_trapped(thread)
 
-    def _begin(self, move: Move, thread: Thread) -> Thread:
-        self._record.make(move)
+    def _begin(self, thread: Thread) -> Thread:
+        self._record.make(Begin(thread))
         self._current = thread
         return thread
 

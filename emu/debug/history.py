@@ -6,32 +6,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from emu.debug.action_log import Timeline
-from emu.debug.actions import (
-    Adopt,
-    Begin,
-    CallAgain,
-    EndGracePeriod,
-    Go,
-    Move,
-    PlaceTask,
-    Preempt,
-    Resume,
-    SetRegister,
-    Wake,
-    WriteMemory,
-)
+from emu.debug.actions import Go
 from emu.debug.errors import DebugError
-from emu.debug.steps import KernelThreads, StepsMade
-from emu.debug.threads import OperationThread, TaskThread, Thread
+from emu.debug.steps import DebuggedThreads, StepsMade
 from emu.errors import GuestFault
 from emu.events import Event
 from emu.kernel.kernel import Kernel, KernelState
 from emu.machine.engine import Exit
 from emu.machine.faults import INT3
-from emu.machine.paging import NX
-from emu.machine.registers import SAVED
-from emu.machine.task import TaskState
 from emu.machine.vcpu import Vcpu
+from emu.threads.moves import Begin, Move
+from emu.threads.thread import OperationThread, TaskThread, Thread
 
 SPACING = 4000
 """Moves between two checkpoints, at first: what going back makes again."""
@@ -59,7 +44,7 @@ class _Kept:
     trapped: frozenset[int]
 
 
-class ActionHistory(KernelThreads):
+class ActionHistory(DebuggedThreads):
     """Moves and checkpoints of one kernel. ``roots``: Python objects beside the kernel that moves change.
 
     ``restored``: what no checkpoint can hold is brought back to the start by it; there are none but the first then.
@@ -116,7 +101,7 @@ class ActionHistory(KernelThreads):
             self.timeline.again()
             if rip == self._outside:
                 self._quick = None
-                self._end_task(vcpu)
+                self._end_task(quick.thread, vcpu)
             return True
         self._quick = None
         if reached is Exit.HALT or (reached is Exit.INTERRUPT and vcpu.engine.interrupt_number == INT3):
@@ -134,7 +119,7 @@ class ActionHistory(KernelThreads):
     def be_quick(self, thread: Thread) -> None:
         """A thread has made a single step: let ``quick_step`` make the next one, where that can be."""
         vcpu = self.vcpu_of(thread)
-        if vcpu is None or vcpu.index in self._trapped:
+        if vcpu is None or vcpu.index in self.trapped:
             return
         if self.position == self.timeline.end and isinstance(thread, TaskThread):
             self._quick = _Quick(thread, vcpu, vcpu.regs.rip, self._due)
@@ -144,7 +129,7 @@ class ActionHistory(KernelThreads):
         says so, and where a checkpoint is due.
         """
         self._quick = None
-        if isinstance(thread, OperationThread) and thread.control is None and self._kept[-1].position != self.position:
+        if isinstance(thread, OperationThread) and not thread.has_begun and self._kept[-1].position != self.position:
             self._keep()
         steps = min(steps, max(self._due - self.position, 1))
         self._fresh, self._is_first_time = [], True
@@ -185,89 +170,10 @@ class ActionHistory(KernelThreads):
 
     def _perform(self, move: Move) -> None:
         """A move that is no step."""
-        machine = self.kernel.machine
         self._python = None
-        if isinstance(move, EndGracePeriod):
-            move.choose()
-        if isinstance(move, Begin | EndGracePeriod):
-            thread: Thread = move.thread
-            if isinstance(thread, TaskThread):
-                thread.task, thread.cpu = thread.make_task(self.kernel), thread.first_cpu
-                vcpu = machine.vcpus[thread.first_cpu]
-                if vcpu.task is vcpu.idle and thread.task.entry is not None:
-                    vcpu.switch_to(thread.task)
-            elif isinstance(thread, OperationThread):
-                thread.begin()
-            self.threads.append(thread)
-        elif isinstance(move, WriteMemory):
-            self._write(move.address, move.data)
-        elif isinstance(move, Adopt):
-            vcpu = machine.vcpus[move.cpu]
-            if move.address is None:
-                vcpu.serialize()
-            else:
-                vcpu.see_new(move.address)
-        elif isinstance(move, SetRegister):
-            self._set_register(move)
-        elif isinstance(move, Preempt):
-            self._preempt(move.thread)
-        elif isinstance(move, Wake):
-            assert move.thread.task is not None
-            move.thread.task.wake()
-        elif isinstance(move, PlaceTask):
-            move.thread.cpu = move.cpu
-        elif isinstance(move, Resume):
-            assert move.thread.task is not None
-            assert move.thread.cpu is not None
-            machine.vcpus[move.thread.cpu].switch_to(move.thread.task)
-        elif isinstance(move, CallAgain):
-            self._call_again(move)
-        else:
-            raise AssertionError(move)
-
-    def _call_again(self, move: CallAgain) -> None:
-        task, vcpu = move.thread.task, self.kernel.machine.vcpus[move.cpu]
-        assert task is not None
-        if vcpu.task is not vcpu.idle:
-            raise DebugError(f"cpu {move.cpu} runs {vcpu.task.name}")
-        task.state, task.entry, task.in_kernel = TaskState.RUNNABLE, (move.function, move.args), False
-        for position, value in move.registers:
-            task.registers[position] = value
-        move.thread.cpu = move.cpu
-        vcpu.switch_to(task)
-
-    def _preempt(self, thread: TaskThread) -> None:
-        vcpu = self.vcpu_of(thread)
-        if vcpu is None:
-            raise DebugError(f"{thread.name} is on no cpu")
-        if vcpu.index in self._trapped:
-            raise DebugError(f"{thread.name} is on the way from an int3 to its entry: interrupts are off")
-        vcpu.yield_task()
-        self._note_quiescence()
-
-    def _write(self, address: int, data: bytes) -> None:
-        machine = self.kernel.machine
-        entry = machine.page_entry(address)
-        if not entry or entry & NX:
-            machine.write(address, data)
-            return
-        pending = [bool(vcpu.view.pending) for vcpu in machine.vcpus]
-        machine.write_text(address, data)
-        for vcpu, others in zip(machine.vcpus, pending, strict=True):
-            if others:
-                vcpu.see_new(address)
-            else:
-                vcpu.serialize()
-
-    def _set_register(self, move: SetRegister) -> None:
-        vcpu, task = self.vcpu_of(move.thread), move.thread.task
-        if vcpu is not None:
-            if move.name == "gs_base":
-                vcpu.gs_base = move.value
-            else:
-                setattr(vcpu.regs, move.name, move.value)
-        elif task is not None:
-            task.registers[SAVED.index(move.name)] = move.value
+        move.perform(self)
+        if isinstance(move, Begin):
+            self.threads.append(move.thread)
 
     # Time -----------------------------------------------------------------------------------------------------------
 
@@ -291,7 +197,7 @@ class ActionHistory(KernelThreads):
         state = self.kernel.checkpoint(roots, [self, *self._own()], python=self._python)
         self._python = state.python
         threads = tuple((thread, thread.capture()) for thread in self.threads)
-        self._kept.insert(at, _Kept(self.position, state, threads, frozenset(self._trapped)))
+        self._kept.insert(at, _Kept(self.position, state, threads, frozenset(self.trapped)))
         if len(self._kept) > MOST_CHECKPOINTS:
             del self._kept[1::2]
             self._spacing *= 2
@@ -328,7 +234,7 @@ class ActionHistory(KernelThreads):
         self.threads[:] = [thread for thread, _ in kept.threads]
         for thread, record in kept.threads:
             thread.restore(record)
-        self._trapped = set(kept.trapped)
+        self.trapped = set(kept.trapped)
         self.position = kept.position
 
     def _follow(self, position: int) -> None:

@@ -11,8 +11,8 @@ from emu.debug.errors import DebugError
 from emu.debug.history import ActionHistory
 from emu.debug.steps import StepsMade
 from emu.debug.stop import DebugStop, DebugStopReason
-from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.errors import GuestFault
+from emu.threads.thread import OperationThread, TaskThread, Thread
 
 if TYPE_CHECKING:
     from emu.debug.debugger import Debugger

@@ -173,8 +173,11 @@ class Rcu:
             period.holdouts.update(tasks)
         return found
 
-    def end(self, period: "GracePeriod") -> None:
-        """End one of the grace periods that are ready and run its callbacks."""
+    def end_oldest(self, flavour: RcuFlavour) -> None:
+        """End the oldest grace period of a flavour that can end, and run its callbacks. Deadlock where none can."""
+        period = next((period for period in self.ready() if period.flavour is flavour), None)
+        if period is None:
+            raise Deadlock(f"no grace period of {flavour} can end")
         with self.sharing():
             self._end(period)
 
