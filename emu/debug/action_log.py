@@ -2,8 +2,7 @@
 
 from bisect import bisect_right
 
-from emu.debug.actions import Go
-from emu.threads.moves import Move
+from emu.threads.moves import Go, Move
 
 
 class Timeline:

@@ -7,7 +7,6 @@ from typing import Any, Self, cast
 from weakref import WeakSet
 
 from emu.counting import Method, counter_for
-from emu.debug.actions import Go, SetRegister, WriteMemory
 from emu.debug.breakpoints import AtEvent, Breakpoint
 from emu.debug.errors import DebugError
 from emu.debug.history import ActionHistory
@@ -20,7 +19,7 @@ from emu.kernel.rcu import RcuFlavour
 from emu.machine.address_map import ADDRESS_MASK
 from emu.machine.registers import ARGUMENTS
 from emu.machine.task import TaskState
-from emu.threads.moves import Adopt, Begin, PlaceTask, Preempt, Wake
+from emu.threads.moves import Begin, Do, Go
 from emu.threads.thread import GuestCall, OperationThread, TaskThread, Thread
 
 _DEBUGGED: WeakSet[Kernel] = WeakSet()
@@ -112,7 +111,7 @@ class Debugger(Sight):
         task = self._task_thread(thread)
         if task.task is None or task.task.state is not TaskState.SLEEPING:
             raise DebugError(f"{thread.name} is not asleep")
-        self._record.make(Wake(task))
+        self._record.make(Do(task.wake))
 
     def preempt(self, thread: Thread) -> None:
         """Take the vCPU from a task."""
@@ -121,7 +120,7 @@ class Debugger(Sight):
             raise DebugError(f"{thread.name} is on no cpu")
         if self.is_trapped(task):
             raise DebugError(f"{thread.name} is on the way from an int3 to its entry: interrupts are off")
-        self._record.make(Preempt(task))
+        self._record.make(Do(task.preempt))
 
     def place(self, thread: Thread, cpu: int) -> None:
         """Let a task that no vCPU runs go on on another one."""
@@ -129,7 +128,7 @@ class Debugger(Sight):
         task = self._task_thread(thread)
         if self._record.vcpu_of(task) is not None:
             raise DebugError(f"{thread.name} is on cpu {task.cpu}: preempt it first")
-        self._record.make(PlaceTask(task, cpu))
+        self._record.make(Do(task.place, (cpu,)))
 
     def adopt(self, cpu: int, address: int | None = None) -> None:
         """Let a vCPU see what was written to text: at an address, or all of it, as a serialising instruction does."""
@@ -138,7 +137,7 @@ class Debugger(Sight):
         writes = [write for write in vcpu.pending() if address is None or write.address <= address < write.end]
         if not writes:
             raise DebugError(f"cpu {cpu} has nothing to adopt" + (f" at {address:#x}" if address is not None else ""))
-        self._record.make(Adopt(cpu, address))
+        self._record.make(Do(self._record.adopt, (cpu, address)))
 
     def is_trapped(self, thread: Thread) -> bool:
         """Whether a task has executed an int3 whose entry, which is a step of its own, has not run yet."""
@@ -281,12 +280,12 @@ class Debugger(Sight):
         task = self._task_thread(thread)
         if name == "gs_base" and self._record.vcpu_of(task) is None:
             raise DebugError(f"{task.name} is on no cpu: gs_base is a cpu's")
-        self._record.make(SetRegister(task, "rflags" if name == "eflags" else name, value))
+        self._record.make(Do(self._record.set_register, (task, "rflags" if name == "eflags" else name, value)))
 
     def write(self, address: int, data: bytes) -> None:
         """Change guest memory, as a move; text too, which every vCPU sees at once. NotMapped."""
         self.kernel.machine.read(address, len(data))
-        self._record.make(WriteMemory(address, bytes(data)))
+        self._record.make(Do(self._record.write_memory, (address, bytes(data))))
 
     def close(self) -> None:
         """Let go of the kernel as it stands: tasks that are under way stay where they are."""

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from emu.debug.action_log import Timeline
-from emu.debug.actions import Go
 from emu.debug.errors import DebugError
 from emu.debug.steps import DebuggedThreads, StepsMade
 from emu.errors import GuestFault
@@ -15,7 +14,7 @@ from emu.kernel.kernel import Kernel, KernelState
 from emu.machine.engine import Exit
 from emu.machine.faults import INT3
 from emu.machine.vcpu import Vcpu
-from emu.threads.moves import Begin, Move
+from emu.threads.moves import Begin, Do, Go
 from emu.threads.thread import OperationThread, TaskThread, Thread
 
 SPACING = 4000
@@ -67,7 +66,7 @@ class ActionHistory(DebuggedThreads):
 
     # Making moves ---------------------------------------------------------------------------------------------------
 
-    def make(self, move: Move) -> None:
+    def make(self, move: Begin | Do) -> None:
         """Make a move that is no step, for the first time. What it raises leaves everything as it was."""
         self._quick = None
         self._fresh, self._is_first_time = [], True
@@ -145,7 +144,7 @@ class ActionHistory(DebuggedThreads):
             self._keep()
         return ran
 
-    def _note(self, move: Move, count: int) -> None:
+    def _note(self, move: Go | Begin | Do, count: int) -> None:
         new = self.timeline.add(self.position, move, count)
         if new is not None:
             while self.events and self.events[-1][0] > new:
@@ -168,10 +167,10 @@ class ActionHistory(DebuggedThreads):
             self._go_back_to(self.position)
         return ran
 
-    def _perform(self, move: Move) -> None:
+    def _perform(self, move: Begin | Do) -> None:
         """A move that is no step."""
         self._python = None
-        move.perform(self)
+        move.perform()
         if isinstance(move, Begin):
             self.threads.append(move.thread)
 

@@ -15,7 +15,8 @@ from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import GracePeriod
 from emu.machine.address_map import PAGE_MASK, PAGE_SHIFT
 from emu.machine.engine import DataWatch
-from emu.machine.paging import frame_of
+from emu.machine.paging import NX, frame_of
+from emu.machine.registers import SAVED
 from emu.machine.task import TaskState
 from emu.machine.vcpu import RunStopReason as TaskStop
 from emu.machine.vcpu import Vcpu
@@ -189,6 +190,34 @@ class DebuggedThreads(KernelThreads):
     def grace_periods(self) -> list[GracePeriod]:
         """The grace periods that can end now, the oldest of each kind. Nothing is noted by looking."""
         return self.kernel.rcu.can_end()
+
+    # Changes by hand ------------------------------------------------------------------------------------------------
+
+    def set_register(self, thread: TaskThread, name: str, value: int) -> None:
+        """Change a register of a task; gs_base is its vCPU's."""
+        vcpu, task = thread.vcpu, thread.task
+        if vcpu is None:
+            assert task is not None
+            task.registers[SAVED.index(name)] = value
+        elif name == "gs_base":
+            vcpu.gs_base = value
+        else:
+            setattr(vcpu.regs, name, value)
+
+    def write_memory(self, address: int, data: bytes) -> None:
+        """Change guest memory; text for every vCPU at once."""
+        machine = self.kernel.machine
+        entry = machine.page_entry(address)
+        if not entry or entry & NX:
+            machine.write(address, data)
+            return
+        pending = [bool(vcpu.view.pending) for vcpu in machine.vcpus]
+        machine.write_text(address, data)
+        for vcpu, others in zip(machine.vcpus, pending, strict=True):
+            if others:
+                vcpu.see_new(address)
+            else:
+                vcpu.serialize()
 
     # Watching data --------------------------------------------------------------------------------------------------
 

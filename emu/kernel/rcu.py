@@ -164,6 +164,11 @@ class Rcu:
                 found.setdefault(period.flavour, period)
         return list(found.values())
 
+    def note_quiescence(self) -> None:
+        """Note who passed a quiescent state: a task returned, slept or was preempted, and may run again."""
+        for period in self._pending:
+            self._is_over(period)
+
     def can_end(self) -> "list[GracePeriod]":
         """As ``ready``; who passed a quiescent state is not noted, so that looking changes nothing."""
         holdouts = [(period, dict(period.holdouts)) for period in self._pending]

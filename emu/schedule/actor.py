@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from emu.kernel.process_context import PointKind
 from emu.schedule.action import ScheduleAction
 from emu.schedule.footprint import Footprint
-from emu.threads.moves import Move
+from emu.threads.moves import Begin, Do
 from emu.threads.thread import Thread
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Actor(Protocol):
         """The thread that goes on; None while there is none."""
         ...
 
-    def moves(self, token: str) -> Sequence[Move]:
+    def moves(self, token: str) -> Sequence[Begin | Do]:
         """Moves that a choice makes before the thread goes on, if it is on a CPU, or an operation, then."""
         ...
 

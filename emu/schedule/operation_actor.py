@@ -10,7 +10,7 @@ from emu.schedule.action import GRACE_LETTER, ScheduleAction
 from emu.schedule.actor import Where
 from emu.schedule.footprint import EVERYTHING, Footprint
 from emu.schedule.violation import Violation
-from emu.threads.moves import Begin, Move
+from emu.threads.moves import Begin
 from emu.threads.thread import OperationThread
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class ControlActor:
         thread = self.thread
         return [] if thread.is_done or self._world.threads.waits_for(thread.point) else [self._step]
 
-    def moves(self, token: str) -> list[Move]:
+    def moves(self, token: str) -> list[Begin]:
         """See Actor."""
         return []
 
@@ -196,7 +196,7 @@ class GraceActor:
         rcu = self._world.kernel.rcu
         return [self._ends[period.flavour] for period in rcu.ready()] if rcu.pending else []
 
-    def moves(self, token: str) -> list[Move]:
+    def moves(self, token: str) -> list[Begin]:
         """See Actor."""
         flavour = next((flavour for flavour, variant in GRACE_VARIANTS.items() if variant == token[1:]), None)
         if flavour is None:

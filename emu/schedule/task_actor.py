@@ -12,7 +12,7 @@ from emu.schedule.action import ScheduleAction
 from emu.schedule.actor import Where
 from emu.schedule.footprint import Footprint
 from emu.schedule.violation import Violation
-from emu.threads.moves import Adopt, Move, PlaceTask, Preempt, Resume, StartCall, Wake
+from emu.threads.moves import Do
 from emu.threads.thread import GuestCall, TaskThread
 
 if TYPE_CHECKING:
@@ -105,26 +105,27 @@ class GuestActor(TaskThread):
                 found.append(ScheduleAction(self._index, self.letter + PREEMPT, "is preempted"))
         return found
 
-    def moves(self, token: str) -> Sequence[Move]:
+    def moves(self, token: str) -> Sequence[Do]:
         """See Actor."""
         vcpu, variant = self.vcpu, token[1:]
         if vcpu is None:
             if self.task.state is TaskState.SLEEPING:
-                return [Wake(self)]
+                return [Do(self.wake)]
             cpu = CPUS.index(variant) if variant else self.cpus[0]
             if self.is_done:
-                return [StartCall(self, cpu)]
-            return [PlaceTask(self, cpu), Resume(self)]
+                return [Do(self.start_call, (cpu,))]
+            return [Do(self.place, (cpu,)), Do(self.resume)]
         if variant == PREEMPT:
-            return [Preempt(self)]
-        return [Adopt(vcpu.index, address) for address in views(vcpu)[VIEWS.index(variant)]] if variant else ()
+            return [Do(self.preempt)]
+        fetched = views(vcpu)[VIEWS.index(variant)] if variant else ()
+        return [Do(self._threads.adopt, (vcpu.index, address)) for address in fetched]
 
     def perform(self, action: ScheduleAction, steps: int) -> int:
         """See Actor."""
         vcpu, threads = self.vcpu, self._threads
         if vcpu is None or action.token[1:]:
             for move in self.moves(action.token):
-                move.perform(threads)
+                move.perform()
             stood, vcpu = vcpu, self.vcpu
             if vcpu is None:
                 self._preemptions -= stood is not None

@@ -40,7 +40,7 @@ class KernelThreads:
             else:
                 if stop.reason is RunStopReason.RETURNED:
                     thread.call_returned()
-                self.note_quiescence()
+                self.kernel.rcu.note_quiescence()
         return stop
 
     def _on_int3(self, vcpu: Vcpu) -> bool:
@@ -58,10 +58,13 @@ class KernelThreads:
         self.trapped.discard(vcpu.index)
         return True
 
-    def note_quiescence(self) -> None:
-        """Let pending grace periods note that a task returned, slept or was preempted, before it runs again."""
-        if self.kernel.rcu.pending:
-            self.kernel.rcu.ready()
+    def adopt(self, cpu: int, address: int | None = None) -> None:
+        """Let a vCPU see pending writes to text: those over an address, or all, as if it had serialised."""
+        vcpu = self.kernel.machine.vcpus[cpu]
+        if address is None:
+            vcpu.serialize()
+        else:
+            vcpu.see_new(address)
 
     def is_idle(self, cpu: int) -> bool:
         """Whether a vCPU runs no task."""

@@ -140,6 +140,27 @@ class TaskThread(Thread):
         self.cpu = cpu
         self.kernel.machine.vcpus[cpu].switch_to(task)
 
+    def resume(self) -> None:
+        """Give a task that can go on its vCPU; it makes no step yet."""
+        assert self.task is not None
+        self.kernel.machine.vcpus[self.cpu].switch_to(self.task)
+
+    def place(self, cpu: int) -> None:
+        """Let a task that no vCPU runs go on on another one."""
+        self.cpu = cpu
+
+    def preempt(self) -> None:
+        """Take the vCPU from the task."""
+        vcpu = self.vcpu
+        assert vcpu is not None
+        vcpu.yield_task()
+        self.kernel.rcu.note_quiescence()
+
+    def wake(self) -> None:
+        """Let a sleeping task go on."""
+        assert self.task is not None
+        self.task.wake()
+
     def call_returned(self) -> None:
         """Let the task be runnable between two calls: it is done after the last."""
         if self.begun < len(self.calls) and self.task is not None:

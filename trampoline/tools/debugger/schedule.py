@@ -87,14 +87,23 @@ class ScheduleDebugger(BpfDebugger):
         begins = [step.position for step in self.schedule]
         return bisect_right(begins, self.position - 1)
 
+    @property
+    def present(self) -> int | None:
+        """The step of the schedule that makes the next move, from 0; None after the last."""
+        if self.position >= self._ended_at:
+            return None
+        step = self.schedule_step
+        return step - 1 if step and self.position < self._end_of(step - 1) else step
+
+    def _end_of(self, step: int) -> int:
+        return self.schedule[step + 1].position if step + 1 < len(self.schedule) else self._ended_at
+
     def next_in_schedule(self) -> DebugStop:
         """To the end of the present step of the schedule, or of the next one."""
-        step = self.schedule_step
-        ends = [*(one.position for one in self.schedule[1:]), self._ended_at]
-        if self.position >= self._ended_at or self._ended_at > self.end:
+        present = self.present
+        if present is None or self._ended_at > self.end:
             return self.stopped(DebugStopReason.DONE, self.failure or "the schedule is over")
-        inside = step > 0 and self.position < ends[step - 1]
-        stop = self.goto(ends[step - 1 if inside else step])
+        stop = self.goto(self._end_of(present))
         if stop.position == self._ended_at and self.failure:
             return self.stopped(
                 DebugStopReason.FAULT if self.ended is DebugStopReason.FAULT else DebugStopReason.DONE, self.failure
