@@ -37,7 +37,7 @@ from emu.kernel.text.functions import AssemblyFunctions, FunctionSource, Functio
 from emu.kernel.text.kallsyms import AssemblySymbols, Kallsyms
 from emu.kernel.text.stamped_text import FunctionTable, StampedText, TextSource
 from emu.kernel.text.text_poke import TextPoke
-from emu.machine.address_map import PAGE_SIZE, AddressMap
+from emu.machine.address_map import PAGE_SIZE, AddressMap, round_up
 from emu.machine.frame_words import StackNames
 from emu.machine.machine import Machine, Prot
 from emu.machine.snapshot import Snapshot
@@ -146,7 +146,7 @@ class Kernel:
 
     def module_data(self, size: int, alignment: int) -> int:
         """Guest address of ``size`` zeroed bytes of data within reach of modules and kernel text."""
-        address = (self._data_end + alignment - 1) // alignment * alignment
+        address = round_up(self._data_end, alignment)
         self._data_end = address + max(size, 1)
         self.map_data(address, max(size, 1))
         return address
@@ -250,7 +250,7 @@ class Kernel:
         body that can't be assembled; nothing is added then.
         """
         text = source.stamp(self._text_end, self.entry, self.symbols)
-        machine, end = self.machine, (text.end + PAGE_SIZE - 1) & -PAGE_SIZE
+        machine, end = self.machine, round_up(text.end, PAGE_SIZE)
         if end > self._text_limit:
             end += TEXT_SIZE
             machine.map(self._text_limit, end - self._text_limit, Prot.READ | Prot.EXEC, name="kernel text")
@@ -339,9 +339,9 @@ class Kernel:
         self.modules.check_free(name)
         end = max(f.address + f.size for f in source.place(PAGE_SIZE, self.entry, self.symbols))
         size = end - PAGE_SIZE + self.entry.padding
-        pages = (size + PAGE_SIZE - 1) // PAGE_SIZE * PAGE_SIZE + PAGE_SIZE
+        pages = round_up(size, PAGE_SIZE) + PAGE_SIZE
         address = self.execmem.alloc(pages, f"module {name}")
-        start = (address + PAGE_SIZE - 1) // PAGE_SIZE * PAGE_SIZE
+        start = round_up(address, PAGE_SIZE)
         try:
             placed = source.place(start, self.entry, self.symbols)
         except BaseException:

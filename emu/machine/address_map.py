@@ -8,6 +8,11 @@ PAGE_MASK = PAGE_SIZE - 1
 ADDRESS_MASK = (1 << 64) - 1
 
 
+def round_up(number: int, to: int) -> int:
+    """The next multiple of ``to``, or ``number`` if it is one."""
+    return (number + to - 1) // to * to
+
+
 @dataclass(frozen=True, slots=True)
 class AddressMap:
     """Bases of the regions of the guest's address space; those of x86_64 Linux unless said otherwise.

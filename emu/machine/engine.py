@@ -112,7 +112,7 @@ class Engine:
         self._access_hook = 0
         self.error = 0
         # Whoever keeps the engine keeps what its hooks refer to.
-        uc.__dict__["specialised"] = (self._cell, self._hooks)
+        uc.__dict__["tramplab"] = (self._cell, self._hooks)
         self._interrupt_hook = libunicorn.hook_add(
             self.handle, UC_HOOK_INTR, self._hooks.interrupt, self._cell_address
         )

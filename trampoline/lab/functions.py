@@ -1,6 +1,6 @@
 """The functions of a kernel by name, address, BTF id and pattern; a kernel that has every function of a BTF.
 
->>> with Tracing("6.12", btf=Btf.read("/sys/kernel/btf/vmlinux")) as lab:
+>>> with Lab("6.12", btf=Btf.read("/sys/kernel/btf/vmlinux")) as lab:
 ...     targets = lab.population.select(["tcp_*"])
 """
 

@@ -23,7 +23,7 @@ _USUAL = {"flavour": "6.12", "config": "voluntary", "design": "per-function"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The command line's and the configuration file's options."""
-    group = parser.getgroup("specialised", "tramplab: counts of instructions")
+    group = parser.getgroup("tramplab", "tramplab: counts of instructions")
     group.addoption(
         "--icount-update", action="store_true", help="rewrite the baselines of the tests that run; say what changed"
     )

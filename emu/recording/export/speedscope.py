@@ -36,7 +36,7 @@ def profile(recording: Recording, title: str) -> str:
     whole = {
         "$schema": SCHEMA,
         "name": title,
-        "exporter": "specialised",
+        "exporter": "tramplab",
         "activeProfileIndex": 0,
         "shared": {"frames": [{"name": name} for name in numbers]},
         "profiles": profiles,

@@ -20,8 +20,8 @@ NO_FMOD_RET = {"bpf_cookie", "get_func_ip", "modify_return", "trampoline_count"}
 """6.1 was recorded without a function that fmod_ret may be on."""
 KERNELS = {"6.1": ("6.1", "per-function", "voluntary"), "6.12": ("6.12", "per-function", "voluntary")} | {
     "7.2": ("7.2", "per-function", "none"),
-    "6.12 tramplab": ("6.12", "specialised", "voluntary"),
-    "7.2 tramplab": ("7.2", "specialised", "lazy"),
+    "6.12 specialised": ("6.12", "specialised", "voluntary"),
+    "7.2 specialised": ("7.2", "specialised", "lazy"),
     "7.2 batched": ("7.2", "batched", "voluntary"),
     "7.2 generic": ("7.2", "generic", "voluntary"),
     "7.2 tracing-multi-v2-fixed": ("7.2", "tracing-multi-v2-fixed", "voluntary"),

@@ -5,6 +5,7 @@ from errno import EINVAL
 from functools import lru_cache
 from typing import Any
 
+from emu.machine.address_map import round_up
 from trampoline.bpf.btf.btf import BtfKind
 from trampoline.bpf.btf.func_model import FuncArg, FuncModel
 from trampoline.bpf.btf.prototype_match import FuncProto, ParamType
@@ -232,10 +233,10 @@ class CReader:
         for member in node.decls:
             size, alignment = self.member(member.type)
             align = max(align, alignment)
-            offset = (offset + alignment - 1) // alignment * alignment + size
+            offset = round_up(offset, alignment) + size
             largest = max(largest, size)
         size = largest if isinstance(node, self._ast.Union) else offset
-        size = (size + align - 1) // align * align
+        size = round_up(size, align)
         self._sizes[tag] = size
         return size
 

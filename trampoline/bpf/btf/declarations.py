@@ -4,6 +4,7 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
+from emu.machine.address_map import round_up
 from trampoline.bpf.btf.btf import Btf, BtfKind
 from trampoline.bpf.btf.c_declaration import CReader
 from trampoline.bpf.btf.writer import RECORD_SIZE, BtfWriter
@@ -100,7 +101,7 @@ class _Declarations(BtfWriter):
         offset = 0
         for member in node.decls:
             size, alignment = self._reader.member(member.type)
-            offset = (offset + alignment - 1) // alignment * alignment
+            offset = round_up(offset, alignment)
             place = 0 if kind is BtfKind.UNION else 8 * offset
             words += [self._name(member.name), self._type(member.type), place]
             offset += size

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from errno import EINVAL
 from itertools import accumulate
 
+from emu.machine.address_map import round_up
 from trampoline.bpf.btf.btf import BtfKind
 from trampoline.bpf.errors import KernelError
 
@@ -110,7 +111,7 @@ def _check_ret(load: AttachFunc, name: str, proto: FuncProto) -> None:
 
 def _offsets(proto: FuncProto) -> list[int]:
     """Where each argument stands in the context, in bytes, and where they end: each begins a slot."""
-    return list(accumulate(((arg.size + 7) // 8 * 8 for arg in proto.args), initial=0))
+    return list(accumulate((round_up(arg.size, 8) for arg in proto.args), initial=0))
 
 
 def _matches(one: ParamType, other: ParamType) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from asm.encodings import ENDBR64, NOP5
+from emu.machine.address_map import round_up
 from trampoline.bpf.isa.insn import TAIL_CALL, Insn
 from trampoline.bpf.jit.alu import add_percpu
 from trampoline.bpf.jit.encode import (
@@ -35,11 +36,6 @@ CALLEE_SAVED = (RBX, R13, R14, R15)
 """Where R6 to R9 are."""
 
 
-def round_up8(value: int) -> int:
-    """The next multiple of 8."""
-    return -(-value // 8) * 8
-
-
 @dataclass(frozen=True, slots=True)
 class JitFrame:
     """What a function has on its stack, from the saved rbp downwards."""
@@ -70,7 +66,7 @@ class JitFrame:
         elif func.arena:
             saved = (R12, *saved)
         words = (2 if flavour.tail_call_by_pointer else 1) if counts else 0
-        stack = 0 if func.private_stack else round_up8(func.stack_depth)
+        stack = 0 if func.private_stack else round_up(func.stack_depth, 8)
         return cls(stack, counts, saved, _out_args(func.insns, flavour), words)
 
 
@@ -118,7 +114,7 @@ def prologue(func: JitFunc, frame: JitFrame, flavour: JitFlavour, boot: JitBoot)
     if func.private_stack:
         if boot.this_cpu_off is None:
             raise JitError("a private stack needs the address of this_cpu_off")
-        top = func.private_stack + flavour.private_stack_guard + round_up8(func.stack_depth)
+        top = func.private_stack + flavour.private_stack_guard + round_up(func.stack_depth, 8)
         code += mov_imm64(R9, top, sign_extended=flavour.sign_extended_imm)
         code += add_percpu(R9, R9, boot.this_cpu_off)
     return code

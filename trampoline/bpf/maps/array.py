@@ -5,8 +5,8 @@ from contextlib import ExitStack
 from errno import E2BIG, EINVAL
 
 from emu.kernel.errors import KernelError
-from emu.machine.address_map import PAGE_SIZE
-from trampoline.bpf.maps.bpf_map import BpfMap, PerCpuFace, beyond, check_present, check_update, index_of, round_up
+from emu.machine.address_map import PAGE_SIZE, round_up
+from trampoline.bpf.maps.bpf_map import BpfMap, PerCpuFace, beyond, check_present, check_update, index_of
 from trampoline.bpf.maps.flags import ARRAY_FLAGS, PCPU_MIN_UNIT_SIZE, MapFlag
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType

@@ -8,6 +8,7 @@ from typing import Any
 
 from emu.kernel.errors import KernelError
 from emu.kernel.structs import StructView
+from emu.machine.address_map import round_up
 from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.maps.flags import BPF_EXIST, BPF_F_LOCK, BPF_NOEXIST, UpdateFlag
 from trampoline.bpf.maps.map_env import MapSite
@@ -227,11 +228,6 @@ class PerCpuFace(BpfMap):
                 self.machine.write(area + pptr, value[:size])
             elif others:
                 self.machine.write(area + pptr, bytes(size))
-
-
-def round_up(size: int, to: int) -> int:
-    """The next multiple of ``to``."""
-    return (size + to - 1) // to * to
 
 
 def check_update(name: str, flags: int) -> None:

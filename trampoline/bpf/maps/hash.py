@@ -11,9 +11,10 @@ from errno import E2BIG, EINVAL, ENOENT
 from emu.kernel.errors import KernelError
 from emu.kernel.rcu import RcuFlavour
 from emu.kernel.structs import StructView
+from emu.machine.address_map import round_up
 from trampoline.bpf.errors import ENOTSUPP
 from trampoline.bpf.maps.array import check_access
-from trampoline.bpf.maps.bpf_map import BpfMap, PerCpuFace, check_present, check_update, is_percpu, round_up
+from trampoline.bpf.maps.bpf_map import BpfMap, PerCpuFace, check_present, check_update, is_percpu
 from trampoline.bpf.maps.flags import HASH_FLAGS, KMALLOC_MAX_SIZE, PCPU_MIN_UNIT_SIZE, MapFlag
 from trampoline.bpf.maps.jhash import jhash
 from trampoline.bpf.maps.layout import KEY_OFFSET, bucket, htab_elem

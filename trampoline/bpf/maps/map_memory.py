@@ -6,7 +6,7 @@ from emu.errors import OutOfMemory
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
 from emu.kernel.process_context import PointKind
-from emu.machine.address_map import PAGE_SIZE
+from emu.machine.address_map import PAGE_SIZE, round_up
 from emu.machine.machine import Prot
 
 LARGEST_OBJECT = PAGE_SIZE << 3
@@ -35,7 +35,7 @@ class MapMemory:
         """Guest address of ``size`` zeroed bytes, page-aligned where ``pages`` says so. KernelError -ENOMEM."""
         if size <= LARGEST_OBJECT and not pages:
             return self._kernel.slab.alloc(size, name)
-        wanted = round_up_page(size)
+        wanted = round_up(size, PAGE_SIZE)
         start = self.reserve(wanted, name)
         try:
             self._kernel.machine.map(start, wanted, Prot.READ | Prot.WRITE, name=name)
@@ -55,7 +55,7 @@ class MapMemory:
         -ENOMEM.
         """
         self._kernel.process.point(PointKind.ALLOC, name)
-        wanted = round_up_page(size) + PAGE_SIZE
+        wanted = round_up(size, PAGE_SIZE) + PAGE_SIZE
         for position, (start, room) in enumerate(self._free):
             if room >= wanted:
                 self._free[position] = (start + wanted, room - wanted)
@@ -81,8 +81,3 @@ class MapMemory:
             return
         self._kernel.machine.unmap(address, size)
         self.unreserve(address)
-
-
-def round_up_page(size: int) -> int:
-    """Bytes of whole pages."""
-    return (size + PAGE_SIZE - 1) // PAGE_SIZE * PAGE_SIZE

@@ -10,10 +10,10 @@ from errno import E2BIG, EINVAL
 from emu.errors import OutOfMemory
 from emu.kernel.errors import KernelError
 from emu.kernel.structs import StructView
-from emu.machine.address_map import PAGE_SIZE
+from emu.machine.address_map import PAGE_SIZE, round_up
 from emu.machine.machine import Prot
 from trampoline.bpf.maps.array import check_access
-from trampoline.bpf.maps.bpf_map import BpfMap, round_up
+from trampoline.bpf.maps.bpf_map import BpfMap
 from trampoline.bpf.maps.flags import MapFlag
 from trampoline.bpf.maps.layout import bpf_ringbuf, bpf_ringbuf_hdr
 from trampoline.bpf.maps.value_format import Raw, ValueFormat

@@ -1,5 +1,6 @@
 """Look-ups in maps as instructions (``map_gen_lookup`` of the map types)."""
 
+from emu.machine.address_map import round_up
 from trampoline.bpf.isa.insn import Alu, Insn, Size
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.rewrite import emit
@@ -16,7 +17,7 @@ def inlined_lookup(spec: MapSpec, flavour: RewriteFlavour, env: Environment) -> 
         case MapType.ARRAY:
             if spec.flags & _INNER_MAP:
                 return None
-            return _array(spec, flavour, _round_up8(spec.value_size), [])
+            return _array(spec, flavour, round_up(spec.value_size, 8), [])
         case MapType.PERCPU_ARRAY:
             if not flavour.inlines_percpu:
                 return None
@@ -73,8 +74,4 @@ def _find(env: Environment) -> list[Insn]:
 
 
 def _to_value(spec: MapSpec) -> Insn:
-    return emit.alu_imm(Alu.ADD, 0, HTAB_ELEM + _round_up8(spec.key_size))
-
-
-def _round_up8(size: int) -> int:
-    return -(-size // 8) * 8
+    return emit.alu_imm(Alu.ADD, 0, HTAB_ELEM + round_up(spec.key_size, 8))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from emu.errors import GuestFault, GuestTimeout
-from emu.machine.address_map import AddressMap
+from emu.machine.address_map import AddressMap, round_up
 from emu.machine.machine import Machine, Prot
 from emu.machine.vcpu import Vcpu
 from trampoline.bpf.errors import BytecodeError, TrampolineError
@@ -135,7 +135,7 @@ class BareMachine:
         """
         if len(memory) > MEMORY_SIZE:
             raise TrampolineError(f"{len(memory)} bytes of memory, {MEMORY_SIZE} at most")
-        address = self._memory_end - (len(memory) + 7) // 8 * 8 if memory else 0
+        address = self._memory_end - round_up(len(memory), 8) if memory else 0
         if memory:
             self.machine.write(address, memory)
         try:

@@ -16,7 +16,7 @@ class KernelView:
     """CPUs that it may have (``nr_cpu_ids``)."""
 
     def names(self, list_name: str) -> Names:
-        """A list of functions as this release has it: the files of ``trampoline/verifier/data``."""
+        """A list of functions as this release has it: the files of ``trampoline/bpf/data``."""
         return names(list_name, self.release)
 
     def has_address(self, name: str) -> bool:

@@ -22,7 +22,7 @@ def add_parser(subparsers: Any) -> None:
         " can't be traced is left out and counted by error code.",
     )
     parser.add_argument("glob", metavar="GLOB", help="functions, 'tcp_*' for instance")
-    parser.add_argument("--design", default="specialised", metavar="D", help="any design (default: tramplab)")
+    parser.add_argument("--design", default="specialised", metavar="D", help="any design (default: specialised)")
     parser.add_argument("--metadata", metavar="M", help="padding, hash or flat, for designs that have the choice")
     add_conditions(parser)
     parser.add_argument("--kind", choices=KINDS, default="fentry", help="default: fentry")

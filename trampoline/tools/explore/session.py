@@ -23,7 +23,7 @@ from emu.schedule.task_actor import GuestActor
 from emu.schedule.violation import Violation
 from emu.threads.thread import GuestCall
 from trampoline.bpf.errors import TrampolineError
-from trampoline.designs import Factory
+from trampoline.designs import DesignChoice
 from trampoline.tools.explore.design_name import NamedDesign
 from trampoline.tools.explore.invariants import (
     AtRest,
@@ -53,7 +53,7 @@ class ScheduleSession:
     def __init__(
         self,
         scenario: str,
-        design: str | Factory,
+        design: DesignChoice,
         flavour: str = "6.12",
         config: str = "voluntary",
         *,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trampoline.bpf.errors import KernelError
-from trampoline.designs import METADATA
+from trampoline.designs import design_info
 from trampoline.lab.lab import Lab
 from trampoline.tools.bench.bench import ROWS, Bench, executed_of
 from trampoline.tools.icount.capture import path_of
@@ -29,7 +29,7 @@ class Selection:
         for config in self.configs:
             for flavour in self.flavours:
                 for design in self.designs:
-                    for metadata in (None, *METADATA.get(design, ())) if self.full else (None,):
+                    for metadata in (None, *(design_info(design).metadata or ())) if self.full else (None,):
                         with _Kernel(flavour, config, design, metadata) as kernel:
                             for path in self._of(kernel, metadata):
                                 if isinstance(path, KernelError):
@@ -77,7 +77,7 @@ class _Kernel:
         """A row with each of these numbers of programs. KernelError where that is refused."""
         lab = self._lab
         try:
-            same_cookie = self._where[-1] in METADATA and self._metadata is None
+            same_cookie = bool(design_info(self._where[-1]).metadata) and self._metadata is None
             bench = Bench(lab, row, nr_args, "full" if full else "plain", same_cookie=same_cookie)
             for attached in range(1, max(programs) + 1):
                 bench.attach()

@@ -90,7 +90,7 @@ def compiled_object(
     path: Path, *, flavour: str = "7.2", kernel_btf: Path | None = None, names: list[str] | None = None
 ) -> list[Compiled]:
     """The functions of an object's programs, as a kernel of this release would have them. Raises what
-    ``Tracing.open`` raises.
+    ``Lab.open`` raises.
     """
     obj = BpfObject.open(path)
     with Lab(flavour, btf=None if kernel_btf is None else Btf.read(kernel_btf)) as lab:

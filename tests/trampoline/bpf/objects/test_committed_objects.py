@@ -49,7 +49,7 @@ KERNEL = small_kernel()
 
 def module_function(name):
     """A BTF id for functions of bpf_testmod, which are in no kernel's BTF, and for the lab's own."""
-    return 9 if name.startswith(("bpf_testmod", "specialised")) else None
+    return 9 if name.startswith(("bpf_testmod", "tramplab")) else None
 
 
 def resolved(name, kernel=KERNEL):

@@ -261,7 +261,7 @@ def test_what_cannot_be_checked(run, pytester):
         test_x="""
         def test_no_lab(icount):
             from trampoline.lab.lab import Lab
-            with Tracing("6.12") as lab:
+            with Lab("6.12") as lab:
                 icount.check("own", lab.call("bpf_fentry_test1", 1), lab=lab)
                 icount.check("none", lab.call("bpf_fentry_test1", 1))
 
@@ -306,9 +306,9 @@ def test_the_kernel_comes_from_the_marker_the_parameter_or_the_configuration(run
                 assert kind(tracing) == ("6.1", "none", "batched")
                 assert len(kernel.machine.vcpus) == 2
 
-        @pytest.mark.parametrize("tracing", ["7.2", {"flavour": "7.2", "design": "tramplab"}], indirect=True)
+        @pytest.mark.parametrize("tracing", ["7.2", {"flavour": "7.2", "design": "specialised"}], indirect=True)
         def test_parameter(tracing):
-            assert kind(tracing) in (("7.2", "lazy", "per-function"), ("7.2", "lazy", "tramplab"))
+            assert kind(tracing) in (("7.2", "lazy", "per-function"), ("7.2", "lazy", "specialised"))
         """
     )
     run("--strict-markers").assert_outcomes(passed=5)
@@ -342,7 +342,7 @@ def test_the_plugin_costs_nothing_to_those_who_do_not_use_it(tmp_path):
         "def test_what_is_loaded():\n"
         "    assert not {'emu', 'asm', 'unicorn', 'capstone', 'keystone', 'trampoline.bpf.errors'} & set(sys.modules)\n"
         "    assert {name for name in sys.modules if name.startswith('trampoline')} == "
-        "{'trampoline', 'trampoline.tools.pytest_plugin'}\n"
+        "{'trampoline', 'trampoline.tools', 'trampoline.tools.pytest_plugin'}\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "trampoline.tools.pytest_plugin", "-p", "no:cacheprovider", "-q", "."],

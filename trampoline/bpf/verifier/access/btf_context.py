@@ -4,6 +4,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import accumulate
 
+from emu.machine.address_map import round_up
 from trampoline.bpf.btf.btf import Btf, Type
 from trampoline.bpf.btf.btf import BtfKind as BtfKind
 from trampoline.bpf.errors import BtfError
@@ -84,7 +85,7 @@ def _slot(btf: Btf, args: "list[int] | tuple[int, ...] | object", ret: int, off:
     """The argument that a place in the context is of (``btf_ctx_arg_idx``): their number is the return value."""
     if off < 0:
         return 1 << 16
-    sizes = [(btf.passed(arg)[1] + 7) // 8 * 8 for arg in (*args, ret)]  # type: ignore[misc]
+    sizes = [round_up(btf.passed(arg)[1], 8) for arg in (*args, ret)]  # type: ignore[misc]
     return next((n for n, end in enumerate(accumulate(sizes)) if off < end), len(sizes))
 
 
