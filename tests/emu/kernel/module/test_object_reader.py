@@ -5,7 +5,6 @@ import sys
 import warnings
 
 import pytest
-from patience import PATIENCE
 from unicorn import UC_ARCH_X86, UC_MODE_64, Uc
 from unicorn.unicorn_const import UC_TLB_VIRTUAL
 from unicorn.x86_const import (
@@ -23,6 +22,7 @@ from emu.errors import EmuError
 from emu.kernel.module.object_file import ModuleError, RelocationType
 from emu.kernel.module.object_reader import MAX_LOADED_SIZE, link_object, read_object
 from paths import FIXTURES
+from patience import PATIENCE
 
 OBJECTS = FIXTURES / "objects"
 FORMS = ["call-branch", "call-none", "nop-branch", "nop-none"]
