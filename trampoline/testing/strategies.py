@@ -5,9 +5,9 @@ from hypothesis.strategies import SearchStrategy
 
 from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.bpf.uapi import AttachType
+from trampoline.designs.traits import Traits
 from trampoline.image.generator import ARG_REGISTERS
 from trampoline.rules import FLAVOURS, Flavour
-from trampoline.testing.design_traits import Traits
 from trampoline.testing.traced_functions import Prototype
 
 _SCALARS = ("char", "u8", "short", "u16", "int", "u32", "long", "u64", "void *")

@@ -18,10 +18,10 @@ from emu.machine.task import Task
 from trampoline.bpf.errors import KernelError
 from trampoline.bpf.prog import BpfProg
 from trampoline.bpf.uapi import AttachType
-from trampoline.designs import METADATA, Factory
-from trampoline.lab.link import Link, MultiLink
+from trampoline.designs import DesignChoice, design_info
+from trampoline.designs.traits import Traits
+from trampoline.lab.links.link import Link
 from trampoline.rules import Flavour
-from trampoline.testing.design_traits import Traits
 from trampoline.testing.instrumented_lab import WatchedLab
 from trampoline.testing.kernel_pool import Kernels, limited, variants
 from trampoline.testing.leak_check import Holdings, text_of
@@ -57,7 +57,7 @@ class SequenceTally:
 class Subject:
     """What sequences are about."""
 
-    design: str | Factory
+    design: DesignChoice
     traits: Traits
     flavours: tuple[Flavour, ...]
     kernels: Kernels
@@ -66,7 +66,7 @@ class Subject:
     @property
     def metadata(self) -> tuple[str | None, ...]:
         """The metadata back ends that the design has, None for its own choice."""
-        return (None, *METADATA.get(self.design, ())[1:]) if isinstance(self.design, str) else (None,)
+        return (None, *(design_info(self.design).metadata or ())[1:])
 
 
 @dataclass(eq=False, slots=True)
@@ -85,7 +85,7 @@ class Linked:
 
     loaded: LoadedProgram
     names: tuple[str, ...]
-    link: Link | MultiLink = field(repr=False)
+    link: Link = field(repr=False)
 
     @property
     def program(self) -> ModelProgram:

@@ -3,7 +3,7 @@ import pytest
 
 from emu.kernel.errors import KernelError
 from emu.kernel.module.load_object import load_object
-from emu.kernel.module.object_file import ModuleError
+from emu.kernel.module.object_reader import ModuleError
 from emu.kernel.text.functions import FunctionText
 from paths import FIXTURES
 

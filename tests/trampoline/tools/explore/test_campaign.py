@@ -170,12 +170,12 @@ def test_a_design_of_ones_own_is_explored_in_every_process_and_replayed(tmp_path
 
 def test_a_factory_is_named_by_where_it_is():
     from trampoline.designs import DESIGNS
-    from trampoline.designs.tracing_multi import seed_v2
+    from trampoline.designs.tracing_multi import tracing_multi_v2
 
     named = NamedDesign.of(DESIGNS["batched"])
     assert named.text == "trampoline.designs:_batched"
     assert NamedDesign.of(named.text).make is DESIGNS["batched"]
-    with ScheduleSession("attach-during-call", seed_v2("tracing-multi-v2")) as session:
+    with ScheduleSession("attach-during-call", tracing_multi_v2("tracing-multi-v2")) as session:
         assert session.run(scheduler_for("pct:3", 1)).violation is None
 
 
@@ -199,7 +199,7 @@ def test_a_design_that_can_not_be_had_is_refused(tmp_path, capsys, design, what)
     assert what in capsys.readouterr().err
 
 
-def test_tramplab_with_a_hash_is_resized_under_its_readers():
+def test_specialised_with_a_hash_is_resized_under_its_readers():
     tally = campaign("resize-during-lookup", "specialised+hash", seed=2, schedules=60, coverage=1)
     assert tally.found is None
     clashes = [" ".join(pair) for pair in tally.count.coverage.pairs]

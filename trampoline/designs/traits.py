@@ -1,8 +1,8 @@
-"""What a model must know of a design to say what will be seen: its documented differences, as data."""
+"""Traits of a design: its documented differences, as data, from which a model says what will be seen."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from errno import EBUSY, EEXIST, EINVAL
+from errno import EBUSY, EINVAL
 
 from trampoline.bpf.uapi import AttachType
 from trampoline.rules import Flavour
@@ -75,28 +75,5 @@ class Traits:
         return tuple(kinds)
 
 
-_TABLE = "kfunc_md_array of"
-_SEED = Traits(
-    order=Order.OLDEST_FIRST,
-    after_sleep=AfterSleep.CURRENT,
-    max_slots=6,
-    sessions=False,
-    mixes_plain_and_multi=False,
-    shares_sites=False,
-    program_twice=EEXIST,
-    function_twice=EEXIST,
-    site_taken=EBUSY,
-    accounts_calls=False,
-    keeps=_TABLE,
-    plain=Traits(),
-)
-TRAITS = {
-    "per-function": Traits(image_per_function=True, site_taken=EBUSY),
-    "batched": Traits(image_per_function=True),
-    "generic": Traits(struct_on_stack=False, count_is_actual=False),
-    "specialised": Traits(times_by_image=True, keeps=_TABLE),
-    "tracing-multi-v2": _SEED,
-    "tracing-multi-v2-fixed": _SEED,
-    "tracing-multi-v1": replace(_SEED, needs_padding=True),
-}
-"""Traits of the designs that tramplab has."""
+KEPT_TABLE = "kfunc_md_array of"
+"""The name of a table of metadata that has grown begins so (``Traits.keeps``)."""
