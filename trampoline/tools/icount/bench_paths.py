@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from emu.kernel.checkpoint import Checkpoint
 from trampoline.bpf.errors import KernelError
 from trampoline.designs import design_info
 from trampoline.lab import Lab
@@ -68,11 +67,7 @@ class _Kernel:
         self.where = (flavour, config, design)
         self.metadata = metadata
         self._lab = Lab(flavour, config, design=design, metadata=metadata)
-        machine = self._lab.kernel.machine
-        self._snapshot = machine.snapshot()
-        self._checkpoint = Checkpoint(
-            [self._lab, machine.host_calls, machine.on_int3], [machine, *machine.vcpus, *machine.tasks]
-        )
+        self._booted = self._lab.kernel.checkpoint([self._lab])
 
     def count(
         self, row: str, nr_args: int, programs: Sequence[int], *, full: bool
@@ -89,8 +84,7 @@ class _Kernel:
                     executed = executed_of(lab, counts.by_address, bench.traced)
                     yield attached, path_of(lab, executed, counts.unbalanced_returns)
         finally:
-            lab.kernel.machine.restore(self._snapshot)
-            self._checkpoint.restore()
+            lab.kernel.restore(self._booted)
 
     def __enter__(self) -> "_Kernel":
         return self
