@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE
 
 from emu.schedule.schedulers.spec import scheduler_for
 from paths import ROOT
+from patience import PATIENCE
 from trampoline.bpf.errors import KernelError, TrampolineError
 from trampoline.tools.cli import main
 from trampoline.tools.explore import chunk as chunk_module
