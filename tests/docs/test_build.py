@@ -4,9 +4,8 @@ import re
 import subprocess
 import sys
 
-from patience import PATIENCE
-
 from paths import ROOT
+from patience import PATIENCE
 
 
 def test_sphinx_has_no_complaint(tmp_path):

@@ -17,9 +17,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE
 
 from paths import ROOT
+from patience import PATIENCE
 
 FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n]*)\n(?P<body>.*?)^(?P=fence)$", re.M | re.S)
 PLUGIN = "trampoline.tools.pytest_plugin"

@@ -7,9 +7,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from patience import PATIENCE
-
 from paths import ROOT
+from patience import PATIENCE
 from trampoline.tools.cli import Parser
 from trampoline.tools.commands._target import add_target, target_options
 from trampoline.tools.debugger.gdb_server import serve

@@ -85,20 +85,19 @@ def show(
                 lab.attach_multi(prog, [name], cookies=[cookie])
             else:
                 lab.attach(prog, name, cookie=cookie)
-        function = lab.kernel.function(name)
-        assert function.site is not None
-        thunk = None
-        image = lab.kernel.machine.images.at(lab.kernel.ftrace.direct_functions[function.site] & ~JMP_FLAG)
+        return shown(lab, name)
+
+
+def shown(lab: Lab, name: str) -> Shown:
+    """The image that the patch site of a function with programs reaches."""
+    function = lab.kernel.function(name)
+    assert function.site is not None
+    thunk = None
+    image = lab.kernel.machine.images.at(lab.kernel.ftrace.direct_functions[function.site] & ~JMP_FLAG)
+    assert image is not None
+    if image.name.startswith(THUNKS):
+        thunk, image = image, lab.kernel.machine.images.at(int(image.lines[-1].text.split()[-1], 0))
         assert image is not None
-        if image.name.startswith(THUNKS):
-            thunk, image = image, lab.kernel.machine.images.at(int(image.lines[-1].text.split()[-1], 0))
-            assert image is not None
-        names = {symbol.address: symbol.name for symbol in lab.kernel.kallsyms}
-        return Shown(
-            image,
-            names,
-            name,
-            flavour,
-            lab.kernel.machine.read(function.address, function.site + 5 - function.address),
-            thunk,
-        )
+    names = {symbol.address: symbol.name for symbol in lab.kernel.kallsyms}
+    site = lab.kernel.machine.read(function.address, function.site + 5 - function.address)
+    return Shown(image, names, name, lab.flavour.name, site, thunk)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase, InMemoryExampleDatabase
-from patience import PATIENCE
 
+from patience import PATIENCE
 from trampoline.bpf.errors import TrampolineError
 from trampoline.testing import example_database
 from trampoline.testing.example_database import REDIS_VARIABLE

@@ -3,8 +3,8 @@ import subprocess
 from html.parser import HTMLParser
 
 import pytest
-from patience import PATIENCE
 
+from patience import PATIENCE
 from trampoline.lab.workload import TargetOptions
 from trampoline.tools.bench.bench import bench
 from trampoline.tools.icount.baseline import BaselineEntry

@@ -15,9 +15,9 @@ import time
 
 import pyte
 import pytest
-from patience import PATIENCE
 
 from paths import ROOT
+from patience import PATIENCE
 from trampoline.tools.cli import main
 
 DOCS = ROOT / "docs"
