@@ -23,22 +23,22 @@ RELEASES = frozenset({PointKind.STORE, PointKind.TEXT_WRITE, PointKind.PUBLISH})
 class ScheduledOperation(OperationThread):
     """An operation that also stops before its stores to memory that others may know of.
 
-    ``owner``: the actor that owns the memory that it allocates, until others know of it.
+    ``letter``: of the actor that owns the memory that it allocates, until others know of it.
     """
 
-    def __init__(self, world: "World", owner: object, number: int, name: str, do: Callable[[], Any]) -> None:
+    def __init__(self, world: "World", letter: str, number: int, name: str, do: Callable[[], Any]) -> None:
         super().__init__(world.kernel, number, name, do)
-        self._world, self._owner = world, owner
+        self._world, self._letter = world, letter
         self.extra = Footprint()
         """Places that the present step turns out to touch are added here."""
 
     def step(self) -> None:
         """See OperationThread."""
-        memory, at = self._world.memory, self.point
-        memory.owner, memory.footprint = self._owner, self.extra
-        if at is not None and at.kind in RELEASES:
-            memory.release()
+        memory = self._world.memory
+        memory.owner, memory.footprint = self._letter, self.extra
         try:
+            if self.point is not None and self.point.kind in RELEASES:
+                memory.release()
             super().step()
         finally:
             memory.owner = memory.footprint = None
@@ -47,30 +47,36 @@ class ScheduledOperation(OperationThread):
         """So many points at most, and not beyond one after which another actor might be able to go on that was not
         before; returns how many. Violation, also for whatever is raised that is no KernelError.
         """
-        world, rcu = self._world, self._world.kernel.rcu
+        world, rcu, memory = self._world, self._world.kernel.rcu, self._world.memory
         begun, made = rcu.begun, 0
-        enables = world.enabling_points(self._owner) if steps > 1 else ()
-        while True:
-            passed = self.point
-            made += 1
-            try:
-                if passed is not None and passed.kind is PointKind.TEXT_WRITE:
-                    world.text_written(passed.on)
-                self.step()
+        enables = world.enabling_points(self._letter) if steps > 1 else ()
+        memory.owner, memory.footprint = self._letter, self.extra
+        try:
+            while True:
+                passed = self.point
+                made += 1
+                if passed is not None:
+                    if passed.kind in RELEASES:
+                        memory.release()
+                    if passed.kind is PointKind.TEXT_WRITE:
+                        world.text_written(passed.on)
+                OperationThread.step(self)
                 at = self.point
                 if at is None or (at.kind is PointKind.UNLOCK and at.on is world.kernel.text_poke.text_mutex):
                     world.text_stands()
-            except Exception as error:
-                violation = error if isinstance(error, Violation) else Violation(type(error).__name__, str(error))
-                violation.steps = made
-                raise violation from error
-            if rcu.begun != begun:
-                self.extra.writes.add(("rcu", ""))
-                return made
-            if made >= steps or self.is_done or world.threads.waits_for(at):
-                return made
-            if passed is not None and passed.kind in enables:
-                return made
+                if rcu.begun != begun:
+                    self.extra.writes.add(("rcu", ""))
+                    return made
+                if made >= steps or self.is_done or world.threads.waits_for(at):
+                    return made
+                if passed is not None and passed.kind in enables:
+                    return made
+        except Exception as error:
+            violation = error if isinstance(error, Violation) else Violation(type(error).__name__, str(error))
+            violation.steps = made
+            raise violation from error
+        finally:
+            memory.owner = memory.footprint = None
 
     def footprint(self) -> Footprint:
         """What the next step will touch; the step may add to it."""
@@ -112,7 +118,7 @@ class ControlActor:
     def __init__(self, world: "World", index: int, letter: str, name: str, operation: Callable[[], Any]) -> None:
         self.letter, self.name = letter, name
         self._world, self._step = world, ScheduleAction(index, letter)
-        self.thread = ScheduledOperation(world, self, index + 1, name, operation)
+        self.thread = ScheduledOperation(world, letter, index + 1, name, operation)
 
     @property
     def finished(self) -> bool:
@@ -203,7 +209,7 @@ class GraceActor:
             return []
         self._numbers += 1
         end = partial(self._world.kernel.rcu.end_oldest, flavour)
-        self.thread = ScheduledOperation(self._world, self, self._numbers, f"callbacks of {flavour}", end)
+        self.thread = ScheduledOperation(self._world, self.letter, self._numbers, f"callbacks of {flavour}", end)
         self.thread.extra = self._extra
         return [Begin(self.thread)]
 

@@ -137,11 +137,11 @@ class World:
         """Whether every visible instruction must be looked at: memory was freed, or text is being patched."""
         return bool(self._under_change) or self.memory.has_freed or self.learn is not None
 
-    def enabling_points(self, actor: object) -> frozenset[PointKind]:
-        """Points of an operation behind which others, as they stand now, may have other actions than before."""
+    def enabling_points(self, letter: str) -> frozenset[PointKind]:
+        """Points of an actor's operation after which others, as they stand, may have other actions than before."""
         runs = waits = False
         for other in self.actors:
-            if other is actor or other.finished:
+            if other.letter == letter or other.finished:
                 continue
             if isinstance(other, GuestActor):
                 runs |= other.vcpu is not None

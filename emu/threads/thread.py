@@ -198,24 +198,16 @@ class OperationThread(Thread):
     """An operation of process context. ``result`` is what it returned, ``error`` the kernel's answer otherwise."""
 
     kind = "operation"
+    is_done = False
 
     def __init__(self, kernel: Kernel, number: int, name: str, do: Callable[[], Any]) -> None:
         super().__init__(kernel, number, name)
         self.do = do
         self._control: ControlTask | None = None
+        self.point: Point | None = None
+        """The point where it stands; None before the first and at its end."""
         self.result: Any = None
         self.error: KernelError | None = None
-        self._is_done = False
-
-    @property
-    def is_done(self) -> bool:
-        """See Thread."""
-        return self._is_done
-
-    @property
-    def point(self) -> Point | None:
-        """The point where it stands; None before the first and at its end."""
-        return None if self._control is None else self._control.at
 
     @property
     def has_begun(self) -> bool:
@@ -225,12 +217,12 @@ class OperationThread(Thread):
     @property
     def is_under_way(self) -> bool:
         """Whether it has made a step and not ended: no checkpoint can hold it."""
-        return self._control is not None and not self._is_done
+        return self._control is not None and not self.is_done
 
     @property
     def state(self) -> str:
         """See Thread."""
-        if self._is_done:
+        if self.is_done:
             return "done"
         at = self.point
         return f"at {at.kind}: {at.what}" if at is not None else "begins"
@@ -254,21 +246,22 @@ class OperationThread(Thread):
             control.step()
         except KernelError as answer:
             self.error = answer
+        self.point = control.at
         if control.done:
-            self._is_done, self.result = True, control.result
+            self.is_done, self.result = True, control.result
 
     def abandon(self) -> None:
         """Drop it where it stands."""
-        if self._control is not None and not self._is_done:
+        if self._control is not None and not self.is_done:
             self._control.abandon()
-        self._control = None
+        self._control = self.point = None
 
     def capture(self) -> OperationRecord:
         """What a checkpoint keeps."""
-        return OperationRecord(self._is_done, self.result, self.error)
+        return OperationRecord(self.is_done, self.result, self.error)
 
     def restore(self, record: object) -> None:
         """Back to what ``capture`` gave."""
         assert isinstance(record, OperationRecord)
-        self._control = None
-        self._is_done, self.result, self.error = record.is_done, record.result, record.error
+        self._control = self.point = None
+        self.is_done, self.result, self.error = record.is_done, record.result, record.error
