@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from emu.kernel.checkpoint import Checkpoint
+from emu.kernel.kernel import KernelState
 from emu.kernel.structs import PERCPU
-from emu.machine.machine import Snapshot
 from trampoline.bpf.boot import Boot
 from trampoline.designs import DesignChoice
 from trampoline.lab.lab import Lab
@@ -63,8 +62,7 @@ def variants(flavours: Sequence[Flavour]) -> list[Variant]:
 @dataclass(frozen=True, slots=True)
 class _Booted:
     watched: WatchedLab
-    snapshot: Snapshot
-    checkpoint: Checkpoint
+    state: KernelState
 
 
 class Kernels:
@@ -85,8 +83,7 @@ class Kernels:
                 self._booted.popitem(last=False)[1].watched.close()
         else:
             self._booted.move_to_end(key)
-            booted.watched.lab.kernel.machine.restore(booted.snapshot)
-            booted.checkpoint.restore()
+            booted.watched.lab.kernel.restore(booted.state)
         return booted.watched
 
     def drop(self, watched: WatchedLab) -> None:
@@ -118,10 +115,7 @@ class Kernels:
             boot=self._decided(flavour, variant),
             metadata=metadata,
         )
-        machine = watched.lab.kernel.machine
-        outside = [machine, *machine.vcpus, *machine.tasks]
-        checkpoint = Checkpoint([watched, machine.host_calls, machine.on_int3, machine.on_fault], outside)
-        return _Booted(watched, machine.snapshot(), checkpoint)
+        return _Booted(watched, watched.lab.kernel.checkpoint([watched]))
 
     def _decided(self, flavour: Flavour, variant: Variant) -> Boot:
         thunk = None

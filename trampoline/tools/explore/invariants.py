@@ -11,8 +11,9 @@ from emu.kernel.text.text_poke import CALL, JMP
 from emu.machine.address_map import ADDRESS_MASK
 from emu.schedule.actor import Actor
 from emu.schedule.simulation import World
-from emu.schedule.task_actor import GuestActor, GuestCall
+from emu.schedule.task_actor import GuestActor
 from emu.schedule.violation import Violation
+from emu.threads.thread import GuestCall
 from trampoline.bpf.uapi import AttachType
 from trampoline.tools.explore.scenario import Deed, Operation, Plan
 from trampoline.tools.explore.testbed import ARGUMENT, Stage

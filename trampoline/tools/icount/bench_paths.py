@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from emu.kernel.checkpoint import Checkpoint
 from trampoline.bpf.errors import KernelError
 from trampoline.designs import design_info
 from trampoline.lab.lab import Lab
@@ -59,11 +58,7 @@ class _Kernel:
         self._where = (flavour, config, design)
         self._metadata = metadata
         self._lab = Lab(flavour, config, design=design, metadata=metadata)
-        machine = self._lab.kernel.machine
-        self._snapshot = machine.snapshot()
-        self._checkpoint = Checkpoint(
-            [self._lab, machine.host_calls, machine.on_int3], [machine, *machine.vcpus, *machine.tasks]
-        )
+        self._booted = self._lab.kernel.checkpoint([self._lab])
 
     def name(self, row: str, nr_args: int, programs: int, *, full: bool) -> str:
         """What a path is called: what it was counted on, then what is not usual about it."""
@@ -91,8 +86,7 @@ class _Kernel:
                     executed = executed_of(lab, counts.by_address, bench.traced)
                     yield attached, path_of(lab, executed, counts.unbalanced_returns)
         finally:
-            lab.kernel.machine.restore(self._snapshot)
-            self._checkpoint.restore()
+            lab.kernel.restore(self._booted)
 
     def __enter__(self) -> "_Kernel":
         return self
