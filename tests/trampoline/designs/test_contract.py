@@ -15,6 +15,8 @@ from trampoline.designs import DESIGNS
 from trampoline.lab.lab import Lab
 from trampoline.rules import FLAVOURS
 
+pytestmark = pytest.mark.slow
+
 MASK = (1 << 64) - 1
 SKIPS_ORIGINAL = 0x5EED
 KINDS = ("fentry", "fexit", "fmod_ret", "fsession")
