@@ -21,6 +21,8 @@ import pytest
 from paths import ROOT
 from patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n]*)\n(?P<body>.*?)^(?P=fence)$", re.M | re.S)
 PLUGIN = "trampoline.tools.pytest_plugin"
 """Where tramplab is installed pytest has it already."""

@@ -19,6 +19,8 @@ from trampoline.designs.cookie_records import SLOTS
 from trampoline.lab import Lab
 from trampoline.tools.bench.bench import FULL, PLAIN, phases_of
 
+pytestmark = pytest.mark.slow
+
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
 BACKENDS = DESIGNS["specialised"].metadata
 

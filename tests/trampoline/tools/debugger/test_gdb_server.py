@@ -13,6 +13,8 @@ from gdb_transcript import ROOT, Process, Thread
 from patience import PATIENCE
 from trampoline.tools.cli import main
 
+pytestmark = pytest.mark.slow
+
 OBJECT = "tests/selftests/bpf_cookie.o"
 
 

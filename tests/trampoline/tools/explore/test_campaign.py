@@ -23,6 +23,8 @@ from trampoline.tools.explore.schedule_id import ScheduleAddress
 from trampoline.tools.explore.session import ScheduleSession
 from trampoline.tools.explore.workers import Processes, ThisProcess
 
+pytestmark = pytest.mark.slow
+
 OWN_DESIGN = """
 from trampoline.update.bpf_trampoline import Trampolines
 from trampoline.designs.design import TrampolineDesign

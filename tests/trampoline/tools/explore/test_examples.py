@@ -20,6 +20,8 @@ from trampoline.tools.explore.failing_schedules import Examples
 from trampoline.tools.explore.schedule_id import ScheduleAddress
 from trampoline.tools.explore.workers import ThisProcess
 
+pytestmark = pytest.mark.slow
+
 BROKEN = Work("livepatch-meets-fexit", "tracing-multi-v2", coverage=0)
 
 

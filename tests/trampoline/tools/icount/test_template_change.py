@@ -16,6 +16,8 @@ from trampoline.tools.icount.compare import compare_all
 from trampoline.tools.icount.explain import explain_report
 from trampoline.tools.icount.limits import Limits
 
+pytestmark = pytest.mark.slow
+
 PAGE = ROOT / "docs" / "counts-in-ci.md"
 REMEDY = "pytest --icount-update tests/test_rows.py"
 GENERATED = ("per-function", "batched")

@@ -15,6 +15,8 @@ from trampoline.tools.cli import main
 from trampoline.tools.scale.mass_attach import Conditions, mass_attach
 from trampoline.tools.scale.spot_check import Check
 
+pytestmark = pytest.mark.slow
+
 BTF = sorted((FIXTURES / "btf").glob("*"))
 
 

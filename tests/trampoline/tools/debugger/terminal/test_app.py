@@ -11,6 +11,8 @@ from patience import PATIENCE
 from trampoline.tools.debugger.terminal.app import StepApp
 from trampoline.tools.debugger.terminal.command_table import perform
 
+pytestmark = pytest.mark.slow
+
 
 def shown(app):
     return ["".join(segment.text for segment in strip).rstrip() for strip in app.screen._compositor.render_strips()]
