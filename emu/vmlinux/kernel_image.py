@@ -1,4 +1,4 @@
-"""A kernel's file: ``bzImage`` (``vmlinuz``), ``vmlinux`` or an unpacked package's folder, to segments and configuration.
+"""A kernel's file (``vmlinuz``, ``vmlinux``, an unpacked package's folder), as segments and configuration.
 
 The boot protocol's header says where the compressed payload lies (Documentation/arch/x86/boot.rst); the payload is an
 ELF without symbols, whose segments are linked at the addresses where the kernel runs without KASLR.
@@ -35,8 +35,17 @@ _LZ4_LEGACY = 0x184C2102
 _LZ4_BLOCK = 8 << 20
 _SETUP_SECTS, _BOOT_MAGIC, _KERNEL_VERSION, _PAYLOAD = 0x1F1, 0x202, 0x20E, 0x248
 _EM_X86_64 = 62
-_MACHINES = {3: "i386", 8: "MIPS", 20: "PowerPC", 21: "PowerPC64", 22: "S390", 40: "Arm", 183: "AArch64", 243: "RISC-V",
-             258: "LoongArch"}
+_MACHINES = {
+    3: "i386",
+    8: "MIPS",
+    20: "PowerPC",
+    21: "PowerPC64",
+    22: "S390",
+    40: "Arm",
+    183: "AArch64",
+    243: "RISC-V",
+    258: "LoongArch",
+}
 _PT_LOAD = 1
 _CONFIG_START, _CONFIG_END = b"IKCFG_ST", b"IKCFG_ED"
 _CONFIG_LINE = re.compile(r"^(?:(CONFIG_\w+)=(.*)|# (CONFIG_\w+) is not set)$", re.MULTILINE)
@@ -45,7 +54,7 @@ _BANNER = re.compile(rb"Linux version (\S+) ")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A ``PT_LOAD``: guest address, the bytes that the file gives, and how many it takes in memory (the rest is zero)."""
+    """A ``PT_LOAD``: guest address, the file's bytes, and the size in memory in bytes (the rest is zero)."""
 
     address: int
     content: memoryview
@@ -84,7 +93,7 @@ class KernelImage:
         """Bytes of the file at guest address ``address``; what a segment has beyond its file bytes is zero."""
         for segment in self.segments:
             offset = address - segment.address
-            if 0 <= offset and offset + size <= segment.size:
+            if offset >= 0 and offset + size <= segment.size:
                 return bytes(segment.content[offset : offset + size]).ljust(size, b"\0")
         raise ImageError(f"{self.origin}: no segment holds {size} bytes at {address:#x}")
 
@@ -147,8 +156,15 @@ def kernel_file(path: Path) -> Path:
     """The one kernel that a path names: itself, or the one in a package's or build tree's folder."""
     if not path.is_dir():
         return path
-    patterns = ("vmlinuz", "vmlinuz-*", "boot/vmlinuz-*", "lib/modules/*/vmlinuz", "usr/lib/modules/*/vmlinuz",
-                "arch/x86/boot/bzImage", "vmlinux")
+    patterns = (
+        "vmlinuz",
+        "vmlinuz-*",
+        "boot/vmlinuz-*",
+        "lib/modules/*/vmlinuz",
+        "usr/lib/modules/*/vmlinuz",
+        "arch/x86/boot/bzImage",
+        "vmlinux",
+    )
     for pattern in patterns:
         found = sorted(file for file in path.glob(pattern) if file.is_file())
         if len(found) > 1:
@@ -212,9 +228,7 @@ def _unpack(packed: bytes, name: str, origin: str) -> bytes:
 
 
 def _missing(origin: str, compression: str, package: str) -> ImageError:
-    return ImageError(
-        f"{origin}: packed with {compression}: install {package} (pip install 'tramplab[kernels]')"
-    )
+    return ImageError(f"{origin}: packed with {compression}: install {package} (pip install 'tramplab[kernels]')")
 
 
 def _lz4_legacy(packed: bytes, origin: str) -> bytes:
