@@ -1,10 +1,10 @@
 """A kernel's symbols from its own tables (scripts/kallsyms.c, kernel/kallsyms.c), found in its memory by their form.
 
-Nothing goes by release. The finder looks for what every layout shares and what hardly anything else can have: 256 tokens
-of which the 48th to 57th are the digits, an index of their running lengths, a count followed by as many names as it
+Nothing goes by release. The finder looks for what every layout shares and hardly anything else has: 256 tokens of
+which the 48th to 57th are the digits, an index of their running lengths, a count followed by as many names as it
 says, every name's first letter a symbol type, and after the names one marker for each 256 of them. The offsets stand
 before the names (with ``kallsyms_relative_base`` between) or after the token index, and count from the base, from the
-base downwards (``CONFIG_KALLSYMS_ABSOLUTE_PERCPU``) or from the entry itself: the reading whose addresses rise is taken.
+base downwards (``CONFIG_KALLSYMS_ABSOLUTE_PERCPU``) or from the entry itself: what makes the addresses rise is taken.
 """
 
 import struct
@@ -29,6 +29,8 @@ _MAX_NAME = 512
 """``KSYM_NAME_LEN``: bytes of a name with its NUL."""
 _MAX_ENCODED = 64
 """Bytes that an encoded name takes on average at most (12 are usual); bounds the search for the count."""
+_WINDOWS = (4 << 20, 32 << 20)
+"""Bytes before the tokens in which the count is looked for."""
 _KERNEL_MAP = 0xFFFFFFFF80000000
 """``__START_KERNEL_map``: the image is linked, and with KASLR moved, within the 2 GiB from here."""
 
@@ -67,8 +69,8 @@ class Symbol:
 class Kallsyms:
     """The symbol table of a running or unbooted kernel, in the order of the addresses.
 
-    ``names``, ``types`` and ``addresses`` run in parallel. A name can occur several times (static functions): ``[name]``
-    gives the first address, ``every(name)`` all.
+    ``names``, ``types`` and ``addresses`` run in parallel. A name can occur several times (static functions):
+    ``[name]`` gives the first address, ``every(name)`` all.
     """
 
     def __init__(self, names: list[str], types: str, addresses: list[int], layout: Layout) -> None:
@@ -213,8 +215,19 @@ class _Finder:
         The count stands before the names; every u32 before the tokens that could be one is tried.
         """
         typed = [token[:1] in _TYPES for token in tokens]
-        first = self.aligned(max(0, table - (_MAX_ENCODED << 18)), 4)
-        words = memoryview(self.memory)[first : first + ((table - first) & ~3)].cast("I")
+        last = table
+        for window in _WINDOWS:
+            first = self.aligned(max(0, table - window), 4)
+            if found := self.names_in(first, last, table, typed):
+                return found
+            last = first
+        raise NoKallsyms("no kallsyms: the tokens are there, the names and their markers are not")
+
+    def names_in(
+        self, first: int, last: int, table: int, typed: list[bool]
+    ) -> tuple[int, int, list[int], int, int] | None:
+        """What ``names`` gives, if the count stands from ``first`` up to ``last``."""
+        words = memoryview(self.memory)[first : first + ((last - first) & ~3)].cast("I")
         room = table - first
         for place, count in enumerate(words):
             if count > room or not 2 * count <= room - 4 * place <= _MAX_ENCODED * count + _MAX_NAME:
@@ -229,11 +242,12 @@ class _Finder:
                         markers = self.aligned(starts[-1], also)
                         if self.marked(markers, names, starts):
                             return after - 4, names, starts, markers, also
-        raise NoKallsyms("no kallsyms: the tokens are there, the names and their markers are not")
+        return None
 
     def walk(self, names: int, count: int, end: int, typed: list[bool]) -> list[int] | None:
         """Where each name begins, and where the last ends; None if these are no names."""
-        memory, position, starts = self.memory, names, []
+        memory, position = self.memory, names
+        starts: list[int] = []
         append = starts.append
         for _ in range(count):
             if position >= end:
@@ -276,19 +290,20 @@ class _Finder:
                 continue
             offsets = struct.unpack_from(f"<{count}i", self.memory, at)
             base = struct.unpack_from("<Q", self.memory, base_at)[0] if 0 <= base_at <= len(self.memory) - 8 else 0
-            forms: list[tuple[Form, int, list[int]]] = []
-            if base >= _KERNEL_MAP:
-                down = base - 1
-                forms.append(("absolute per-CPU", base, [x if x >= 0 else down - x for x in offsets]))
-                forms.append(("base-relative", base, [base + (x & 0xFFFFFFFF) for x in offsets]))
-            here = self.address + at
-            forms.append(("entry-relative", 0, list(map(add, range(here, here + 4 * count, 4), offsets))))
-            for form, origin, addresses in forms:
+            for form, origin, addresses in _readings(offsets, base, self.address + at):
                 if _are_addresses(addresses):
                     at_guest = self.address.__add__
                     layout = Layout(
-                        count, at_guest(names), at_guest(markers), at_guest(table), at_guest(index), at_guest(at),
-                        first, form, alignment, origin,
+                        count,
+                        at_guest(names),
+                        at_guest(markers),
+                        at_guest(table),
+                        at_guest(index),
+                        at_guest(at),
+                        first,
+                        form,
+                        alignment,
+                        origin,
                     )
                     return layout, addresses
         raise NoKallsyms(f"no kallsyms: {count} names are there, but no offsets that give rising kernel addresses")
@@ -304,6 +319,15 @@ class _Finder:
             base = number - gap
             for pad in (0, 4):
                 yield base - pad - 4 * count, base, True
+
+
+def _readings(offsets: tuple[int, ...], base: int, here: int) -> Iterator[tuple[Form, int, list[int]]]:
+    """Form, base and addresses of each way to read offsets that stand at ``here``."""
+    if base >= _KERNEL_MAP:
+        down = base - 1
+        yield "absolute per-CPU", base, [x if x >= 0 else down - x for x in offsets]
+        yield "base-relative", base, [base + (x & 0xFFFFFFFF) for x in offsets]
+    yield "entry-relative", 0, list(map(add, range(here, here + 4 * len(offsets), 4), offsets))
 
 
 def _are_addresses(addresses: list[int]) -> bool:
