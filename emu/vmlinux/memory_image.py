@@ -1,0 +1,261 @@
+"""A memory image of a booted machine, opened: what is attached in it, and calls of its functions."""
+
+import os
+import re
+import struct
+from dataclasses import dataclass
+
+from emu.layout import ADDRESS_MASK, PAGE_SIZE
+from emu.vmlinux.attachments import Attachment, Attachments
+from emu.vmlinux.bug_table import BugTable
+from emu.vmlinux.dump_errors import MissingInformation, MissingPage
+from emu.vmlinux.dump_notes import CpuState
+from emu.vmlinux.dumped_kernel import DumpedKernel, TaskInfo
+from emu.vmlinux.errors import NoSymbol, VmlinuxError
+from emu.vmlinux.kernel_log import KernelLog
+from emu.vmlinux.machine import CpuSetup, KernelMachine
+from emu.vmlinux.run import KernelMessage, Run
+
+Argument = int | str | bytes
+"""A number; "current" (the task's address); "zero:N" (the address of N zeroed bytes on the task's stack); another text
+or bytes (the address of a copy on the stack, NUL-ended).
+"""
+
+_STACK_GAP = 512
+"""Bytes that stay free at the top of the task's stack, for what the kernel keeps there."""
+_SCRATCH = 3000
+"""Distance of the first argument's bytes from the top of the stack: a call has its frames between the two."""
+_USER_REGISTERS = 1024
+"""Bytes kept free for ``struct pt_regs`` of a task that is made the current one, whose top of stack is its end."""
+_ZERO = re.compile(r"zero:(\d+)")
+_PREEMPT_FLAG = 0x80000000
+"""``PREEMPT_NEED_RESCHED`` in ``__preempt_count``: inverted, set where nothing waits."""
+_TIF_NEED_RESCHED = 1 << 3
+_GDT_LIMIT = 127
+_WAITS = (
+    "synchronize_rcu", "synchronize_rcu_expedited", "synchronize_rcu_normal", "synchronize_rcu_tasks",
+    "synchronize_rcu_tasks_rude", "synchronize_rcu_tasks_trace", "rcu_barrier", "rcu_barrier_tasks",
+    "rcu_barrier_tasks_trace", "synchronize_srcu", "synchronize_srcu_expedited", "__wait_rcu_gp",
+)  # fmt: skip
+"""Functions that wait for grace periods: nothing else runs here, so that these are over at once."""
+
+
+class BadArgument(VmlinuxError):
+    """An argument of a call that can't be passed."""
+
+
+class NoTask(VmlinuxError):
+    """A task that the image does not have, or that can't be made the current one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A state of a memory image: changed pages, page tables and the task that runs."""
+
+    pages: dict[int, bytes]
+    root: int
+    top: int
+
+
+class MemoryImage:
+    """A dump with one CPU running on it; the file is never changed.
+
+    ``cpu``: the number of the CPU whose state is taken. Each call starts from the state in which the image was opened,
+    or was left by ``become`` and ``keep``, unless ``fresh=False``. Raises the errors of ``emu.vmlinux.dump_errors`` and
+    OSError; IndexError becomes MissingInformation where the dump has no such CPU.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, cpu: int = 0) -> None:
+        self.kernel = DumpedKernel.open(os.fspath(path))
+        self.memory = self.kernel.memory
+        self.cpu = cpu
+        states = self.kernel.dump.cpus
+        count = len(states) or 1
+        if not 0 <= cpu < count:
+            raise MissingInformation(self.kernel.dump.path, f"no CPU {cpu}: the image has {count}")
+        self.state: CpuState | None = states[cpu] if states else None
+        self.top = self.memory.u64(self.kernel.top_of_stack(cpu))
+        if self.state is not None:
+            self.memory.root = self.kernel.root_for(self.state, self.top)
+        self.machine = KernelMachine(
+            self.memory, self.kernel.code, BugTable(self.memory, self.kernel.symbols, self.kernel.layout), self._setup()
+        )
+        for name in _WAITS:
+            self.machine.host(name)
+        self.log = KernelLog(self.memory, self.kernel.symbols, self.kernel.layout)
+        self._calm()
+        self._opened = self._kept = self.checkpoint()
+
+    def _setup(self) -> CpuSetup:
+        kernel, state, cpu = self.kernel, self.state, self.cpu
+        gs_base = kernel.per_cpu_base(cpu)
+        if state is not None and state.segments:
+            segments = state.segments
+            return CpuSetup(
+                cpu, gs_base, segments["gdt"].base, segments["gdt"].limit, segments["idt"].base,
+                segments["tr"].base, state.control[0], state.control[4],
+            )  # fmt: skip
+        symbols = kernel.symbols
+        return CpuSetup(
+            cpu, gs_base, kernel.per_cpu(cpu, "gdt_page"), _GDT_LIMIT, symbols["idt_table"],
+            kernel.per_cpu(cpu, "cpu_tss_rw") + kernel.layout.offset("tss_struct", "x86_tss"),
+        )  # fmt: skip
+
+    # Tasks ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> int:
+        """Guest address of the CPU's current task."""
+        return self.memory.u64(self.kernel.current(self.cpu))
+
+    def _calm(self) -> None:
+        """Process context: preemptible, nothing pending, which an image taken in an interrupt or a panic is not."""
+        self._write_u32(self.kernel.preempt_count(self.cpu), _PREEMPT_FLAG)
+        task = self.current
+        flags = task + self.kernel.layout.offset("task_struct", "thread_info.flags")
+        self._write_u64(flags, self.memory.u64(flags) & ~_TIF_NEED_RESCHED)
+
+    def become(self, task: int | str) -> TaskInfo:
+        """Make a task the CPU's current one, as a context switch would: by pid, or by name (the first one of it).
+
+        Its kernel stack, memory and page tables are taken. Later calls start from there. NoTask.
+        """
+        kernel, layout, memory = self.kernel, self.kernel.layout, self.memory
+        self.reset()
+        found = next((one for one in kernel.tasks() if task in (one.pid, one.name)), None)
+        if found is None:
+            raise NoTask(f"the image has no task {task!r}")
+        stack = memory.u64(found.address + layout.offset("task_struct", "stack"))
+        if not stack:
+            raise NoTask(f"task {task!r} has no stack any more")
+        size = self._stack_size()
+        self._write_u64(kernel.current(self.cpu), found.address)
+        self._write_u64(kernel.top_of_stack(self.cpu), stack + size)
+        mm = memory.u64(found.address + layout.offset("task_struct", "mm"))
+        if mm:
+            directory = memory.u64(mm + layout.offset("mm_struct", "pgd"))
+            root = memory.physical(directory)
+            # A kernel thread runs on the last process's tables, lazily: text_poke would go back to init_mm.
+            loaded = kernel.per_cpu(self.cpu, "cpu_tlbstate") + layout.offset("tlb_state", "loaded_mm")
+            lazy = kernel.per_cpu(self.cpu, "cpu_tlbstate_shared") + layout.offset("tlb_state_shared", "is_lazy")
+            self._write_u64(loaded & ADDRESS_MASK, mm)
+            memory.write(lazy & ADDRESS_MASK, b"\0")
+            self.machine.use_tables(root)
+        self.top = stack + size - _USER_REGISTERS
+        self._calm()
+        self.keep()
+        return found
+
+    def _stack_size(self) -> int:
+        """THREAD_SIZE: the distance from the running task's stack to its top, as the kernel keeps it."""
+        layout = self.kernel.layout
+        init = self.kernel.symbols["init_task"]
+        start = self.memory.u64(init + layout.offset("task_struct", "stack"))
+        end = self.kernel.symbols.get("__end_init_stack") or self.kernel.symbols.get("__end_init_task")
+        size = end - start if end else 4 * PAGE_SIZE
+        return size if size in (2 * PAGE_SIZE, 4 * PAGE_SIZE, 8 * PAGE_SIZE, 16 * PAGE_SIZE) else 4 * PAGE_SIZE
+
+    # States ---------------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """The present state, to go back to with ``restore``."""
+        return Checkpoint(self.memory.memory.changed_pages(), self.memory.root, self.top)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Bring memory and CPU to a state; calls are possible again after one that did not return."""
+        self.memory.memory.restore(checkpoint.pages)
+        self.memory.root, self.top = checkpoint.root, checkpoint.top
+        self.machine.memory_changed()
+        self.machine.reset_cpu()
+        self.machine.unusable = None
+
+    def keep(self) -> None:
+        """Let later calls start from the present state."""
+        self._kept = self.checkpoint()
+
+    def reset(self) -> None:
+        """Back to the state in which the image was opened."""
+        self._kept = self._opened
+        self.restore(self._opened)
+
+    # Calls ----------------------------------------------------------------------------------------------------------
+
+    def call(
+        self, function: str | int, *arguments: Argument,
+        fresh: bool = True, warm: bool = True, count: bool = True, limit: int | None = 10_000_000, seconds: float = 60.0,
+    ) -> Run:
+        """Call a function of the kernel on the current task.
+
+        ``warm``: the call is made twice and the second one counts, as the first takes other paths (static keys,
+        per-task storage). ``fresh``: begin from the kept state. Other arguments and errors as ``KernelMachine.call``
+        has them; NoSymbol, BadArgument.
+        """  # fmt: skip
+        address = function if isinstance(function, int) else self.kernel.code.address(function)
+        if address is None:
+            raise NoSymbol(str(function))
+        if fresh:
+            self.restore(self._kept)
+        if warm:
+            values, stack = self._place(arguments)
+            self.machine.call(address, values, stack, count=count, limit=limit, seconds=seconds)
+        values, stack = self._place(arguments)
+        run = self.machine.call(address, values, stack, count=count, limit=limit, seconds=seconds)
+        run.messages += [KernelMessage(record.level, record.text) for record in self.log.new_records()]
+        return run
+
+    def value(self, function: str, run: Run) -> int:
+        """What a call returned, unsigned, as wide as the function's result is (all of rax where BTF knows none)."""
+        size = self.kernel.layout.return_bytes(function) or 8
+        return run.rax & (1 << 8 * size) - 1
+
+    def _place(self, arguments: tuple[Argument, ...]) -> tuple[tuple[int, ...], int]:
+        """Values of arguments, and the stack pointer below which the call may use the stack."""
+        at = self.top - _SCRATCH
+        stack = self.top - _STACK_GAP
+        values = []
+        for argument in arguments:
+            if isinstance(argument, int):
+                values.append(argument & ADDRESS_MASK)
+            elif argument == "current":
+                values.append(self.current)
+            else:
+                data = _bytes_of(argument)
+                self.memory.write(at, data)
+                values.append(at)
+                at += len(data) + 7 & ~7
+                if at > stack - 1536:
+                    raise BadArgument(f"{at - self.top + _SCRATCH} bytes of arguments do not fit beside the call's frames")
+        return tuple(values), stack
+
+    # Attachments ----------------------------------------------------------------------------------------------------
+
+    def attachments(self) -> list[Attachment]:
+        """What is attached where. MissingPage where the dump lacks a page of the kernel's lists."""
+        return Attachments(self.memory, self.kernel.symbols, self.kernel.layout, self.kernel.code).all()
+
+    def _write_u64(self, address: int, value: int) -> None:
+        self.memory.write(address, struct.pack("<Q", value & ADDRESS_MASK))
+
+    def _write_u32(self, address: int, value: int) -> None:
+        self.memory.write(address, struct.pack("<I", value))
+
+    def close(self) -> None:
+        """Give the engine and the file back."""
+        self.machine.close()
+        self.memory.memory.close()
+
+    def __enter__(self) -> "MemoryImage":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _bytes_of(argument: str | bytes) -> bytes:
+    if isinstance(argument, bytes):
+        return argument
+    zero = _ZERO.fullmatch(argument)
+    return bytes(int(zero[1])) if zero else argument.encode() + b"\0"
+
+
+__all__ = ["Argument", "BadArgument", "Checkpoint", "MemoryImage", "MissingPage", "NoTask"]
