@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from emu.vmlinux.errors import KernelDied
+from emu.vmlinux.machine_errors import RunError
 from emu.vmlinux.floor.state import CLOCK, HEAP, HEAP_END, HEAP_NEXT, HEAP_SIZE, PERCPU_NEXT, SEED, TEXT_NEXT, VMAP
 from emu.vmlinux.floor.state import VMAP_NEXT
+from emu.vmlinux.unbooted_memory import MODULES
 
 if TYPE_CHECKING:
     from emu.vmlinux.unbooted_machine import UnbootedMachine
@@ -51,6 +52,14 @@ _ALTERNATIVES = (
 _TRACING = ("early_trace_init", "trace_init", "init_kprobes", "perf_event_init", "init_kprobe_trace_early", "init_dynevent")
 _SYSTEM_RUNNING = 3
 _PREEMPT_NEED_RESCHED_INVERTED = 0x80000000
+_KERNEL_CS, _INTERRUPT_GATE = 0x10, 0x8E
+_HANDLERS = {
+    0: "asm_exc_divide_error",
+    3: "asm_exc_int3",
+    6: "asm_exc_invalid_op",
+    13: "asm_exc_general_protection",
+    14: "asm_exc_page_fault",
+}
 _TASKS = 0xFFFFC900000C0000
 
 
@@ -61,7 +70,7 @@ def boot(
 ) -> dict[str, int | str]:
     """Initialise a loaded machine; what each initcall and late step returned, or how it ended.
 
-    ``progress`` is called with each step's name and seconds. Raises :class:`KernelDied` where a step that everything
+    ``progress`` is called with each step's name and seconds. Raises a :class:`RunError` where a step that everything
     needs fails.
     """
     start = time.perf_counter()
@@ -75,12 +84,10 @@ def boot(
     _set_up_floor_state(machine)
     _set_up_cpus(machine)
     _set_up_features(machine, features)
-    for vcpu in machine.vcpus:
-        vcpu.start_paging()
-        vcpu.load_segments(machine.percpu("gdt_page", vcpu.number), machine.percpu_base(vcpu.number))
     done("cpus")
     machine.build_floor()
     done("floor")
+    _set_up_interrupts(machine)
     for step in ("jump_label_init", "static_call_init", "ftrace_init"):
         _call_if_there(machine, step)
         done(step)
@@ -106,8 +113,6 @@ def _call_if_there(machine: UnbootedMachine, function: str) -> None:
 
 
 def _set_up_floor_state(machine: UnbootedMachine) -> None:
-    from emu.vmlinux.unbooted_machine import MODULES
-
     memory, symbols = machine.memory, machine.symbols
     section = symbols["__per_cpu_end"] - symbols["__per_cpu_start"]
     for at, value in (
@@ -126,8 +131,7 @@ def _set_up_cpus(machine: UnbootedMachine) -> None:
     """setup_per_cpu_areas(), boot_cpu_init(), and one task a CPU."""
     memory, symbols, layout = machine.memory, machine.symbols, machine.layout
     task_member = lambda name: layout.offset("task_struct", name)  # noqa: E731
-    for vcpu in machine.vcpus:
-        number = vcpu.number
+    for number in range(len(machine.cpus)):
         base, top = machine.percpu_base(number), machine.stack_top(number)
         memory.write_u64(symbols["__per_cpu_offset"] + 8 * number, base)
         memory.write_u64(machine.percpu("this_cpu_off", number), base)
@@ -150,17 +154,30 @@ def _set_up_cpus(machine: UnbootedMachine) -> None:
         memory.write_u64(machine.percpu_field("cpu_current_top_of_stack", "top_of_stack", number), top)
         for member in ("idle", "curr"):
             memory.write_u64(machine.percpu("runqueues", number) + layout.offset("rq", member), task)
-    mask = (1 << len(machine.vcpus)) - 1
+    mask = (1 << len(machine.cpus)) - 1
     for name in ("__cpu_possible_mask", "__cpu_online_mask", "__cpu_present_mask", "__cpu_active_mask"):
         memory.write_u64(symbols[name], mask)
     for name in ("nr_cpu_ids", "__num_online_cpus", "__num_possible_cpus", "setup_max_cpus"):
         if name in symbols:
-            memory.write_u32(symbols[name], len(machine.vcpus))
+            memory.write_u32(symbols[name], len(machine.cpus))
     # One node: in the image every node is possible, and a BPF program pack has 2 MiB a node.
     memory.write(symbols["node_states"], (1).to_bytes(128, "little"))
     memory.write_u32(symbols["rcu_scheduler_active"], 2)
     if "early_boot_irqs_disabled" in symbols:
         memory.write(symbols["early_boot_irqs_disabled"], b"\0")
+
+
+def _set_up_interrupts(machine: UnbootedMachine) -> None:
+    """The interrupt descriptor table: by idt_setup_traps(), and gates of our own where that leaves exceptions out."""
+    for step in ("idt_setup_traps", "idt_setup_early_pf"):
+        _call_if_there(machine, step)
+    table = machine.symbols["idt_table"]
+    for vector, handler in _HANDLERS.items():
+        entry = machine.symbols.get(handler)
+        if entry is not None and not machine.memory.read(table + 16 * vector + 5, 1)[0] & 0x80:
+            low, middle, high = entry & 0xFFFF, entry >> 16 & 0xFFFF, entry >> 32
+            gate = struct.pack("<HHBBHII", low, _KERNEL_CS, 0, _INTERRUPT_GATE, middle, high, 0)
+            machine.memory.write(table + 16 * vector, gate)
 
 
 def _set_up_features(machine: UnbootedMachine, features: tuple[tuple[int, int], ...]) -> None:
@@ -197,7 +214,8 @@ def _attempt(machine: UnbootedMachine, function: str) -> int | str:
     """A step that others do not depend on: its result as a C int, or how it ended (bpffs needs sysfs)."""
     try:
         result = machine.call(function) & 0xFFFFFFFF
-    except KernelDied as error:
-        machine.dead = None
+    except RunError as error:
+        for cpu in machine.cpus:
+            cpu.unusable = None
         return str(error)
     return result - (1 << 32) if result >> 31 else result

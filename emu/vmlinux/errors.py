@@ -4,15 +4,11 @@ from emu.errors import EmuError
 
 __all__ = [
     "ImageError",
-    "KernelDied",
     "NoBtf",
     "NoConfiguration",
     "NoKallsyms",
     "NoSymbol",
-    "NotHosted",
-    "Overlong",
     "VmlinuxError",
-    "WouldSleep",
 ]
 
 
@@ -46,26 +42,3 @@ class NoSymbol(VmlinuxError, KeyError):
     def __str__(self) -> str:
         return str(self.args[0])
 
-
-class KernelDied(VmlinuxError):
-    """The kernel's code can't go on: an oops, a BUG, an exception without a way back, a misused allocation.
-
-    ``callers`` are the return addresses that stood on the stack, innermost first, as ``name+offset``. Its locks stay
-    held: the state is to be thrown away.
-    """
-
-    def __init__(self, message: str, callers: tuple[str, ...] = ()) -> None:
-        super().__init__(message + (f"; called from {', '.join(callers)}" if callers else ""))
-        self.callers = callers
-
-
-class NotHosted(KernelDied):
-    """A kernel function was reached whose work needs what the floor does not have (threads, files, devices)."""
-
-
-class WouldSleep(KernelDied):
-    """The kernel's code wants to sleep, and nothing is there that could wake it."""
-
-
-class Overlong(KernelDied):
-    """A call did not end within its time: a lock that is never released, or a limit that was too short."""

@@ -9,28 +9,44 @@ from bisect import bisect_left
 from collections import ChainMap, Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+
+from unicorn import Uc
+from unicorn.unicorn_const import UC_HOOK_CODE, UC_HOOK_INSN
+from unicorn.x86_const import UC_X86_INS_SYSCALL, UC_X86_REG_RIP
 
 from asm import assemble
+from emu.layout import PAGE_SIZE
 from emu.vmlinux.btf_layout import BtfLayout
-from emu.vmlinux.errors import ImageError, KernelDied, VmlinuxError
+from emu.vmlinux.bug_table import BugTable
+from emu.vmlinux.code_names import CodeNames
+from emu.vmlinux.errors import ImageError, VmlinuxError
 from emu.vmlinux.floor import GROUPS, Constant, Host, Native
-from emu.vmlinux.floor.state import CLASSES, HEAP, HEAP_SIZE, VMEMMAP
-from emu.vmlinux.guest_memory import DIRECT_MAP, LARGE_PAGE, PAGE, GuestMemory, Region
+from emu.vmlinux.generated_code import GeneratedCode
 from emu.vmlinux.kallsyms import Kallsyms
 from emu.vmlinux.kernel_image import KernelImage
-from emu.vmlinux.vcpu import Vcpu
+from emu.vmlinux.machine import CpuSetup, KernelMachine
+from emu.vmlinux.machine_errors import KernelDied
+from emu.vmlinux.run import KernelMessage, Run
+from emu.vmlinux.unbooted_memory import (
+    IMAGE,
+    IMAGE_SIZE,
+    MODULES,
+    MODULES_SIZE,
+    PERCPU_SIZE,
+    STACKS,
+    UnbootedMemory,
+    percpu_start,
+)
 
 __all__ = ["Deferred", "UnbootedMachine"]
 
-KERNEL_MAP = 0xFFFFFFFF81000000
-MODULES, MODULES_SIZE = 0xFFFFFFFFC0000000, 0x1F000000
 STUBS = MODULES + MODULES_SIZE - 0x100000
 """The floor's machine code: in the last MiB of the modules' area, within rel32 of the kernel's text."""
-STOP = STUBS + 0xFF000
-STACKS, STACKS_SIZE, STACK_STEP, STACK_SIZE = 0xFFFFC90000000000, 2 << 20, 0x10000, 0x4000
-USER, USER_SIZE = 0x10000000, 64 << 20
-PERCPU_PHYSICAL, PERCPU_SIZE = 0x40000000, 16 << 20
+_STUBS_END = MODULES + MODULES_SIZE
+_STACK_STEP, _STACK_SIZE = 0x10000, 0x4000
+_CALL_GAP = 0x200
+"""Bytes between the top of a stack, where a task's user registers lie, and the first call."""
 _JUMP_SIZE = 5
 _ENDBR_FORMS = tuple(bytes.fromhex(form) for form in ("f30f1efa", "660f1f00", "0f1f4000", "d6909090"))
 _NOP5 = bytes.fromhex("0f1f440000")
@@ -59,15 +75,14 @@ class UnbootedMachine:
     """The kernel's memory, its vCPUs, and the host functions below its code.
 
     ``log`` holds the kernel's lines, ``text_writes`` what was written to live text (address, bytes), ``grace_periods``
-    the waits, ``host_calls`` how often a Python function of the floor was reached.
+    the waits, ``host_calls`` how often a Python function of the floor was reached. ``file`` is a descriptor of prepared
+    memory, -1 for memory of zeros.
     """
 
-    def __init__(self, image: KernelImage, cpus: int = 1) -> None:
+    def __init__(self, symbols: Kallsyms, layout: BtfLayout, file: int = -1, cpus: int = 1) -> None:
         if not 1 <= cpus <= 8:
             raise ValueError(f"{cpus} vCPUs; 1 to 8 are possible")
-        self.image = image
-        self.symbols: Kallsyms = image.kallsyms
-        self.layout = BtfLayout(image.btf)
+        self.symbols, self.layout = symbols, layout
         self.percpu_size = PERCPU_SIZE
         self.log: list[str] = []
         self.text_writes: list[tuple[int, bytes]] = []
@@ -76,50 +91,48 @@ class UnbootedMachine:
         self.interrupts_sent = 0
         self.deferred: deque[Deferred] = deque()
         self.anonymous_inode = 0
-        self.dead: KernelDied | None = None
         self.labels: dict[str, int] = {}
         self.redirected: dict[int, int] = {}
         self.floor_names: dict[str, str] = {}
         """Kernel functions that the floor stands for, and the group of each."""
         self.free_stub = STUBS
         self._hosts: list[tuple[str, Host]] = list(_hosts())
-        size = -(-(image.end - KERNEL_MAP) // LARGE_PAGE) * LARGE_PAGE
-        if image.start < KERNEL_MAP or size > 256 << 20:
-            raise ImageError(f"{image.origin}: linked at {image.start:#x}, where no x86_64 kernel is")
-        self.memory = GuestMemory(
-            (
-                Region("image", KERNEL_MAP, 0x1000000, size),
-                Region("modules", MODULES, 0x20000000, MODULES_SIZE, executable=True),
-                Region("per-CPU", DIRECT_MAP + PERCPU_PHYSICAL, PERCPU_PHYSICAL, PERCPU_SIZE * cpus),
-                Region("stacks", STACKS, 0x60000000, STACKS_SIZE),
-                Region("user", USER, 0x70000000, USER_SIZE),
-                Region("floor", CLASSES, 0x78000000, (HEAP_SIZE >> 6) + LARGE_PAGE),
-                Region("pages", VMEMMAP, 0x80000000, HEAP_SIZE >> 6),
-                Region("heap", HEAP, HEAP & (1 << 40) - 1, HEAP_SIZE),
-            )
-        )
-        entries = {name: address for name in _EXCEPTION_ENTRIES if (address := self.symbols.get(name)) is not None}
-        self.vcpus = tuple(
-            Vcpu(self.memory, number, entries, STOP, self._call_host, self.describe) for number in range(cpus)
-        )
+        self.memory = UnbootedMemory(file)
+        self.names = CodeNames(symbols)
+        bugs = BugTable(self.memory, symbols, layout)
+        self.cpus = tuple(KernelMachine(self.memory, self.names, bugs, self._setup(number)) for number in range(cpus))
+        for cpu in self.cpus:
+            cpu.uc.hook_add(UC_HOOK_INSN, partial(self._trapped, cpu), None, 1, 0, UC_X86_INS_SYSCALL)
+
+    def _setup(self, cpu: int) -> CpuSetup:
+        tss = self.percpu("cpu_tss_rw", cpu) + self.layout.offset("tss_struct", "x86_tss")
+        gdt, idt = self.percpu("gdt_page", cpu), self.symbols["idt_table"]
+        return CpuSetup(cpu, self.percpu_base(cpu), gdt, 127, idt, tss & (1 << 64) - 1)
 
     # Memory ---------------------------------------------------------------------------------------------------------
 
-    def load(self) -> None:
-        """Put the image's segments and each CPU's copy of the per-CPU section where they belong; write page tables."""
-        for segment in self.image.segments:
-            if segment.address >> 63:
-                self.memory.write(segment.address, bytes(segment.content))
-        first, end = self.symbols["__per_cpu_start"], self.symbols["__per_cpu_end"]
-        section = self.image.read(first, end - first)
-        for vcpu in self.vcpus:
-            self.memory.write(first + self.percpu_base(vcpu.number) & (1 << 64) - 1, section)
+    def load(self, image: KernelImage) -> None:
+        """Put the image's segments and each CPU's copy of the per-CPU section where they belong; write page tables.
+
+        Raises :class:`ImageError` for an image that is linked elsewhere.
+        """
+        if image.start < IMAGE or image.end > IMAGE + IMAGE_SIZE:
+            raise ImageError(f"{image.origin}: linked from {image.start:#x} to {image.end:#x}, where no kernel is run")
         self.memory.map_regions(self._text_ranges())
+        for segment in image.segments:
+            if segment.address >> 63:
+                self.memory.memory.write(self.memory.physical(segment.address), bytes(segment.content))
+        first, end = self.symbols["__per_cpu_start"], self.symbols["__per_cpu_end"]
+        section = image.read(first, end - first)
+        for cpu in self.cpus:
+            self.memory.write(percpu_start(cpu.cpu.index), section)
+            cpu.memory_changed()
+            cpu.reset_cpu()
 
     def _text_ranges(self) -> Iterator[tuple[int, int]]:
         """Pages with text symbols: .init.text and .exit.text lie among data."""
         addresses, types = self.symbols.addresses, self.symbols.types
-        place, last = bisect_left(addresses, KERNEL_MAP), len(addresses)
+        place, last = bisect_left(addresses, IMAGE), len(addresses)
         while place < last:
             if types[place] not in "tTwW":
                 place += 1
@@ -127,11 +140,11 @@ class UnbootedMachine:
             first = addresses[place]
             while place < last and types[place] in "tTwW":
                 place += 1
-            yield first, addresses[place] if place < last else first + PAGE
+            yield first, addresses[place] if place < last else first + PAGE_SIZE
 
     def percpu_base(self, cpu: int) -> int:
         """GS base of a CPU: its copy less ``__per_cpu_start`` (0 where the section is linked at 0)."""
-        return DIRECT_MAP + PERCPU_PHYSICAL + cpu * PERCPU_SIZE - self.symbols["__per_cpu_start"] & (1 << 64) - 1
+        return percpu_start(cpu) - self.symbols["__per_cpu_start"] & (1 << 64) - 1
 
     def percpu(self, name: str, cpu: int = 0) -> int:
         """Guest address of a CPU's copy of a per-CPU variable."""
@@ -145,41 +158,54 @@ class UnbootedMachine:
 
     def stack_top(self, cpu: int) -> int:
         """End of a CPU's stack. It lies outside the image: code that measures itself takes other addresses for short."""
-        return STACKS + STACK_STEP * (cpu + 1) + STACK_SIZE
+        return STACKS + _STACK_STEP * (cpu + 1) + _STACK_SIZE
 
     def write_text(self, address: int, content: bytes) -> None:
         """Change code, and have every vCPU see it."""
         self.memory.write(address, content)
-        for vcpu in self.vcpus:
-            vcpu.forget(address, len(content))
-
-    def describe(self, address: int) -> str:
-        """``name+0x12`` for an address in the kernel, the number for others."""
-        return "the end of the call" if address == STOP else self.symbols.describe(address)
+        for cpu in self.cpus:
+            cpu.uc.ctl_remove_cache(address, address + len(content))
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
-    def call(self, function: str | int, *arguments: int, cpu: int = 0, seconds: float = 60.0) -> int:
-        """Call a kernel function on a vCPU; its result as a signed 64-bit number.
+    def call(self, function: str | int, *arguments: int, cpu: int = 0, seconds: float = 120.0) -> int:
+        """Call a kernel function on a vCPU at full speed; its result as a signed 64-bit number.
 
-        Raises :class:`NoSymbol`, and :class:`KernelDied` or a class below it, after which every call raises it again:
-        the kernel's locks are held, and the state is to be thrown away.
+        Raises :class:`emu.vmlinux.errors.NoSymbol` and what :meth:`emu.vmlinux.machine.KernelMachine.call` raises.
         """
-        address = self.symbols[function] if isinstance(function, str) else function
-        if self.dead is not None:
-            raise KernelDied(f"the kernel died before: {self.dead}")
-        try:
-            return self.vcpus[cpu].call(address, arguments, self.stack_top(cpu) - 0x200, seconds)
-        except KernelDied as error:
-            self.dead = error
-            raise
+        rax = self.run(function, *arguments, cpu=cpu, count=False, seconds=seconds).rax
+        return rax - (1 << 64) if rax >> 63 else rax
 
-    def _call_host(self, cpu: Vcpu, number: int) -> int | None:
-        if number >= len(self._hosts):
-            raise KernelDied(f"a syscall instruction at {self.describe(cpu['rip'])}", cpu.callers())
-        name, host = self._hosts[number]
-        self.host_calls[name] += 1
-        return host.function(self, cpu, name)
+    def run(self, function: str | int, *arguments: int, cpu: int = 0, count: bool = True, seconds: float = 120.0) -> Run:
+        """Call a kernel function; with ``count`` every instruction is noted. The lines that it logs are its messages."""
+        address = self.symbols[function] if isinstance(function, str) else function
+        logged = len(self.log)
+        run = self.cpus[cpu].call(address, arguments, self.stack_top(cpu) - _CALL_GAP, count=count, seconds=seconds)
+        self.log += [message.text for message in run.messages]
+        run.messages += [KernelMessage(6, line) for line in self.log[logged : len(self.log) - len(run.messages)]]
+        return run
+
+    def update_names(self) -> None:
+        """Look for code that the kernel generated since the last time, so that runs name it."""
+        self.names = CodeNames(self.symbols, GeneratedCode(self.memory, self.symbols, self.layout).ranges)
+        for cpu in self.cpus:
+            cpu.names = self.names
+
+    def _trapped(self, cpu: KernelMachine, uc: Uc, _data: object) -> None:
+        """A syscall instruction: r11 is the number of the host function."""
+        number = cpu.regs.r11
+        try:
+            if number >= len(self._hosts):
+                raise cpu.failure(KernelDied, "a syscall instruction")
+            name, host = self._hosts[number]
+            self.host_calls[name] += 1
+            value = host.function(self, cpu, name)
+        except BaseException as error:
+            cpu.pending = error
+            uc.emu_stop()
+            return
+        if value is not None:
+            cpu.regs.rax = value
 
     # What was put off -----------------------------------------------------------------------------------------------
 
@@ -200,7 +226,7 @@ class UnbootedMachine:
     def build_floor(self) -> None:
         """Write the floor's machine code and lead the kernel's functions to it."""
         for group in GROUPS:
-            if group.needs_several_cpus and len(self.vcpus) == 1:
+            if group.needs_several_cpus and len(self.cpus) == 1:
                 continue
             for entry in group.entries:
                 match entry:
@@ -240,7 +266,7 @@ class UnbootedMachine:
     def _stub(self, code: bytes, names: list[str], group: str, label: str = "") -> None:
         at = self._next_stub()
         self.free_stub = at + len(code)
-        if self.free_stub > STOP:
+        if self.free_stub > _STUBS_END:
             raise VmlinuxError("the floor's code is larger than its area")
         self.write_text(at, code)
         if label:
@@ -265,8 +291,8 @@ class UnbootedMachine:
     def redirect(self, address: int, target: int) -> None:
         """Go elsewhere whenever an address is about to be executed."""
         self.redirected[address] = target
-        for vcpu in self.vcpus:
-            vcpu.redirect(address, target)
+        for cpu in self.cpus:
+            cpu.uc.hook_add(UC_HOOK_CODE, partial(_go, target), None, address, address)
 
     def body(self, function: int) -> int:
         """First address after endbr and the call or nop of the ftrace site."""
@@ -312,13 +338,8 @@ class UnbootedMachine:
         return sorted(name for name in every if name not in self.symbols)
 
 
-_EXCEPTION_ENTRIES = (
-    "asm_exc_divide_error",
-    "asm_exc_int3",
-    "asm_exc_invalid_op",
-    "asm_exc_general_protection",
-    "asm_exc_page_fault",
-)
+def _go(target: int, uc: Uc, _address: int, _size: int, _data: object) -> None:
+    uc.reg_write(UC_X86_REG_RIP, target)
 
 
 def _hosts() -> Iterator[tuple[str, Host]]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from emu.vmlinux.floor.table import Constant, Group, Host
 
 if TYPE_CHECKING:
+    from emu.vmlinux.machine import KernelMachine
     from emu.vmlinux.unbooted_machine import UnbootedMachine
-    from emu.vmlinux.vcpu import Vcpu
 
 __all__ = ["GROUP"]
 
@@ -20,12 +20,12 @@ _WORKQUEUE = 0x1000
 """What ``alloc_workqueue()`` gives; nothing reads from it."""
 
 
-def _queue_work(machine: UnbootedMachine, cpu: Vcpu, _name: str) -> int:
-    return int(machine.defer_once("work", cpu["rdx"]))
+def _queue_work(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
+    return int(machine.defer_once("work", cpu.regs.rdx))
 
 
-def _queue_irq_work(machine: UnbootedMachine, cpu: Vcpu, _name: str) -> int:
-    return int(machine.defer_once("irq_work", cpu["rdi"]))
+def _queue_irq_work(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
+    return int(machine.defer_once("irq_work", cpu.regs.rdi))
 
 
 GROUP = Group(

@@ -14,8 +14,8 @@ from emu.vmlinux.floor.memory import allocate
 from emu.vmlinux.floor.table import Group, Host, Native
 
 if TYPE_CHECKING:
+    from emu.vmlinux.machine import KernelMachine
     from emu.vmlinux.unbooted_machine import UnbootedMachine
-    from emu.vmlinux.vcpu import Vcpu
 
 __all__ = ["GROUP"]
 
@@ -25,15 +25,15 @@ _FMODE_CAN = 0x4060000
 _S_IRUSR_S_IWUSR = 0o600
 
 
-def _getfile(machine: UnbootedMachine, cpu: Vcpu, _name: str) -> int:
+def _getfile(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
     memory, offset = machine.memory, machine.layout.offset
     if not machine.anonymous_inode:
         inode = machine.anonymous_inode = allocate(machine, machine.layout.size("inode"))
         memory.write(inode + offset("inode", "i_mode"), struct.pack("<H", _S_IRUSR_S_IWUSR))
         memory.write_u64(inode + offset("inode", "i_sb"), allocate(machine, machine.layout.size("super_block")))
-    file, flags = allocate(machine, machine.layout.size("file")), cpu["rcx"] & 0xFFFFFFFF
-    memory.write_u64(file + offset("file", "f_op"), cpu["rsi"])
-    memory.write_u64(file + offset("file", "private_data"), cpu["rdx"])
+    file, flags = allocate(machine, machine.layout.size("file")), cpu.regs.rcx & 0xFFFFFFFF
+    memory.write_u64(file + offset("file", "f_op"), cpu.regs.rsi)
+    memory.write_u64(file + offset("file", "private_data"), cpu.regs.rdx)
     memory.write_u32(file + offset("file", "f_flags"), flags & ~_O_CLOEXEC)
     memory.write_u32(file + offset("file", "f_mode"), (1, 2, 3, 3)[flags & 3] | _FMODE_CAN)
     memory.write_u64(file + offset("file", "f_inode"), machine.anonymous_inode)
@@ -42,8 +42,8 @@ def _getfile(machine: UnbootedMachine, cpu: Vcpu, _name: str) -> int:
     return file
 
 
-def _fput(machine: UnbootedMachine, cpu: Vcpu, _name: str) -> int:
-    file, memory, layout = cpu["rdi"], machine.memory, machine.layout
+def _fput(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
+    file, memory, layout = cpu.regs.rdi, machine.memory, machine.layout
     counted = layout.has("file", "f_count")
     at = file + layout.offset("file", "f_count" if counted else "f_ref")
     count = memory.u64(at)

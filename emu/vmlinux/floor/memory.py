@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from emu.vmlinux.errors import KernelDied
+from emu.vmlinux.machine_errors import KernelDied
 from emu.vmlinux.floor.state import (
     CLASSES,
     FREE_LISTS,
@@ -29,8 +29,8 @@ from emu.vmlinux.floor.state import (
 from emu.vmlinux.floor.table import Constant, Group, Host, Native
 
 if TYPE_CHECKING:
+    from emu.vmlinux.machine import KernelMachine
     from emu.vmlinux.unbooted_machine import UnbootedMachine
-    from emu.vmlinux.vcpu import Vcpu
 
 __all__ = ["GROUP", "allocate", "live_objects", "release"]
 
@@ -257,51 +257,50 @@ def _page_of(_machine: UnbootedMachine) -> str:
     """
 
 
-def _bad_free(machine: UnbootedMachine, cpu: Vcpu, _name: str) -> int:
-    address = cpu["rdi"]
+def _bad_free(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
+    address = cpu.regs.rdi
     offset = address - HEAP
     known = machine.memory.read(CLASSES + (offset >> 6), 1)[0] if 0 <= offset < HEAP_SIZE else 0
     deed = "double free" if known & FREED else "free of what was not allocated"
-    raise KernelDied(f"{deed}: {address:#x}", cpu.callers())
+    raise cpu.failure(KernelDied, f"{deed}: {address:#x}")
 
 
-def _write_after_free(machine: UnbootedMachine, cpu: Vcpu, _name: str) -> int:
-    address, changed = cpu["rax"], cpu["rdi"] - 8
-    raise KernelDied(
-        f"write after free: byte {changed - address} or after of the freed object at {address:#x}; seen by the allocation",
-        cpu.callers(),
+def _write_after_free(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
+    address, changed = cpu.regs.rax, cpu.regs.rdi - 8
+    raise cpu.failure(
+        KernelDied, f"write after free: byte {changed - address} of the freed object at {address:#x}, seen by its allocation"
     )
 
 
-def _create_cache(machine: UnbootedMachine, cpu: Vcpu, name: str) -> int:
+def _create_cache(machine: UnbootedMachine, cpu: KernelMachine, name: str) -> int:
     """A kmem_cache: only its name, object size and constructor matter."""
     offset, memory = machine.layout.offset, machine.memory
     cache = allocate(machine, machine.layout.size("kmem_cache"))
-    memory.write_u32(cache + offset("kmem_cache", "object_size"), cpu["rsi"])
-    memory.write_u32(cache + offset("kmem_cache", "size"), cpu["rsi"])
-    memory.write_u64(cache + offset("kmem_cache", "name"), cpu["rdi"])
+    memory.write_u32(cache + offset("kmem_cache", "object_size"), cpu.regs.rsi)
+    memory.write_u32(cache + offset("kmem_cache", "size"), cpu.regs.rsi)
+    memory.write_u64(cache + offset("kmem_cache", "name"), cpu.regs.rdi)
     constructor = 0
     if name == "__kmem_cache_create_args":
-        if cpu["rdx"]:
-            constructor = memory.u64(cpu["rdx"] + offset("kmem_cache_args", "ctor"))
+        if cpu.regs.rdx:
+            constructor = memory.u64(cpu.regs.rdx + offset("kmem_cache_args", "ctor"))
     elif name == "kmem_cache_create":
-        constructor = cpu["r8"]
+        constructor = cpu.regs.r8
     else:  # kmem_cache_create_usercopy(): the eighth argument
-        constructor = memory.u64(cpu["rsp"] + 16)
+        constructor = memory.u64(cpu.regs.rsp + 16)
     memory.write_u64(cache + offset("kmem_cache", "ctor"), constructor)
     return cache
 
 
-def _vmap(machine: UnbootedMachine, cpu: Vcpu, _name: str) -> int:
+def _vmap(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
     """The pages side by side; a page can occur several times (the ring buffer's is mapped twice)."""
-    memory, pages, count = machine.memory, cpu["rdi"], cpu["rsi"]
+    memory, pages, count = machine.memory, cpu.regs.rdi, cpu.regs.rsi
     address = memory.u64(VMAP_NEXT)
     memory.write_u64(VMAP_NEXT, address + (count + 1) * _PAGE)
     for index in range(count):
         page = memory.u64(pages + 8 * index)
         memory.map_page(address + index * _PAGE, HEAP + ((page - VMEMMAP) << 6))
-    for vcpu in machine.vcpus:
-        vcpu.flush_tlb()
+    for each in machine.cpus:
+        each.uc.ctl_flush_tlb()
     return address
 
 

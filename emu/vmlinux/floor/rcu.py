@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING
 from emu.vmlinux.floor.table import Group, Host
 
 if TYPE_CHECKING:
+    from emu.vmlinux.machine import KernelMachine
     from emu.vmlinux.unbooted_machine import UnbootedMachine
-    from emu.vmlinux.vcpu import Vcpu
 
 __all__ = ["GROUP"]
 
 
-def _call_rcu(machine: UnbootedMachine, cpu: Vcpu, name: str) -> int:
-    machine.defer(name, cpu["rsi"], cpu["rdi"])
+def _call_rcu(machine: UnbootedMachine, cpu: KernelMachine, name: str) -> int:
+    machine.defer(name, cpu.regs.rsi, cpu.regs.rdi)
     return 0
 
 
-def _call_srcu(machine: UnbootedMachine, cpu: Vcpu, name: str) -> int:
-    machine.defer(name, cpu["rdx"], cpu["rsi"])
+def _call_srcu(machine: UnbootedMachine, cpu: KernelMachine, name: str) -> int:
+    machine.defer(name, cpu.regs.rdx, cpu.regs.rsi)
     return 0
 
 
-def _kvfree_call_rcu(machine: UnbootedMachine, cpu: Vcpu, name: str) -> int:
+def _kvfree_call_rcu(machine: UnbootedMachine, cpu: KernelMachine, name: str) -> int:
     """kvfree_call_rcu(head, ptr): the queued function is kfree() itself."""
-    machine.defer(name, machine.labels["release"], cpu["rsi"])
+    machine.defer(name, machine.labels["release"], cpu.regs.rsi)
     return 0
 
 
-def _wait(machine: UnbootedMachine, _cpu: Vcpu, name: str) -> int:
+def _wait(machine: UnbootedMachine, _cpu: KernelMachine, name: str) -> int:
     machine.grace_periods.append(name)
     return 0
 

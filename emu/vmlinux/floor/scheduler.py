@@ -1,7 +1,7 @@
 """The scheduler: there is one task a vCPU, and it never sleeps.
 
-Contract: preemption points return at once, waking does nothing. Whoever would sleep (``schedule()`` and what waits by it)
-ends the kernel with :class:`emu.vmlinux.errors.WouldSleep`: nothing could wake it. CPU hotplug states are taken without
+Contract: preemption points return at once, waking does nothing. Whoever would sleep (comes to
+``__schedule()``) ends the kernel with :class:`emu.vmlinux.machine_errors.WouldSleep`: nothing could wake it. CPU hotplug states are taken without
 being called. With several vCPUs the other ones' translations are thrown away where the kernel interrupts them.
 """
 
@@ -9,23 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from emu.vmlinux.errors import WouldSleep
 from emu.vmlinux.floor.table import Constant, Group, Host
 
 if TYPE_CHECKING:
+    from emu.vmlinux.machine import KernelMachine
     from emu.vmlinux.unbooted_machine import UnbootedMachine
-    from emu.vmlinux.vcpu import Vcpu
 
 __all__ = ["GROUP", "OTHER_CPUS"]
 
 
-def _sleep(_machine: UnbootedMachine, cpu: Vcpu, name: str) -> int:
-    raise WouldSleep(f"{name}() would sleep", cpu.callers())
-
-
-def _interrupt_others(machine: UnbootedMachine, cpu: Vcpu, _name: str) -> int:
+def _interrupt_others(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
     machine.interrupts_sent += 1
-    for other in machine.vcpus:
+    for other in machine.cpus:
         if other is not cpu:
             other.uc.ctl_flush_tb()
     return 0
@@ -34,7 +29,6 @@ def _interrupt_others(machine: UnbootedMachine, cpu: Vcpu, _name: str) -> int:
 GROUP = Group(
     "scheduler",
     (
-        Host("schedule schedule_timeout io_schedule wait_for_completion wait_for_completion_timeout", _sleep),
         Constant(
             "preempt_schedule preempt_schedule_notrace preempt_schedule_irq msleep usleep_range_state yield "
             "wake_up_process wake_up_state __wake_up"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from emu.vmlinux.machine import KernelMachine
     from emu.vmlinux.unbooted_machine import UnbootedMachine
-    from emu.vmlinux.vcpu import Vcpu
 
 __all__ = ["Constant", "Entry", "Group", "Host", "Native"]
 
@@ -43,7 +43,7 @@ class Host:
     """
 
     names: str
-    function: Callable[[UnbootedMachine, Vcpu, str], int | None]
+    function: Callable[[UnbootedMachine, KernelMachine, str], int | None]
     label: str = ""
 
 

@@ -15,8 +15,8 @@ from emu.vmlinux.floor.state import STATE, TEXT_NEXT
 from emu.vmlinux.floor.table import Constant, Group, Host, Native
 
 if TYPE_CHECKING:
+    from emu.vmlinux.machine import KernelMachine
     from emu.vmlinux.unbooted_machine import UnbootedMachine
-    from emu.vmlinux.vcpu import Vcpu
 
 __all__ = ["GROUP"]
 
@@ -32,8 +32,8 @@ def _pages(size_register: str) -> str:
     """
 
 
-def _text_poke(machine: UnbootedMachine, cpu: Vcpu, _name: str) -> int:
-    function, address, source, size = cpu["rdi"], cpu["rsi"], cpu["rdx"], cpu["rcx"]
+def _text_poke(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
+    function, address, source, size = cpu.regs.rdi, cpu.regs.rsi, cpu.regs.rdx, cpu.regs.rcx
     if function == machine.symbols.get("text_poke_memset"):
         content = machine.memory.read(source, 1) * size
     else:

@@ -12,8 +12,8 @@ from emu.vmlinux.floor.state import CLOCK, SEED
 from emu.vmlinux.floor.table import Group, Host
 
 if TYPE_CHECKING:
+    from emu.vmlinux.machine import KernelMachine
     from emu.vmlinux.unbooted_machine import UnbootedMachine
-    from emu.vmlinux.vcpu import Vcpu
 
 __all__ = ["GROUP"]
 
@@ -21,7 +21,7 @@ _STEP_NS = 1000
 _WIDTHS = {"get_random_u8": 8, "get_random_u16": 16, "get_random_u32": 32}
 
 
-def _read_clock(machine: UnbootedMachine, _cpu: Vcpu, _name: str) -> int:
+def _read_clock(machine: UnbootedMachine, _cpu: KernelMachine, _name: str) -> int:
     now = machine.memory.u64(CLOCK) + _STEP_NS
     machine.memory.write_u64(CLOCK, now)
     return now
@@ -33,16 +33,16 @@ def _draw(machine: UnbootedMachine) -> int:
     return seed >> 32
 
 
-def _random(machine: UnbootedMachine, cpu: Vcpu, name: str) -> int:
+def _random(machine: UnbootedMachine, cpu: KernelMachine, name: str) -> int:
     if name == "get_random_u64":
         return _draw(machine) << 32 | _draw(machine)
     if name == "__get_random_u32_below":
-        return _draw(machine) % max(1, cpu["rdi"] & 0xFFFFFFFF)
+        return _draw(machine) % max(1, cpu.regs.rdi & 0xFFFFFFFF)
     return _draw(machine) & (1 << _WIDTHS[name]) - 1
 
 
-def _random_bytes(machine: UnbootedMachine, cpu: Vcpu, _name: str) -> int:
-    machine.memory.write(cpu["rdi"], bytes(_draw(machine) & 0xFF for _ in range(cpu["rsi"])))
+def _random_bytes(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
+    machine.memory.write(cpu.regs.rdi, bytes(_draw(machine) & 0xFF for _ in range(cpu.regs.rsi)))
     return 0
 
 
