@@ -10,6 +10,7 @@ from collections import ChainMap, Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 from unicorn import Uc
 from unicorn.unicorn_const import UC_HOOK_CODE, UC_HOOK_INSN
@@ -190,6 +191,24 @@ class UnbootedMachine:
         self.names = CodeNames(self.symbols, GeneratedCode(self.memory, self.symbols, self.layout).ranges)
         for cpu in self.cpus:
             cpu.names = self.names
+
+    def host_state(self) -> dict[str, object]:
+        """What the host knows beside the memory, as plain values."""
+        return {
+            "log": self.log,
+            "inode": self.anonymous_inode,
+            "labels": self.labels,
+            "redirected": self.redirected,
+            "floor": self.floor_names,
+            "free_stub": self.free_stub,
+        }
+
+    def restore_host_state(self, saved: dict[str, Any]) -> None:
+        """Set what ``host_state`` gave, on the memory that belongs to it."""
+        self.log, self.anonymous_inode = saved["log"], saved["inode"]
+        self.labels, self.floor_names, self.free_stub = saved["labels"], saved["floor"], saved["free_stub"]
+        for address, target in saved["redirected"].items():
+            self.redirect(address, target)
 
     def _trapped(self, cpu: KernelMachine, uc: Uc, _data: object) -> None:
         """A syscall instruction: r11 is the number of the host function."""
