@@ -1,5 +1,13 @@
 """stub"""
-class Attachment: pass
+
+
+class Attachment:
+    pass
+
+
 class Attachments:
-    def __init__(self,*a): pass
-    def all(self): return []
+    def __init__(self, *a):
+        pass
+
+    def all(self):
+        return []

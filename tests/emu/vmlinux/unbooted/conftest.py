@@ -33,10 +33,14 @@ def kernel_folder() -> Callable[[str], Path]:
 
     def find(name: str) -> Path:
         found = sorted(
-            folder for folder in kernels_folder().glob(_PACKAGES[name]) if ("cloud" in folder.name) is ("cloud" in _PACKAGES[name])
+            folder
+            for folder in kernels_folder().glob(_PACKAGES[name])
+            if ("cloud" in folder.name) is ("cloud" in _PACKAGES[name])
         )
         if not found:
-            pytest.skip(f"no kernel {name} in {kernels_folder()}: get it with scripts/fetch-kernels (see its first lines)")
+            pytest.skip(
+                f"no kernel {name} in {kernels_folder()}: get it with scripts/fetch-kernels (see its first lines)"
+            )
         return found[-1]
 
     return find
