@@ -160,7 +160,7 @@ class UnbootedMachine:
         return self.percpu("pcpu_hot", cpu) + self.layout.offset("pcpu_hot", field)
 
     def stack_top(self, cpu: int) -> int:
-        """End of a CPU's stack. Not in the image: where the kernel sizes code that holds a stack address, it would differ."""
+        """End of a CPU's stack: not in the image, as the JIT would size code with its addresses wrongly."""
         return STACKS + _STACK_STEP * (cpu + 1) + _STACK_SIZE
 
     def write_text(self, address: int, content: bytes) -> None:

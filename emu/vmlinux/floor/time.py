@@ -52,9 +52,9 @@ GROUP = Group(
     (
         Host(
             "ktime_get ktime_get_with_offset ktime_get_coarse_with_offset ktime_get_mono_fast_ns "
-            "ktime_get_boot_fast_ns ktime_get_raw_fast_ns ktime_get_raw ktime_get_real_seconds ktime_get_seconds ktime_get_tai_fast_ns "
-            "ktime_get_real_fast_ns local_clock local_clock_noinstr sched_clock sched_clock_noinstr native_sched_clock "
-            "sched_clock_cpu",
+            "ktime_get_boot_fast_ns ktime_get_raw_fast_ns ktime_get_raw ktime_get_real_seconds ktime_get_seconds "
+            "ktime_get_tai_fast_ns ktime_get_real_fast_ns local_clock local_clock_noinstr sched_clock "
+            "sched_clock_noinstr native_sched_clock sched_clock_cpu",
             _read_clock,
         ),
         Host("get_random_u8 get_random_u16 get_random_u32 get_random_u64 __get_random_u32_below", _random),

@@ -13,7 +13,8 @@ TEXT = 0xFFFFFFFF81000000
 AT = 0xFFFFFFFF82400000
 KNOWN = (
     "_text", "_stext", "_etext", "_end", "init_task", "bpf_fentry_test1", "__x64_sys_bpf", "bpf_prog_load",
-    "ftrace_init", "__start_BTF", "__stop_BTF", "__per_cpu_start", "text_poke_early", "arch_prepare_bpf_trampoline", "__fentry__",
+    "ftrace_init", "__start_BTF", "__stop_BTF", "__per_cpu_start", "text_poke_early",
+    "arch_prepare_bpf_trampoline", "__fentry__",
 )  # fmt: skip
 
 

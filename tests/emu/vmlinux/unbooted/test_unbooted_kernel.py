@@ -18,7 +18,9 @@ from emu.vmlinux.ways import RETURN_0, WAYS, rows
 
 THREE = ["6.1", "6.12", "7"]
 EVERY = [*THREE, "6.12-full", "6.12-rt", "7-full", "7-rt"]
-_COSTED = ("fentry fexit fmodret rawtp kprobe kprobe-int3 kretprobe kprobe-multi kretprobe-multi").split()
+_COSTED = (
+    "fentry", "fexit", "fmodret", "rawtp", "kprobe", "kprobe-int3", "kretprobe", "kprobe-multi", "kretprobe-multi",
+)  # fmt: skip
 COSTS = {
     # Instructions with one program that returns 0, its own included, less those without; None: the kernel refuses.
     "6.1": dict(zip(_COSTED, (123, 178, None, 67, 338, 676, 574, None, None), strict=True)),
