@@ -85,6 +85,8 @@ class MemoryImage:
         self.log = KernelLog(self.memory, self.kernel.symbols, self.kernel.layout)
         self._calm()
         self._opened = self._kept = self.checkpoint()
+        self.gaps = list(self.kernel.gaps)
+        """What of the kernel's lists the dump lacks."""
 
     def _setup(self) -> CpuSetup:
         kernel, state, cpu = self.kernel, self.state, self.cpu
@@ -230,8 +232,11 @@ class MemoryImage:
     # Attachments ----------------------------------------------------------------------------------------------------
 
     def attachments(self) -> list[Attachment]:
-        """What is attached where. MissingPage where the dump lacks a page of the kernel's lists."""
-        return Attachments(self.memory, self.kernel.symbols, self.kernel.layout, self.kernel.code).all()
+        """What is attached where, as the machine's memory is now; what can't be read is added to ``gaps``."""
+        reader = Attachments(self.memory, self.kernel.symbols, self.kernel.layout, self.kernel.code)
+        found = reader.all()
+        self.gaps += [gap for gap in reader.gaps if gap not in self.gaps]
+        return found
 
     def _write_u64(self, address: int, value: int) -> None:
         self.memory.write(address, struct.pack("<Q", value & ADDRESS_MASK))
