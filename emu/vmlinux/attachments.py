@@ -99,8 +99,10 @@ class Attachments:
 
     def _entries(self, idr: int) -> Iterator[int]:
         """Pointers in an IDR, by rising id (lib/radix-tree.c, lib/xarray.c)."""
-        head = self._word(idr, "idr", "idr_rt") if not self._layout.has("xarray", "xa_head") else self._memory.u64(
-            idr + self._layout.offset("idr", "idr_rt") + self._layout.offset("xarray", "xa_head")
+        head = (
+            self._word(idr, "idr", "idr_rt")
+            if not self._layout.has("xarray", "xa_head")
+            else self._memory.u64(idr + self._layout.offset("idr", "idr_rt") + self._layout.offset("xarray", "xa_head"))
         )
         yield from self._walk(head)
 
@@ -130,7 +132,8 @@ class Attachments:
         program = self._program(prog)
         expected = self._attach_types.get(self._half(prog, "bpf_prog", "expected_attach_type"), "")
         if kind == "BPF_LINK_TYPE_TRACING":
-            yield self._on_trampoline(self._word(link, "bpf_tracing_link", "trampoline"), _way(expected), program, number)
+            trampoline = self._word(link, "bpf_tracing_link", "trampoline")
+            yield self._on_trampoline(trampoline, _way(expected), program, number)
         elif kind == "BPF_LINK_TYPE_TRACING_MULTI":
             nodes = link + self._layout.offset("bpf_tracing_multi_link", "nodes")
             size = self._layout.size("bpf_tracing_multi_node")
@@ -174,13 +177,13 @@ class Attachments:
             return Attachment("", "perf_event", program, link=number)
         kinds = self._half(call, "trace_event_call", "flags")
         if kinds & self._layout.enumerator("TRACE_EVENT_FL_TRACEPOINT"):
-            point = self._word(call, "trace_event_call", "tp")
-            return Attachment(self._memory.text(self._word(point, "tracepoint", "name")), "tracepoint", program, link=number)
+            name = self._memory.text(self._word(self._word(call, "trace_event_call", "tp"), "tracepoint", "name"))
+            return Attachment(name, "tracepoint", program, link=number)
         if not kinds & self._layout.enumerator("TRACE_EVENT_FL_KPROBE"):
-            return Attachment(self._memory.text(self._word(call, "trace_event_call", "name")), "perf_event", program,
-                              link=number)  # fmt: skip
-        probes = call - self._layout.offset("trace_probe_event", "call") + self._layout.offset("trace_probe_event", "probes")
-        probe = self._memory.u64(probes) - self._layout.offset("trace_probe", "list")
+            name = self._memory.text(self._word(call, "trace_event_call", "name"))
+            return Attachment(name, "perf_event", program, link=number)
+        owner = call - self._layout.offset("trace_probe_event", "call")
+        probe = self._word(owner, "trace_probe_event", "probes") - self._layout.offset("trace_probe", "list")
         probe += self._layout.offset("trace_kprobe", "rp") - self._layout.offset("trace_kprobe", "tp")
         address = self._word(probe, "kretprobe", "kp.addr")
         way = "kretprobe" if self._word(probe, "kretprobe", "handler") else "kprobe"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from emu.layout import ADDRESS_MASK, PAGE_SIZE
 from emu.vmlinux.attachments import Attachment, Attachments
 from emu.vmlinux.bug_table import BugTable
+from emu.vmlinux.dump import Dump, open_dump
 from emu.vmlinux.dump_errors import MissingInformation, MissingPage
 from emu.vmlinux.dump_notes import CpuState
 from emu.vmlinux.dumped_kernel import DumpedKernel, TaskInfo
@@ -65,8 +66,8 @@ class MemoryImage:
     OSError; IndexError becomes MissingInformation where the dump has no such CPU.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, cpu: int = 0) -> None:
-        self.kernel = DumpedKernel.open(os.fspath(path))
+    def __init__(self, source: str | os.PathLike[str] | Dump, *, cpu: int = 0) -> None:
+        self.kernel = DumpedKernel(source if isinstance(source, Dump) else open_dump(source))
         self.memory = self.kernel.memory
         self.cpu = cpu
         states = self.kernel.dump.cpus
@@ -183,8 +184,14 @@ class MemoryImage:
     # Calls ----------------------------------------------------------------------------------------------------------
 
     def call(
-        self, function: str | int, *arguments: Argument,
-        fresh: bool = True, warm: bool = True, count: bool = True, limit: int | None = 10_000_000, seconds: float = 60.0,
+        self,
+        function: str | int,
+        *arguments: Argument,
+        fresh: bool = True,
+        warm: bool = True,
+        count: bool = True,
+        limit: int | None = 10_000_000,
+        seconds: float = 60.0,
     ) -> Run:
         """Call a function of the kernel on the current task.
 
@@ -197,6 +204,7 @@ class MemoryImage:
             raise NoSymbol(str(function))
         if fresh:
             self.restore(self._kept)
+        self.log.mark()
         if warm:
             values, stack = self._place(arguments)
             self.machine.call(address, values, stack, count=count, limit=limit, seconds=seconds)
@@ -226,7 +234,8 @@ class MemoryImage:
                 values.append(at)
                 at += len(data) + 7 & ~7
                 if at > stack - 1536:
-                    raise BadArgument(f"{at - self.top + _SCRATCH} bytes of arguments do not fit beside the call's frames")
+                    size = at - self.top + _SCRATCH
+                    raise BadArgument(f"{size} bytes of arguments do not fit beside the call's frames")
         return tuple(values), stack
 
     # Attachments ----------------------------------------------------------------------------------------------------

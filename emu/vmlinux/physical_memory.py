@@ -95,9 +95,9 @@ class PhysicalMemory:
         first = self.host_address >> PAGE_SHIFT
         count = len(self._map) + PAGE_MASK >> PAGE_SHIFT
         if sys.platform != "linux":
-            pages = range(count)
+            pages = {page: self._page(page) for page in range(count)}
             return {
-                page: now for page in pages if (now := self._page(page)) != os.pread(self._file, len(now), page * PAGE_SIZE)
+                page: now for page, now in pages.items() if now != os.pread(self._file, PAGE_SIZE, page * PAGE_SIZE)
             }
         with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
             pagemap.seek(8 * first)
