@@ -1,6 +1,7 @@
 """Layouts from a kernel's BTF: member offsets, sizes, enumerators, function prototypes. Documentation/bpf/btf.rst."""
 
 import struct
+from array import array
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -56,6 +57,22 @@ class BtfLayout:
         self._named: dict[tuple[int, int], int] = {}
         self._index(header + types_at, header + types_at + types_size)
         self.member = cache(self._find)
+
+    def saved(self) -> tuple[bytes, bytes, dict[tuple[int, int], int]]:
+        """The type information with its index, as plain values for ``restored``."""
+        return self._data, array("I", self._at).tobytes(), self._named
+
+    @classmethod
+    def restored(cls, data: bytes, positions: bytes, named: dict[tuple[int, int], int]) -> "BtfLayout":
+        """What ``saved`` gave, without reading the types again."""
+        made = cls.__new__(cls)
+        _magic, _version, _flags, header, _types, _size, strings_at, strings_size = _HEADER.unpack_from(data)
+        at = array("I")
+        at.frombytes(positions)
+        made._data, made._at, made._named = data, at.tolist(), named
+        made._strings = data[header + strings_at : header + strings_at + strings_size]
+        made.member = cache(made._find)
+        return made
 
     def _index(self, at: int, end: int) -> None:
         """Note where each type stands, and the first of each kind and name."""

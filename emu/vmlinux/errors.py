@@ -2,7 +2,14 @@
 
 from emu.errors import EmuError
 
-__all__ = ["ImageError", "NoBtf", "NoConfiguration", "NoKallsyms", "NoSymbol", "VmlinuxError"]
+__all__ = [
+    "ImageError",
+    "NoBtf",
+    "NoConfiguration",
+    "NoKallsyms",
+    "NoSymbol",
+    "VmlinuxError",
+]
 
 
 class VmlinuxError(EmuError):
@@ -34,3 +41,4 @@ class NoSymbol(VmlinuxError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+

@@ -26,7 +26,7 @@ from emu.vmlinux.bug_table import BugTable
 from emu.vmlinux.code_names import CodeNames
 from emu.vmlinux.devices import Devices
 from emu.vmlinux.dump_errors import MissingPage
-from emu.vmlinux.machine_errors import KernelDied, LimitReached, NotInDump, StateUnusable, WouldSleep
+from emu.vmlinux.machine_errors import KernelDied, LimitReached, NotInDump, RunError, StateUnusable, WouldSleep
 from emu.vmlinux.missing_instructions import TRAPPING_UD, emulate
 from emu.vmlinux.page_fault import error_code
 from emu.vmlinux.page_walk import PageTables
@@ -96,6 +96,8 @@ class KernelMachine:
         self._missing: int | None = None
         uc.hook_add(uc_const.UC_HOOK_MEM_UNMAPPED, self._unmapped)
         self._log: ProgramCounters | None = None
+        self.pending: BaseException | None = None
+        """What a hook stopped the engine for: raised by the call that it interrupted."""
         self.unusable: str | None = None
         """Why no call is possible until the state is reset, None while calls are."""
         self._stops: dict[int, Callable[[], None]] = {}
@@ -195,7 +197,11 @@ class KernelMachine:
             last = self._exceptions[-1]
             what += f" after a {kind_of(last.vector)} at {self.names.describe(last.rip)}"
             what += "" if last.address is None else f", which accessed {last.address:#x},"
-        raise KernelDied(what, self.names.describe(self.regs.rip), self.callers())
+        raise self.failure(KernelDied, what)
+
+    def failure(self, kind: type[RunError], what: str) -> RunError:
+        """An error of that kind with the place where the CPU is, to be raised."""
+        return kind(what, self.names.describe(self.regs.rip), self.callers())
 
     def _sleep(self) -> NoReturn:
         raise WouldSleep("the task would sleep", self.names.describe(self.regs.rip), self.callers())
@@ -286,6 +292,9 @@ class KernelMachine:
             self._missing = None
             reached = self.engine.run(rip)
             rip = self.regs.rip
+            if self.pending is not None:
+                pending, self.pending = self.pending, None
+                raise pending
             if reached is Exit.HALT and rip in self._stops:
                 if log is not None:
                     log.drop_last(rip)

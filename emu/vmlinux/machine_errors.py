@@ -22,6 +22,10 @@ class WouldSleep(RunError):
     """The task waits for something: no other task runs here that could wake it."""
 
 
+class NotHosted(RunError):
+    """An unbooted kernel reached a function whose work needs what its floor does not have (threads, files, devices)."""
+
+
 class LimitReached(RunError):
     """The call executed as many instructions, or ran as long, as it was given."""
 

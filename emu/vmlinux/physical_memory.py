@@ -26,12 +26,12 @@ class PhysicalRange(NamedTuple):
 class PhysicalMemory:
     """Ranges of physical addresses and the mapped bytes that hold them.
 
-    ``file`` is a descriptor whose content is mapped private: the file never changes. Ranges must not overlap.
+    ``file`` is a descriptor whose content is mapped private: the file never changes; -1: zeros. Ranges must not overlap.
     """
 
     def __init__(self, file: int, size: int, ranges: Sequence[PhysicalRange]) -> None:
         self._map = mmap.mmap(file, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        self._file = os.dup(file)
+        self._file = os.dup(file) if file >= 0 else -1
         self.ranges = tuple(sorted(ranges))
         self._starts = [one.address for one in self.ranges]
         self.host_address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -87,6 +87,9 @@ class PhysicalMemory:
         if sys.platform == "linux":
             self._map.madvise(mmap.MADV_DONTNEED)
             return
+        if self._file < 0:
+            self._map[:] = bytes(len(self._map))
+            return
         for start in range(0, len(self._map), 1 << 20):
             self._map[start : start + (1 << 20)] = os.pread(self._file, min(1 << 20, len(self._map) - start), start)
 
@@ -95,10 +98,8 @@ class PhysicalMemory:
         first = self.host_address >> PAGE_SHIFT
         count = len(self._map) + PAGE_MASK >> PAGE_SHIFT
         if sys.platform != "linux":
-            pages = {page: self._page(page) for page in range(count)}
-            return {
-                page: now for page, now in pages.items() if now != os.pread(self._file, PAGE_SIZE, page * PAGE_SIZE)
-            }
+            pages = range(count)
+            return {page: now for page in pages if (now := self._page(page)) != self._unchanged(page, len(now))}
         with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
             pagemap.seek(8 * first)
             entries = memoryview(pagemap.read(8 * count)).cast("Q")
@@ -115,12 +116,16 @@ class PhysicalMemory:
         for page, content in pages.items():
             self._map[page * PAGE_SIZE : page * PAGE_SIZE + len(content)] = content
 
+    def _unchanged(self, page: int, size: int) -> bytes:
+        return os.pread(self._file, size, page * PAGE_SIZE) if self._file >= 0 else bytes(size)
+
     def _page(self, page: int) -> bytes:
         return self._map[page * PAGE_SIZE : min((page + 1) * PAGE_SIZE, len(self._map))]
 
     def close(self) -> None:
         """Give the file back. The mapping lives as long as an engine runs on it."""
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
 
 
 def merge_ranges(ranges: Sequence[PhysicalRange]) -> list[PhysicalRange]:
