@@ -33,6 +33,7 @@ _PREEMPT_FLAG = 0x80000000
 """``PREEMPT_NEED_RESCHED`` in ``__preempt_count``: inverted, set where nothing waits."""
 _TIF_NEED_RESCHED = 1 << 3
 _GDT_LIMIT = 127
+_IDLE_EXITS = ("ct_idle_exit", "rcu_idle_exit")
 _WAITS = (
     "synchronize_rcu", "synchronize_rcu_expedited", "synchronize_rcu_normal", "synchronize_rcu_tasks",
     "synchronize_rcu_tasks_rude", "synchronize_rcu_tasks_trace", "rcu_barrier", "rcu_barrier_tasks",
@@ -146,8 +147,18 @@ class MemoryImage:
             self.machine.use_tables(root)
         self.top = stack + size - _USER_REGISTERS
         self._calm()
+        self._leave_idle()
         self.keep()
         return found
+
+    def _leave_idle(self) -> None:
+        """What the idle loop does before it switches to a task: let RCU watch the CPU again, for probes rely on it."""
+        symbols = self.kernel.symbols
+        watching = symbols.get("rcu_is_watching")
+        leave = next((symbols[name] for name in _IDLE_EXITS if name in symbols), None)
+        stack = self.top - _STACK_GAP
+        if watching and leave and not self.machine.call(watching, (), stack, count=False).rax & 0xFF:
+            self.machine.call(leave, (), stack, count=False)
 
     def _stack_size(self) -> int:
         """THREAD_SIZE: the distance from the running task's stack to its top, as the kernel keeps it."""
