@@ -218,4 +218,6 @@ def _attempt(machine: UnbootedMachine, function: str) -> int | str:
         for cpu in machine.cpus:
             cpu.unusable = None
         return str(error)
+    if machine.layout.return_bytes(function) == 0:
+        return 0
     return result - (1 << 32) if result >> 31 else result

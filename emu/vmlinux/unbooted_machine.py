@@ -76,7 +76,7 @@ class UnbootedMachine:
     """The kernel's memory, its vCPUs, and the host functions below its code.
 
     ``log`` holds the kernel's lines, ``text_writes`` what was written to live text (address, bytes), ``grace_periods``
-    the waits, ``host_calls`` how often a Python function of the floor was reached. ``file`` is a descriptor of prepared
+    the waits, ``threads`` the functions of kernel threads, which never run, ``host_calls`` how often a Python function of the floor was reached. ``file`` is a descriptor of prepared
     memory, -1 for memory of zeros.
     """
 
@@ -90,6 +90,7 @@ class UnbootedMachine:
         self.grace_periods: list[str] = []
         self.host_calls: Counter[str] = Counter()
         self.interrupts_sent = 0
+        self.threads: list[str] = []
         self.deferred: deque[Deferred] = deque()
         self.anonymous_inode = 0
         self.labels: dict[str, int] = {}

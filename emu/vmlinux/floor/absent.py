@@ -1,4 +1,4 @@
-"""Kernel functions whose work the unbooted kernel has nothing for: threads, programs, opened files, new address spaces.
+"""Kernel functions whose work the unbooted kernel has nothing for: programs, opened files, new address spaces.
 
 Contract: reaching one ends in :class:`emu.vmlinux.machine_errors.NotHosted` with its name and callers.
 """
@@ -25,7 +25,7 @@ GROUP = Group(
     "absent",
     (
         Host(
-            "kthread_create_on_node __kthread_create_on_node kernel_clone call_usermodehelper_exec filp_open "
+            "kernel_clone call_usermodehelper_exec filp_open "
             "do_filp_open kern_mount __request_module",
             _refuse,
         ),

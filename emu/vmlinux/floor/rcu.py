@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GROUP"]
 
+_PAGE = 4096
+"""Below this a pointer is an offset (``__is_kvfree_rcu_offset()``)."""
+
 
 def _call_rcu(machine: UnbootedMachine, cpu: KernelMachine, name: str) -> int:
     machine.defer(name, cpu.regs.rsi, cpu.regs.rdi)
@@ -29,8 +32,9 @@ def _call_srcu(machine: UnbootedMachine, cpu: KernelMachine, name: str) -> int:
 
 
 def _kvfree_call_rcu(machine: UnbootedMachine, cpu: KernelMachine, name: str) -> int:
-    """kvfree_call_rcu(head, ptr): the queued function is kfree() itself."""
-    machine.defer(name, machine.labels["release"], cpu.regs.rsi)
+    """kvfree_call_rcu(head, ptr), before 6.3 (head, offset of head): the queued function is kfree() itself."""
+    head, pointer = cpu.regs.rdi, cpu.regs.rsi
+    machine.defer(name, machine.labels["release"], head - pointer if pointer < _PAGE else pointer)
     return 0
 
 
