@@ -182,6 +182,14 @@ class KernelMachine:
         self.stop_at(address, lambda: self.return_from(result))
         return True
 
+    def redirect(self, function: int, other: int) -> None:
+        """Let another function run wherever a function is called."""
+
+        def go() -> None:
+            self.regs.rip = other
+
+        self.stop_at(function, go)
+
     def return_from(self, value: int) -> None:
         """Leave the function that was just entered."""
         rsp = self.regs.rsp

@@ -9,12 +9,14 @@ from emu.layout import ADDRESS_MASK, PAGE_SIZE
 from emu.vmlinux.attachments import Attachment, Attachments
 from emu.vmlinux.bug_table import BugTable
 from emu.vmlinux.dump import Dump, open_dump
+from emu.vmlinux.dump_calls import DumpCalls
 from emu.vmlinux.dump_errors import MissingInformation, MissingPage
 from emu.vmlinux.dump_notes import CpuState
 from emu.vmlinux.dumped_kernel import DumpedKernel, TaskInfo
 from emu.vmlinux.errors import NoSymbol, VmlinuxError
 from emu.vmlinux.kernel_log import KernelLog
 from emu.vmlinux.machine import CpuSetup, KernelMachine
+from emu.vmlinux.machine_errors import WouldSleep
 from emu.vmlinux.run import KernelMessage, Run
 
 Argument = int | str | bytes
@@ -32,6 +34,8 @@ _ZERO = re.compile(r"zero:(\d+)")
 _PREEMPT_FLAG = 0x80000000
 """``PREEMPT_NEED_RESCHED`` in ``__preempt_count``: inverted, set where nothing waits."""
 _TIF_NEED_RESCHED = 1 << 3
+_PREEMPTED = 1
+"""Argument of ``__schedule()`` for a task that was preempted (``SM_PREEMPT``): it does not sleep, whatever its state."""
 _GDT_LIMIT = 127
 _IDLE_EXITS = ("ct_idle_exit", "rcu_idle_exit")
 _WAITS = (
@@ -84,6 +88,8 @@ class MemoryImage:
         )
         for name in _WAITS:
             self.machine.host(name)
+        if "__schedule" in self.kernel.symbols:
+            self.machine.stop_at(self.kernel.symbols["__schedule"], self._schedule)
         self.log = KernelLog(self.memory, self.kernel.symbols, self.kernel.layout)
         self._calm()
         self._opened = self._kept = self.checkpoint()
@@ -114,10 +120,25 @@ class MemoryImage:
 
     def _calm(self) -> None:
         """Process context: preemptible, nothing pending, which an image taken in an interrupt or a panic is not."""
-        self._write_u32(self.kernel.preempt_count(self.cpu), _PREEMPT_FLAG)
+        self._write_u32(self.kernel.preempt_count(self.cpu), 0)
+        self._nothing_pending()
+
+    def _nothing_pending(self) -> None:
+        """No reschedule is asked for: neither by the task's flag nor by the bit folded into the preemption count."""
+        count = self.kernel.preempt_count(self.cpu)
+        self._write_u32(count, self.memory.u32(count) | _PREEMPT_FLAG)
         task = self.current
         flags = task + self.kernel.layout.offset("task_struct", "thread_info.flags")
         self._write_u64(flags, self.memory.u64(flags) & ~_TIF_NEED_RESCHED)
+
+    def _schedule(self) -> None:
+        """``__schedule()``: a task that only gives way gets the CPU back at once; one that waits would wait for ever."""
+        layout, regs = self.kernel.layout, self.machine.regs
+        state = layout.offset("task_struct", "__state" if layout.has("task_struct", "__state") else "state")
+        if regs.rdi & 0xFF != _PREEMPTED and self.memory.u32(self.current + state):
+            raise self.machine.failure(WouldSleep, "the task would sleep")
+        self._nothing_pending()
+        self.machine.return_from(0)
 
     def become(self, task: int | str) -> TaskInfo:
         """Make a task the CPU's current one, as a context switch would: by pid, or by name (the first one of it).
@@ -248,6 +269,21 @@ class MemoryImage:
                     size = at - self.top + _SCRATCH
                     raise BadArgument(f"{size} bytes of arguments do not fit beside the call's frames")
         return tuple(values), stack
+
+    def system_calls(self) -> DumpCalls:
+        """bpf(2) and perf_event_open(2) on the current task, from the kept state: ``keep`` what they did.
+
+        Raises NoUserMemory where the task is no process: ``become`` one.
+        """
+        self.restore(self._kept)
+        bottom = self.memory.u64(self.current + self.kernel.layout.offset("task_struct", "stack"))
+        kernel = self.kernel
+        return DumpCalls(self.machine, kernel.symbols, kernel.layout, top=self.top - _STACK_GAP, bottom=bottom)
+
+    def find_code(self) -> None:
+        """Look again for code that the kernel generated, so that runs name it."""
+        self.kernel.refresh_code()
+        self.machine.names = self.kernel.code
 
     # Attachments ----------------------------------------------------------------------------------------------------
 
