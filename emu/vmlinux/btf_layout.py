@@ -2,7 +2,7 @@
 
 import struct
 from array import array
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from emu.vmlinux.errors import VmlinuxError
@@ -174,6 +174,24 @@ class BtfLayout:
         kind, count, _size, at = self._type(number)
         form, step = ("<Ii", 8) if kind == _ENUM else ("<IQ", 12)
         return {self._text(row[0]): row[1] for row in struct.iter_unpack(form, self._data[at : at + step * count])}
+
+    @cached_property
+    def _unnamed(self) -> dict[str, int]:
+        """Values of the enumerators of enums without a name."""
+        values: dict[str, int] = {}
+        for number in range(1, len(self._at)):
+            at = self._at[number]
+            if self._data[at + 7] & 31 == _ENUM and not any(self._data[at : at + 4]):
+                _kind, count, _size, first = self._type(number)
+                for name, value in struct.iter_unpack("<Ii", self._data[first : first + 8 * count]):
+                    values[self._text(name)] = value
+        return values
+
+    def enumerator(self, name: str) -> int:
+        """Value of an enumerator of an enum that has no name. UnknownLayout."""
+        if name not in self._unnamed:
+            raise UnknownLayout(f"enumerator {name}")
+        return self._unnamed[name]
 
     def function(self, name: str) -> int | None:
         """Number of a function's type (the ``attach_btf_id``), None where there is none."""

@@ -4,6 +4,7 @@ from typing import Final
 
 from unicorn.unicorn_const import UC_HOOK_INSN
 from unicorn.unicorn_py3.arch.intel import UcIntel
+from unicorn.unicorn_py3.unicorn import Uc
 from unicorn.x86_const import UC_X86_INS_IN, UC_X86_INS_OUT
 
 from emu.layout import PAGE_SIZE
@@ -31,19 +32,19 @@ class Devices:
     def _note(self, name: str) -> None:
         self.accesses[name] = self.accesses.get(name, 0) + 1
 
-    def _read(self, _uc: UcIntel, offset: int, _size: int, name: str) -> int:
+    def _read(self, _uc: Uc, offset: int, _size: int, name: str) -> int:
         self._note(name)
         if name == "hpet" and offset == _HPET_COUNTER:
             self._counter += _HPET_STEP
             return self._counter
         return 0
 
-    def _write(self, _uc: UcIntel, _offset: int, _size: int, _value: int, name: str) -> None:
+    def _write(self, _uc: Uc, _offset: int, _size: int, _value: int, name: str) -> None:
         self._note(name)
 
-    def _port_read(self, _uc: UcIntel, _port: int, size: int, _data: object) -> int:
+    def _port_read(self, _uc: Uc, _port: int, size: int, _data: object) -> int:
         self._note("port")
         return (1 << 8 * size) - 1
 
-    def _port_write(self, _uc: UcIntel, _port: int, _size: int, _value: int, _data: object) -> None:
+    def _port_write(self, _uc: Uc, _port: int, _size: int, _value: int, _data: object) -> None:
         self._note("port")

@@ -39,7 +39,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class CpuState:
-    """One CPU as the dump has it. ``control`` holds CR0 to CR4; it and ``segments`` are empty in a kernel's own dump."""
+    """One CPU as the dump has it. ``control``: CR0 to CR4; empty as ``segments`` is where the kernel dumped itself."""
 
     registers: Mapping[str, int]
     segments: Mapping[str, Segment] = field(default_factory=dict)

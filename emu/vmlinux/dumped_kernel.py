@@ -7,17 +7,18 @@ from emu.errors import NotMapped
 from emu.layout import ADDRESS_MASK
 from emu.vmlinux.btf_layout import BtfLayout
 from emu.vmlinux.code_names import CodeNames
-from emu.vmlinux.dump import Dump, open_dump
+from emu.vmlinux.dump import Dump
 from emu.vmlinux.dump_errors import MissingInformation, MissingPage
 from emu.vmlinux.dump_notes import CpuState
 from emu.vmlinux.errors import NoKallsyms
 from emu.vmlinux.generated_code import GeneratedCode, list_entries
 from emu.vmlinux.kallsyms import Kallsyms
-from emu.vmlinux.page_walk import PageTables, kernel_root
+from emu.vmlinux.page_walk import PageTables, halves
 
 KERNEL_MAP = 0xFFFFFFFF80000000
 """``__START_KERNEL_map``."""
 _IMAGE_LIMIT = 1 << 30
+_STEP = 2 << 20
 _CR4_LA57 = 1 << 12
 _SLACK = 8192
 """Bytes around the kallsyms tables that VMCOREINFO names: those that it does not name stand there."""
@@ -47,11 +48,6 @@ class DumpedKernel:
         self.release = dump.info.release if dump.info else self._release()
         self.refresh_code()
 
-    @classmethod
-    def open(cls, path: str) -> "DumpedKernel":
-        """The kernel of a memory image's file."""
-        return cls(open_dump(path))
-
     def _page_tables(self) -> PageTables:
         """The kernel's own tables; where VMCOREINFO is missing, a CPU's."""
         dump, info = self.dump, self.dump.info
@@ -67,15 +63,10 @@ class DumpedKernel:
         for cpu in dump.cpus:
             if cpu.control:
                 memory = PageTables(dump.memory, 0, 5 if cpu.control[4] & _CR4_LA57 else 4)
-                idt = cpu.segments["idt"].base
-
-                def has_idt(root: int, memory: PageTables = memory, idt: int = idt) -> bool:
-                    memory.root = root
-                    return memory.is_mapped(idt) and memory.is_mapped(handler_of(memory, idt, 3))
-
-                found = kernel_root(cpu.control[3], has_idt)
-                if found is not None:
-                    memory.root = found
+                # The user half of isolated tables maps some of the kernel's text, the other half all of the image.
+                sizes = {root: self._mapped_steps(memory, root) for root in halves(cpu.control[3])}
+                memory.root = max(sizes, key=lambda root: len(sizes[root]))
+                if sizes[memory.root]:
                     return memory
         raise MissingInformation(
             dump.path, "no usable VMCOREINFO and no CPU whose CR3 leads to the kernel: the page tables can't be found"
@@ -103,13 +94,17 @@ class DumpedKernel:
         except (NoKallsyms, NotMapped, MissingPage) as error:
             raise MissingInformation(self.dump.path, f"no symbols: {error}") from None
 
+    def _mapped_steps(self, memory: PageTables, root: int) -> list[int]:
+        """Addresses in the kernel's part of the address space, every 2 MiB, that are mapped."""
+        memory.root = root
+        return [at for at in range(KERNEL_MAP, KERNEL_MAP + _IMAGE_LIMIT, _STEP) if self._is_table(memory, at)]
+
     def _image(self) -> tuple[int, int]:
         """The kernel image's first and last mapped address."""
-        step = 2 << 20
-        mapped = [at for at in range(KERNEL_MAP, KERNEL_MAP + _IMAGE_LIMIT, step) if self.memory.is_mapped(at)]
+        mapped = self._mapped_steps(self.memory, self.memory.root)
         if not mapped:
             raise NotMapped(KERNEL_MAP)
-        return mapped[0], mapped[-1] + step
+        return mapped[0], mapped[-1] + _STEP
 
     def _layout(self) -> BtfLayout:
         start, end = self.symbols.get("__start_BTF"), self.symbols.get("__stop_BTF")
@@ -176,15 +171,8 @@ class DumpedKernel:
         text = self.symbols["_stext"] if "_stext" in self.symbols else self.symbols["panic"]
         tables = PageTables(self.dump.memory, 0, self.memory.levels, self.memory.ignored)
 
-        def maps(root: int) -> bool:
+        for root in halves(state.control[3]):
             tables.root = root
-            return self._is_table(tables, text) and self._is_table(tables, stack - 8)
-
-        found = kernel_root(state.control[3], maps)
-        return self.memory.root if found is None else found
-
-
-def handler_of(memory: PageTables, idt: int, vector: int) -> int:
-    """Address of an exception's handler in an interrupt descriptor table."""
-    gate = memory.read(idt + 16 * vector, 16)
-    return gate[0] | gate[1] << 8 | gate[6] << 16 | gate[7] << 24 | int.from_bytes(gate[8:12], "little") << 32
+            if self._is_table(tables, text) and self._is_table(tables, stack - 8):
+                return root
+        return self.memory.root

@@ -101,7 +101,8 @@ class GeneratedCode:
             return
         layout, memory = self._layout, self._memory
         link, table_at = layout.offset("module", "list"), layout.offset("module", "kallsyms")
-        symbols, count, strings = (layout.offset("mod_kallsyms", member) for member in ("symtab", "num_symtab", "strtab"))
+        members = ("symtab", "num_symtab", "strtab")
+        symbols, count, strings = (layout.offset("mod_kallsyms", member) for member in members)
         for module in list_entries(memory, head, link):
             table = memory.u64(module + table_at)
             if not table:

@@ -32,6 +32,8 @@ _ZLIB, _LZO, _SNAPPY, _INCOMPLETE, _ZSTD = 1, 2, 4, 8, 0x20
 _COMPRESSED = _ZLIB | _LZO | _SNAPPY | _ZSTD
 _LIBRARIES = {_LZO: ("lzo", "python-lzo", "lzo"), _SNAPPY: ("snappy", "python-snappy", "snappy"),
               _ZSTD: ("zstd", "zstandard", "zstandard")}  # fmt: skip
+_TOGETHER = 1024
+"""Pages that are written at once."""
 
 Decompress = Callable[[bytes], bytes]
 
@@ -87,15 +89,15 @@ class Kdump:
         descriptors = self._read(descriptors_at, _DESCRIPTOR.size * len(frames))
         pages = unnamed_file()
         try:
-            pending = bytearray()
+            pending: list[bytes] = []
             written = 0
             for frame, (offset, size, flags, _) in zip(frames, _DESCRIPTOR.iter_unpack(descriptors), strict=True):
-                pending += self._page(frame, self._read(offset, size), flags)
-                if len(pending) >= 1 << 22:
-                    write_all(pages, pending, written)
-                    written += len(pending)
+                pending.append(self._page(frame, self._read(offset, size), flags))
+                if len(pending) == _TOGETHER:
+                    write_all(pages, b"".join(pending), written)
+                    written += PAGE_SIZE * len(pending)
                     pending.clear()
-            write_all(pages, pending, written)
+            write_all(pages, b"".join(pending), written)
             ranges = [
                 PhysicalRange(frame * PAGE_SIZE, PAGE_SIZE, index * PAGE_SIZE) for index, frame in enumerate(frames)
             ]

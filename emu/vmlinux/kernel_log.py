@@ -26,11 +26,16 @@ class LogRecord:
 
 
 class KernelLog:
-    """Reads the ring buffer of one kernel; ``new_records`` gives what came since it was made or last asked."""
+    """Reads the ring buffer of one kernel; ``new_records`` gives what came since the last ``mark``."""
 
     def __init__(self, memory: PageTables, symbols: Kallsyms, layout: BtfLayout) -> None:
         self._memory, self._layout = memory, layout
         self._pointer = symbols.get("prb")
+        self._seen: int | None = None
+        self.mark()
+
+    def mark(self) -> None:
+        """Take what the buffer holds for seen."""
         self._seen = self._head()
 
     def _offset(self, path: str) -> int:
@@ -47,14 +52,9 @@ class KernelLog:
             return None
 
     def new_records(self) -> list[LogRecord]:
-        """Records since the last time."""
+        """Records since the last ``mark``."""
         seen, head = self._seen, self._head()
-        if head is None or seen is None or head == seen:
-            return []
-        self._seen = head
-        if head < seen:
-            return []
-        return self._records(seen + 1, head)
+        return [] if head is None or seen is None or head <= seen else self._records(seen + 1, head)
 
     def records(self) -> list[LogRecord]:
         """All records that the buffer holds, oldest first: empty where the dump lacks it."""
@@ -83,7 +83,8 @@ class KernelLog:
         for number in range(max(first, last - count + 1), last + 1):
             descriptor = descriptors + layout.size("prb_desc") * (number % count)
             state = memory.u64(descriptor + state_at)
-            if state >> _STATE_SHIFT not in (_COMMITTED, _FINALIZED) or state << 2 & ADDRESS_MASK != number << 2 & ADDRESS_MASK:
+            same = (state ^ number) << 2 & ADDRESS_MASK == 0
+            if state >> _STATE_SHIFT not in (_COMMITTED, _FINALIZED) or not same:
                 continue
             info = infos + layout.size("printk_info") * (number % count)
             begin, following = memory.u64(descriptor + begin_at), memory.u64(descriptor + next_at)
@@ -97,7 +98,9 @@ class KernelLog:
             found.append(
                 LogRecord(
                     memory.u64(info + layout.offset("printk_info", "seq")),
-                    memory.u64(info + layout.offset("printk_info", "ts_nsec")), level, text,
-                )  # fmt: skip
+                    memory.u64(info + layout.offset("printk_info", "ts_nsec")),
+                    level,
+                    text,
+                )
             )
         return found

@@ -8,7 +8,8 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, cast
+from functools import partial
+from typing import Final, NoReturn, cast
 
 from unicorn import unicorn_const as uc_const
 from unicorn import x86_const as x86
@@ -53,7 +54,9 @@ _DEATHS: Final = ("panic", "vpanic", "oops_begin", "make_task_dead", "do_exit")
 _SLEEPS: Final = ("__schedule",)
 _FILL: Final = 0x1111111111110000
 """What registers hold that a call gives no value to: an address that nothing is mapped at."""
-_TRAMPOLINE_BUFFER = 64 << 20
+_TRANSLATION_BUFFER = 64 << 20
+_DEEPEST = 2048
+"""Bytes of a stack that are searched for return addresses where its start is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class KernelMachine:
         uc = cast(UcIntel, Uc(uc_const.UC_ARCH_X86, uc_const.UC_MODE_64))
         # The first model of Unicorn with the instructions of a kernel's alternatives (SMAP, FSGSBASE, PCID, LA57).
         uc.ctl_set_cpu_model(x86.UC_CPU_X86_ICELAKE_SERVER)
-        uc.ctl_set_tcg_buffer_size(_TRAMPOLINE_BUFFER)
+        uc.ctl_set_tcg_buffer_size(_TRANSLATION_BUFFER)
         for address, size, host in memory.memory.mappable():
             uc.mem_map_ptr(address, size, uc_const.UC_PROT_ALL, host)
         uc.__dict__["memory"] = memory.memory
@@ -103,12 +106,13 @@ class KernelMachine:
         """Why no call is possible until the state is reset, None while calls are."""
         self._stops: dict[int, Callable[[], None]] = {}
         self._stop_hooks: dict[int, int] = {}
+        self._base = 0
         self._exceptions: list[TakenException] = []
         self._messages: list[KernelMessage] = []
         self.return_address = RETURN_ADDRESS
         """Address to which calls return: nothing is mapped there, so that the return faults and ends the run."""
         for name in _DEATHS:
-            self._stop_where_known(name, lambda name=name: self._die(f"{name}() was called"))
+            self._stop_where_known(name, partial(self._die, f"{name}() was called"))
         for name in _SLEEPS:
             self._stop_where_known(name, self._sleep)
         self.reset_cpu()
@@ -182,6 +186,14 @@ class KernelMachine:
         self.stop_at(address, lambda: self.return_from(result))
         return True
 
+    def redirect(self, function: int, other: int) -> None:
+        """Let another function run wherever a function is called."""
+
+        def go() -> None:
+            self.regs.rip = other
+
+        self.stop_at(function, go)
+
     def return_from(self, value: int) -> None:
         """Leave the function that was just entered."""
         rsp = self.regs.rsp
@@ -192,20 +204,26 @@ class KernelMachine:
         if address is not None:
             self.stop_at(address, action)
 
-    def _die(self, what: str) -> None:
+    def _die(self, what: str) -> NoReturn:
+        if self._exceptions:
+            last = self._exceptions[-1]
+            what += f" after a {kind_of(last.vector)} at {self.names.describe(last.rip)}"
+            what += "" if last.address is None else f", which accessed {last.address:#x},"
         raise self.failure(KernelDied, what)
 
     def failure(self, kind: type[RunError], what: str) -> RunError:
         """An error of that kind with the place where the CPU is, to be raised."""
         return kind(what, self.names.describe(self.regs.rip), self.callers())
 
-    def _sleep(self) -> None:
+    def _sleep(self) -> NoReturn:
         raise WouldSleep("the task would sleep", self.names.describe(self.regs.rip), self.callers())
 
     def callers(self, most: int = 12) -> tuple[str, ...]:
         """Functions whose return addresses lie on the stack, innermost first; some may be stale."""
         found: list[str] = []
-        data = self.memory.read_sparse(self.regs.rsp, 2048)
+        rsp = self.regs.rsp
+        depth = self._base - 8 - rsp
+        data = self.memory.read_sparse(rsp, depth & ~7 if 0 <= depth < _DEEPEST else _DEEPEST)
         for (word,) in struct.iter_unpack("<Q", data):
             if word >> 47 == 0x1FFFF and word != self.return_address:
                 name = self.names.describe(word)
@@ -217,15 +235,19 @@ class KernelMachine:
 
     def _follows_call(self, address: int) -> bool:
         code = self.memory.read_sparse(address - 7, 7)
-        return code[2] == 0xE8 or any(
-            code[at] == 0xFF and code[at + 1] >> 3 & 7 == 2 for at in range(6)
-        )
+        return code[2] == 0xE8 or any(code[at] == 0xFF and code[at + 1] >> 3 & 7 == 2 for at in range(6))
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
     def call(
-        self, function: int, arguments: tuple[int, ...], stack: int, *,
-        count: bool = True, limit: int | None = None, seconds: float = 60.0,
+        self,
+        function: int,
+        arguments: tuple[int, ...],
+        stack: int,
+        *,
+        count: bool = True,
+        limit: int | None = None,
+        seconds: float = 60.0,
     ) -> Run:
         """Call a function with its stack below ``stack`` until it returns.
 
@@ -238,7 +260,7 @@ class KernelMachine:
         self._set_counting(count)
         log = self._log
         if log is not None:
-            log.forget()
+            log.begin(limit)
         base = stack - 8 * max(0, len(arguments) - len(ARGUMENTS)) & ~15
         frame = [self.return_address, *arguments[len(ARGUMENTS) :]]
         self.memory.write(base - 8, struct.pack(f"<{len(frame)}Q", *(word & ADDRESS_MASK for word in frame)))
@@ -246,6 +268,7 @@ class KernelMachine:
         values.update((name, _FILL + number) for number, name in enumerate(GENERAL) if name not in ARGUMENTS)
         values.update(zip(ARGUMENTS, (word & ADDRESS_MASK for word in arguments), strict=False))
         values["rsp"] = base - 8
+        self._base = base
         self._load_segments()
         self.regs.load([*(values[name] for name in GENERAL), function, _FLAGS])
         self._exceptions, self._messages = [], []
@@ -255,7 +278,7 @@ class KernelMachine:
         try:
             self._drive(function, base, counters, limit, began + seconds)
         except BaseException as error:
-            self.unusable = f"the last call did not return ({error})"
+            self.unusable = f"the last call did not return ({getattr(error, 'what', type(error).__name__)})"
             raise
         finally:
             self.memory.forget()
@@ -303,14 +326,15 @@ class KernelMachine:
                 self._give_up(f"{limit} instructions were executed and the call has not returned")
             elif reached is Exit.HALT and log is not None and log.is_full:
                 counters += log.take()
+                if limit is not None and len(counters) >= limit:
+                    self._give_up(f"{limit} instructions were executed and the call has not returned")
+                log.allow(None if limit is None else limit - len(counters))
             elif reached is Exit.HALT:
                 self._die("the CPU was halted")
-            if limit is not None and len(counters) > limit:
-                self._give_up(f"{limit} instructions were executed and the call has not returned")
             if time.perf_counter() > deadline:
                 self._give_up("the time that the call was given is over")
 
-    def _give_up(self, what: str) -> None:
+    def _give_up(self, what: str) -> NoReturn:
         raise LimitReached(what, self.names.describe(self.regs.rip), self.callers())
 
     # Exceptions -----------------------------------------------------------------------------------------------------
@@ -380,7 +404,8 @@ class KernelMachine:
         site = self.bugs.find(rip)
         if site is not None and site.is_warning:
             if not self.bugs.skips(site):
-                self._messages.append(KernelMessage(4, " ".join(filter(None, ("WARNING:", site.place, site.text)))))
+                text = f"WARNING: {site.place} {site.text.strip()}"
+                self._messages.append(KernelMessage(4, text.strip()))
             return self._skip(rip, _ud_length(code))
         if site is not None:
             self._die(f"kernel BUG at {site.place}:" if site.place else "kernel BUG")

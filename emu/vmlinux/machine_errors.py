@@ -34,9 +34,10 @@ class NotInDump(RunError):
     """The code needs a page of memory that the dump does not contain. ``physical`` is its address."""
 
     def __init__(self, physical: int, where: str, callers: tuple[str, ...] = ()) -> None:
-        super().__init__(f"physical page {physical & ~0xFFF:#x} is not in the memory image: it was needed", where, callers)
+        page = physical & ~0xFFF
+        super().__init__(f"physical page {page:#x} is not in the memory image: it was needed", where, callers)
         self.physical = physical
 
 
 class StateUnusable(VmlinuxError):
-    """A call after one that did not return: the kernel's locks are held as it left them. Reset, or restore a checkpoint."""
+    """A call after one that did not return: locks are held as that one left them. Reset, or restore a checkpoint."""

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from emu.layout import ADDRESS_MASK, PAGE_SIZE
 from emu.vmlinux.attachments import Attachment, Attachments
 from emu.vmlinux.bug_table import BugTable
+from emu.vmlinux.dump import Dump, open_dump
+from emu.vmlinux.dump_calls import DumpCalls
 from emu.vmlinux.dump_errors import MissingInformation, MissingPage
 from emu.vmlinux.dump_notes import CpuState
 from emu.vmlinux.dumped_kernel import DumpedKernel, TaskInfo
 from emu.vmlinux.errors import NoSymbol, VmlinuxError
 from emu.vmlinux.kernel_log import KernelLog
 from emu.vmlinux.machine import CpuSetup, KernelMachine
+from emu.vmlinux.machine_errors import WouldSleep
 from emu.vmlinux.run import KernelMessage, Run
 
 Argument = int | str | bytes
@@ -31,7 +34,10 @@ _ZERO = re.compile(r"zero:(\d+)")
 _PREEMPT_FLAG = 0x80000000
 """``PREEMPT_NEED_RESCHED`` in ``__preempt_count``: inverted, set where nothing waits."""
 _TIF_NEED_RESCHED = 1 << 3
+_PREEMPTED = 1
+"""Argument of ``__schedule()`` for a task that was preempted (``SM_PREEMPT``): it does not sleep, whatever its state."""
 _GDT_LIMIT = 127
+_IDLE_EXITS = ("ct_idle_exit", "rcu_idle_exit")
 _WAITS = (
     "synchronize_rcu", "synchronize_rcu_expedited", "synchronize_rcu_normal", "synchronize_rcu_tasks",
     "synchronize_rcu_tasks_rude", "synchronize_rcu_tasks_trace", "rcu_barrier", "rcu_barrier_tasks",
@@ -65,8 +71,8 @@ class MemoryImage:
     OSError; IndexError becomes MissingInformation where the dump has no such CPU.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, cpu: int = 0) -> None:
-        self.kernel = DumpedKernel.open(os.fspath(path))
+    def __init__(self, source: str | os.PathLike[str] | Dump, *, cpu: int = 0) -> None:
+        self.kernel = DumpedKernel(source if isinstance(source, Dump) else open_dump(source))
         self.memory = self.kernel.memory
         self.cpu = cpu
         states = self.kernel.dump.cpus
@@ -82,9 +88,13 @@ class MemoryImage:
         )
         for name in _WAITS:
             self.machine.host(name)
+        if "__schedule" in self.kernel.symbols:
+            self.machine.stop_at(self.kernel.symbols["__schedule"], self._schedule)
         self.log = KernelLog(self.memory, self.kernel.symbols, self.kernel.layout)
         self._calm()
         self._opened = self._kept = self.checkpoint()
+        self.gaps = list(self.kernel.gaps)
+        """What of the kernel's lists the dump lacks."""
 
     def _setup(self) -> CpuSetup:
         kernel, state, cpu = self.kernel, self.state, self.cpu
@@ -110,10 +120,25 @@ class MemoryImage:
 
     def _calm(self) -> None:
         """Process context: preemptible, nothing pending, which an image taken in an interrupt or a panic is not."""
-        self._write_u32(self.kernel.preempt_count(self.cpu), _PREEMPT_FLAG)
+        self._write_u32(self.kernel.preempt_count(self.cpu), 0)
+        self._nothing_pending()
+
+    def _nothing_pending(self) -> None:
+        """No reschedule is asked for: neither by the task's flag nor by the bit folded into the preemption count."""
+        count = self.kernel.preempt_count(self.cpu)
+        self._write_u32(count, self.memory.u32(count) | _PREEMPT_FLAG)
         task = self.current
         flags = task + self.kernel.layout.offset("task_struct", "thread_info.flags")
         self._write_u64(flags, self.memory.u64(flags) & ~_TIF_NEED_RESCHED)
+
+    def _schedule(self) -> None:
+        """``__schedule()``: a task that only gives way gets the CPU back at once; one that waits would wait for ever."""
+        layout, regs = self.kernel.layout, self.machine.regs
+        state = layout.offset("task_struct", "__state" if layout.has("task_struct", "__state") else "state")
+        if regs.rdi & 0xFF != _PREEMPTED and self.memory.u32(self.current + state):
+            raise self.machine.failure(WouldSleep, "the task would sleep")
+        self._nothing_pending()
+        self.machine.return_from(0)
 
     def become(self, task: int | str) -> TaskInfo:
         """Make a task the CPU's current one, as a context switch would: by pid, or by name (the first one of it).
@@ -143,8 +168,18 @@ class MemoryImage:
             self.machine.use_tables(root)
         self.top = stack + size - _USER_REGISTERS
         self._calm()
+        self._leave_idle()
         self.keep()
         return found
+
+    def _leave_idle(self) -> None:
+        """What the idle loop does before it switches to a task: let RCU watch the CPU again, for probes rely on it."""
+        symbols = self.kernel.symbols
+        watching = symbols.get("rcu_is_watching")
+        leave = next((symbols[name] for name in _IDLE_EXITS if name in symbols), None)
+        stack = self.top - _STACK_GAP
+        if watching and leave and not self.machine.call(watching, (), stack, count=False).rax & 0xFF:
+            self.machine.call(leave, (), stack, count=False)
 
     def _stack_size(self) -> int:
         """THREAD_SIZE: the distance from the running task's stack to its top, as the kernel keeps it."""
@@ -181,8 +216,14 @@ class MemoryImage:
     # Calls ----------------------------------------------------------------------------------------------------------
 
     def call(
-        self, function: str | int, *arguments: Argument,
-        fresh: bool = True, warm: bool = True, count: bool = True, limit: int | None = 10_000_000, seconds: float = 60.0,
+        self,
+        function: str | int,
+        *arguments: Argument,
+        fresh: bool = True,
+        warm: bool = True,
+        count: bool = True,
+        limit: int | None = 10_000_000,
+        seconds: float = 60.0,
     ) -> Run:
         """Call a function of the kernel on the current task.
 
@@ -195,6 +236,7 @@ class MemoryImage:
             raise NoSymbol(str(function))
         if fresh:
             self.restore(self._kept)
+        self.log.mark()
         if warm:
             values, stack = self._place(arguments)
             self.machine.call(address, values, stack, count=count, limit=limit, seconds=seconds)
@@ -224,14 +266,33 @@ class MemoryImage:
                 values.append(at)
                 at += len(data) + 7 & ~7
                 if at > stack - 1536:
-                    raise BadArgument(f"{at - self.top + _SCRATCH} bytes of arguments do not fit beside the call's frames")
+                    size = at - self.top + _SCRATCH
+                    raise BadArgument(f"{size} bytes of arguments do not fit beside the call's frames")
         return tuple(values), stack
+
+    def system_calls(self) -> DumpCalls:
+        """bpf(2) and perf_event_open(2) on the current task, from the kept state: ``keep`` what they did.
+
+        Raises NoUserMemory where the task is no process: ``become`` one.
+        """
+        self.restore(self._kept)
+        bottom = self.memory.u64(self.current + self.kernel.layout.offset("task_struct", "stack"))
+        kernel = self.kernel
+        return DumpCalls(self.machine, kernel.symbols, kernel.layout, top=self.top - _STACK_GAP, bottom=bottom)
+
+    def find_code(self) -> None:
+        """Look again for code that the kernel generated, so that runs name it."""
+        self.kernel.refresh_code()
+        self.machine.names = self.kernel.code
 
     # Attachments ----------------------------------------------------------------------------------------------------
 
     def attachments(self) -> list[Attachment]:
-        """What is attached where. MissingPage where the dump lacks a page of the kernel's lists."""
-        return Attachments(self.memory, self.kernel.symbols, self.kernel.layout, self.kernel.code).all()
+        """What is attached where, as the machine's memory is now; what can't be read is added to ``gaps``."""
+        reader = Attachments(self.memory, self.kernel.symbols, self.kernel.layout, self.kernel.code)
+        found = reader.all()
+        self.gaps += [gap for gap in reader.gaps if gap not in self.gaps]
+        return found
 
     def _write_u64(self, address: int, value: int) -> None:
         self.memory.write(address, struct.pack("<Q", value & ADDRESS_MASK))

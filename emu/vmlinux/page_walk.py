@@ -5,7 +5,6 @@ each (arch/x86/entry/calling.h): bit 12 of CR3 chooses the user half, which lack
 """
 
 import struct
-from collections.abc import Callable
 
 from emu.errors import NotMapped
 from emu.layout import PAGE_MASK, PAGE_SHIFT, PAGE_SIZE
@@ -148,12 +147,6 @@ class PageTables:
         return found.decode("utf-8", "replace")
 
 
-def kernel_root(cr3: int, is_kernel: Callable[[int], bool]) -> int | None:
-    """The page tables that a CPU's CR3 names, in the half that maps the kernel; None where neither does.
-
-    ``is_kernel`` says of a root whether the kernel is mapped there.
-    """
-    for root in (cr3 & ~PCID, cr3 & ~PCID & ~USER_HALF):
-        if is_kernel(root):
-            return root
-    return None
+def halves(cr3: int) -> tuple[int, int]:
+    """The tables that a CPU's CR3 names, and the kernel half if these are the user half of isolated ones."""
+    return cr3 & ~PCID, cr3 & ~PCID & ~USER_HALF

@@ -12,7 +12,7 @@ from emu.hostcode import native_hooks
 
 _ENTRIES: Final = 1 << 16
 _NEXT, _END, _STOP, _FIRST = 0, 1, 2, 4
-"""Words of the area: host address of the next entry, of the end, of ``uc_emu_stop``; then an empty word, the entries."""
+"""Words of the area: host addresses of the next entry, of the end, of ``uc_emu_stop``; an empty word; the entries."""
 # void hook(uc_engine *rdi, uint64_t rsi_address, uint32_t edx_size, void *rcx_area)
 _NOTE = bytes.fromhex(
     "48 8b 01"  # mov rax, [rcx]
@@ -91,10 +91,16 @@ class ProgramCounters:
         words[_NEXT] = self._start
         return taken
 
-    def forget(self) -> None:
-        """Empty the log before a new run."""
-        words = self._area.words
-        words[_NEXT], words[_FIRST - 1] = self._start, 0
+    def begin(self, most: int | None) -> None:
+        """Empty the log before a new run, which ends when it is full: after ``most`` instructions at the latest."""
+        self._area.words[_FIRST - 1] = 0
+        self._area.words[_NEXT] = self._start
+        self.allow(most)
+
+    def allow(self, most: int | None) -> None:
+        """Let the run end after so many more instructions; None: for want of room only. The log must be empty."""
+        room = _ENTRIES if most is None else max(0, min(most, _ENTRIES))
+        self._area.words[_END] = self._start + 8 * room
 
     def remove(self) -> None:
         """Take the hook out of the engine."""

@@ -12,8 +12,8 @@ from emu.vmlinux.code_names import CodeNames
 
 _LONGEST: Final = 15
 _BPF_PROGRAM: Final = "bpf_prog_"
-_ENDBR: Final = (b"\xf3\x0f\x1e\xfa", b"\x66\x0f\x1f\x00", b"\xd6\x0f\x1f\x00")
-"""endbr64, and what the kernel leaves where it seals one (``apply_seal_endbr``)."""
+ENDBR: Final = (b"\xf3\x0f\x1e\xfa", b"\x66\x0f\x1f\x00", b"\x0f\x1f\x40\xd6")
+"""endbr64, and what kernels leave where they seal one (``gen_endbr_poison``, arch/x86/include/asm/ibt.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Run:
     def in_body(self) -> int:
         """Instructions of the called function itself, without the one at its patch site."""
         start, end = self.names.span(self.function)
-        site = start + (4 if self.read_code(start, 4) in _ENDBR else 0)
+        site = start + (4 if self.read_code(start, 4) in ENDBR else 0)
         return sum(start <= address < end and address != site for address in self.program_counters)
 
     @cached_property

@@ -10,13 +10,13 @@ import errno
 import os
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from emu.vmlinux.btf_layout import BtfLayout
 from emu.vmlinux.errors import VmlinuxError
+from emu.vmlinux.kallsyms import Kallsyms
+from emu.vmlinux.page_walk import PageTables
 from emu.vmlinux.unbooted_memory import STACKS, USER
-
-if TYPE_CHECKING:
-    from emu.vmlinux.unbooted_machine import UnbootedMachine
 
 __all__ = ["AttachType", "Command", "ProgType", "Refused", "SystemCalls", "Verdict"]
 
@@ -24,7 +24,7 @@ _REGISTERS = STACKS + 0x2000
 """Where ``pt_regs`` of a system call lie: below the stacks."""
 _PT_REGS = ("r15", "r14", "r13", "r12", "bp", "bx", "r11", "r10", "r9", "r8", "ax", "cx", "dx", "si", "di", "orig_ax")
 _ARGUMENTS = tuple(_PT_REGS.index(name) for name in ("di", "si", "dx", "r10", "r8", "r9"))
-_LOG, LOG_SIZE = USER + (16 << 20), 16 << 20
+_ARGUMENTS_SIZE, LOG_SIZE = 16 << 20, 16 << 20
 _PERF_SAMPLE_RAW = 0x400
 _PERF_ATTR_SIZE = 112
 _ANY_PROCESS = (1 << 64) - 1
@@ -76,17 +76,53 @@ class Verdict:
         return not self.errno
 
 
-class SystemCalls:
-    """bpf(2) and perf_event_open(2) of one machine. Descriptors are the kernel's own."""
+class Caller(Protocol):
+    """A kernel whose functions can be called."""
 
-    def __init__(self, machine: UnbootedMachine) -> None:
+    @property
+    def memory(self) -> PageTables:
+        """Its memory."""
+        ...
+
+    @property
+    def symbols(self) -> Kallsyms:
+        """Its symbols."""
+        ...
+
+    @property
+    def layout(self) -> BtfLayout:
+        """Its types."""
+        ...
+
+    def call(self, function: str | int, *arguments: int) -> int:
+        """What a function returns, as a signed 64-bit number."""
+        ...
+
+
+class SystemCalls:
+    """bpf(2) and perf_event_open(2) of one kernel. Descriptors are the kernel's own.
+
+    ``user``: guest address of user memory for arguments (``arguments_size`` bytes) and, behind these, the verifier's log
+    (``log_size``). ``registers``: kernel memory for a ``pt_regs``.
+    """
+
+    def __init__(
+        self,
+        machine: Caller,
+        *,
+        user: int = USER,
+        arguments_size: int = _ARGUMENTS_SIZE,
+        log_size: int = LOG_SIZE,
+        registers: int = _REGISTERS,
+    ) -> None:
         self.machine = machine
-        self._next = USER
+        self._user = self._next = user
+        self._log, self._log_size, self._registers = user + arguments_size, log_size, registers
 
     def place(self, content: bytes) -> int:
         """Guest address of a copy in user memory; places are used again by the next system call's arguments."""
         at = self._next + 15 & ~15
-        if at + len(content) > _LOG:
+        if at + len(content) > self._log:
             raise ValueError(f"{len(content)} bytes of arguments do not fit into user memory")
         self.machine.memory.write(at, content)
         self._next = at + len(content)
@@ -97,11 +133,11 @@ class SystemCalls:
         registers = [0] * 21
         for place, value in zip(_ARGUMENTS, arguments, strict=False):
             registers[place] = value & (1 << 64) - 1
-        self.machine.memory.write(_REGISTERS, struct.pack("<21Q", *registers))
+        self.machine.memory.write(self._registers, struct.pack("<21Q", *registers))
         try:
-            return self.machine.call(f"__x64_sys_{name}", _REGISTERS)
+            return self.machine.call(f"__x64_sys_{name}", self._registers)
         finally:
-            self._next = USER
+            self._next = self._user
 
     def bpf(self, command: int, attr: bytes, size: int | None = None) -> int:
         """bpf(2) with an attribute, padded with zeros to ``size`` bytes."""
@@ -138,7 +174,7 @@ class SystemCalls:
         """BPF_PROG_LOAD. ``func_info``, ``line_info``: records of 8 and 16 bytes; ``log_level`` as the kernel's."""
         memory = self.machine.memory
         if log_level:
-            memory.write(_LOG, bytes(64))
+            memory.write(self._log, bytes(64))
         code, license_at = self.place(instructions), self.place(license.encode() + b"\0")
         functions = self.place(func_info) if func_info else 0
         lines = self.place(line_info) if line_info else 0
@@ -146,14 +182,14 @@ class SystemCalls:
         attr = struct.pack(
             "<IIQQIIQII16sIIIIQIIQIIIIQQ",
             kind, len(instructions) // 8, code, license_at,
-            log_level, LOG_SIZE if log_level else 0, _LOG if log_level else 0,
+            log_level, self._log_size if log_level else 0, self._log if log_level else 0,
             0, flags, name.encode()[:15], 0, attach_type,
             btf_fd, 8 if func_info else 0, functions, len(func_info) // 8,
             16 if line_info else 0, lines, len(line_info) // 16,
             attach_btf_id, target_fd, 0, 0, descriptors,
         )  # fmt: skip
         result = self.bpf(Command.PROG_LOAD, attr, 144)
-        log = memory.text(_LOG, LOG_SIZE) if log_level else ""
+        log = memory.text(self._log, self._log_size) if log_level else ""
         return Verdict(-result if result < 0 else 0, result, log)
 
     def load_btf(self, content: bytes) -> int:
