@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from emu.vmlinux.cpu_model import PLAIN, CpuModel
+from emu.vmlinux.floor.memory import allocate, release
 from emu.vmlinux.floor.state import (
     CLOCK,
     HEAP,
@@ -30,17 +32,8 @@ from emu.vmlinux.unbooted_memory import MODULES
 if TYPE_CHECKING:
     from emu.vmlinux.unbooted_machine import UnbootedMachine
 
-__all__ = ["CPU_FEATURES", "INITCALLS", "boot"]
+__all__ = ["INITCALLS", "boot"]
 
-CPU_FEATURES = (
-    # Word and bit of arch/x86/include/asm/cpufeatures.h: what QEMU's "max" CPU has, mitigations=off.
-    (0, 0), (0, 4), (0, 5), (0, 8), (0, 15), (0, 23), (0, 24), (0, 25), (0, 26),
-    (1, 11), (1, 20), (1, 27), (1, 29),
-    (3, 16), (3, 18), (3, 20), (3, 21),
-    (4, 0), (4, 13), (4, 23),
-    (9, 0), (9, 3), (9, 7), (9, 8), (9, 9), (9, 20),
-    (18, 4),
-)  # fmt: skip
 INITCALLS = ("bpf", "btf", "kfunc", "iter_init", "fprobe")
 """Parts of the names of initcalls that are run: BPF, its type information and lists, and fprobe."""
 _INITCALL = re.compile(r"__initcall__kmod_\w+?__\d+_\d+_(\w+?)(early|rootfs|\d+s?)$")
@@ -57,6 +50,7 @@ _ALTERNATIVES = (
     ("apply_retpolines", "__retpoline_sites", "__retpoline_sites_end"),
     ("apply_returns", "__return_sites", "__return_sites_end"),
     ("apply_alternatives", "__alt_instructions", "__alt_instructions_end"),
+    ("callthunks_patch_builtin_calls", "", ""),
     ("apply_seal_endbr", "__ibt_endbr_seal", "__ibt_endbr_seal_end"),
 )
 _TRACING = (
@@ -68,6 +62,8 @@ _TRACING = (
     "init_dynevent",
 )
 _SYSTEM_RUNNING = 3
+_BUG_WORDS = 2
+"""``NBUGINTS``."""
 _PREEMPT_NEED_RESCHED_INVERTED = 0x80000000
 _KERNEL_CS, _INTERRUPT_GATE = 0x10, 0x8E
 _HANDLERS = {
@@ -82,10 +78,13 @@ _TASKS = 0xFFFFC900000C0000
 
 def boot(
     machine: UnbootedMachine,
-    features: tuple[tuple[int, int], ...] = CPU_FEATURES,
+    cpu: CpuModel = PLAIN,
+    command_line: str = "",
     progress: Callable[[str, float], None] = lambda step, seconds: None,
 ) -> dict[str, int | str]:
     """Initialise a loaded machine; what each initcall and late step returned, or how it ended.
+
+    ``command_line``: early parameters, as ``mitigations=off`` or ``retbleed=stuff``.
 
     ``progress`` is called with each step's name and seconds. Raises a :class:`RunError` where a step that everything
     needs fails.
@@ -100,7 +99,7 @@ def boot(
 
     _set_up_floor_state(machine)
     _set_up_cpus(machine)
-    _set_up_features(machine, features)
+    _set_up_features(machine, cpu)
     done("cpus")
     machine.build_floor()
     done("floor")
@@ -108,8 +107,20 @@ def boot(
     for step in ("jump_label_init", "static_call_init", "ftrace_init"):
         _call_if_there(machine, step)
         done(step)
+    if command_line:
+        at = allocate(machine, len(command_line) + 1)
+        machine.memory.write(at, command_line.encode() + b"\0")
+        machine.call("parse_early_options", at)
+        release(machine, at)
+    if cpu.bugs:
+        machine.call("cpu_select_mitigations")
+        done("mitigations")
     for step, first, end in _ALTERNATIVES:
-        if step in machine.symbols and first in machine.symbols:
+        if step not in machine.symbols:
+            continue
+        if not first:
+            machine.call(step)
+        elif first in machine.symbols:
             machine.call(step, machine.symbols[first], machine.symbols[end])
         done(step)
     machine.memory.write_u32(machine.symbols["system_state"], _SYSTEM_RUNNING)
@@ -200,14 +211,17 @@ def _set_up_interrupts(machine: UnbootedMachine) -> None:
             machine.memory.write(table + 16 * vector, gate)
 
 
-def _set_up_features(machine: UnbootedMachine, features: tuple[tuple[int, int], ...]) -> None:
-    memory, info = machine.memory, machine.symbols["boot_cpu_data"]
-    words = info + machine.layout.offset("cpuinfo_x86", "x86_capability")
-    for word, bit in features:
+def _set_up_features(machine: UnbootedMachine, cpu: CpuModel) -> None:
+    """What early_identify_cpu() finds out: features, bugs (the last words of x86_capability), the model."""
+    memory, layout, info = machine.memory, machine.layout, machine.symbols["boot_cpu_data"]
+    words = info + layout.offset("cpuinfo_x86", "x86_capability")
+    bug_words = layout.length("cpuinfo_x86", "x86_capability") - _BUG_WORDS
+    for word, bit in (*cpu.features, *((bug_words + bug // 32, bug % 32) for bug in cpu.bugs)):
         memory.write_u32(words + 4 * word, memory.u32(words + 4 * word) | 1 << bit)
-    for member, value, form in _CPU_INFO:
-        if machine.layout.has("cpuinfo_x86", member):
-            memory.write(info + machine.layout.offset("cpuinfo_x86", member), struct.pack(form, value))
+    identity = (("x86_vendor", cpu.vendor, "<B"), ("x86", cpu.family, "<B"), ("x86_model", cpu.model, "<B"))
+    for member, value, form in (*_CPU_INFO, *identity):
+        if layout.has("cpuinfo_x86", member):
+            memory.write(info + layout.offset("cpuinfo_x86", member), struct.pack(form, value))
 
 
 def _initcalls(machine: UnbootedMachine) -> dict[str, int | str]:

@@ -14,7 +14,6 @@ import shutil
 import tempfile
 import zlib
 from array import array
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,11 +38,11 @@ def default_folder() -> Path:
     return Path(root) / "tramplab" / "prepared"
 
 
-def place_of(file: Path, folder: Path, cpus: int, features: Iterable[tuple[int, int]]) -> Path:
-    """The folder of this kernel's entry, whether it exists or not."""
+def place_of(file: Path, folder: Path, cpus: int, start: str) -> Path:
+    """The folder of this kernel's entry, whether it exists or not; ``start`` is whatever else the state depends on."""
     with open(file, "rb") as content:
         key = hashlib.file_digest(content, "sha256")
-    key.update(_code_digest() + repr((cpus, sorted(features))).encode())
+    key.update(_code_digest() + f"{cpus} {start}".encode())
     return folder / key.hexdigest()
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emu.vmlinux import prepared_state
-from emu.vmlinux.boot import CPU_FEATURES, boot
+from emu.vmlinux.boot import boot
 from emu.vmlinux.btf_layout import BtfLayout
+from emu.vmlinux.cpu_model import PLAIN, CpuModel
 from emu.vmlinux.errors import NoSymbol, VmlinuxError
 from emu.vmlinux.floor.memory import live_objects, release
 from emu.vmlinux.kernel_image import KernelImage, kernel_file
@@ -73,13 +74,14 @@ class UnbootedKernel:
         path: str | Path,
         *,
         cpus: int = 1,
-        features: tuple[tuple[int, int], ...] = CPU_FEATURES,
+        cpu: CpuModel = PLAIN,
+        command_line: str = "",
         cache: Path | bool | None = True,
         progress: Callable[[str, float], None] = lambda step, seconds: None,
     ) -> UnbootedKernel:
         """Open a ``vmlinuz``, ``vmlinux`` or unpacked package.
 
-        ``features`` are the CPU's (word, bit of cpufeatures.h). The initialised state is kept in ``cache`` (True: the
+        ``cpu`` decides on alternatives and mitigations, ``command_line`` are early parameters. The state is kept in ``cache`` (True: the
         user's cache folder; False or None: nowhere) and taken from there the next time. Raises :class:`ImageError`,
         :class:`NoKallsyms`, :class:`NoBtf`, :class:`NoSymbol` for files that can't be run.
         """
@@ -87,14 +89,14 @@ class UnbootedKernel:
         folder = prepared_state.default_folder() if cache is True else cache or None
         with _no_collection():
             if folder is not None:
-                place = prepared_state.place_of(file, folder, cpus, features)
+                place = prepared_state.place_of(file, folder, cpus, f"{cpu!r} {command_line}")
                 prepared = prepared_state.load(place, cpus)
                 if prepared is not None:
                     return cls(*prepared)
             image = KernelImage.open(file)
             machine = UnbootedMachine(image.kallsyms, BtfLayout(image.btf), cpus=cpus)
             machine.load(image)
-            kernel = cls(machine, boot(machine, features, progress), image.release)
+            kernel = cls(machine, boot(machine, cpu, command_line, progress), image.release)
             kernel.drain()
             if folder is not None:
                 prepared_state.store(place, machine, kernel.results, image.release)

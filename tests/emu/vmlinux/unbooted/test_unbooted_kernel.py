@@ -8,7 +8,7 @@ import time
 import pytest
 
 from emu.vmlinux import prepared_state
-from emu.vmlinux.boot import CPU_FEATURES
+from emu.vmlinux.cpu_model import CPUS, PLAIN
 from emu.vmlinux.errors import NoSymbol, VmlinuxError
 from emu.vmlinux.floor.memory import allocate
 from emu.vmlinux.machine_errors import KernelDied, NotHosted, StateUnusable, WouldSleep
@@ -212,7 +212,7 @@ def test_the_prepared_state_is_the_initialised_one_and_a_damaged_one_is_made_ane
     with UnbootedKernel.open(folder, cache=tmp_path) as kernel:
         fresh = [(row.way, row.instructions) for row in rows(kernel, ("fentry", "kprobe"))]
         release = kernel.release
-    place = prepared_state.place_of(next(folder.glob("boot/vmlinuz-*")), tmp_path, 1, CPU_FEATURES)
+    place = prepared_state.place_of(next(folder.glob("boot/vmlinuz-*")), tmp_path, 1, f"{PLAIN!r} ")
     assert (place / "memory").is_file()
     started = time.perf_counter()
     with UnbootedKernel.open(folder, cache=tmp_path) as kernel:
@@ -225,3 +225,20 @@ def test_the_prepared_state_is_the_initialised_one_and_a_damaged_one_is_made_ane
         memory.write(b"\xcc")
     assert prepared_state.load(place, 1) is None
     assert not place.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "cpu", "command_line", "said", "thunk"),
+    [
+        ("6.12", "zen2", "", "RETBleed: Mitigation: untrained return thunk", "retbleed_return_thunk"),
+        ("6.12", "zen2", "mitigations=off", "Spectre V2 : Vulnerable", "__x86_return_thunk"),
+        ("6.12", "skylake", "retbleed=stuff", "RETBleed: Mitigation: Stuffing", "call_depth_return_thunk"),
+    ],
+)
+def test_mitigations_are_those_that_the_kernel_itself_selects(name, cpu, command_line, said, thunk, kernel_folder):
+    with UnbootedKernel.open(kernel_folder(name), cpu=CPUS[cpu], command_line=command_line, cache=False) as kernel:
+        assert any(said in line for line in kernel.machine.log), kernel.machine.log
+        memory, symbols = kernel.machine.memory, kernel.machine.symbols
+        assert symbols.describe(memory.u64(symbols["x86_return_thunk"])) == thunk
+        cost = next(rows(kernel, ("fentry",))).instructions
+        assert (cost == COSTS[name]["fentry"]) is (command_line == "mitigations=off")
