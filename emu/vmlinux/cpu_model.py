@@ -1,7 +1,8 @@
 """CPUs that an unbooted kernel can be told to run on: what decides on alternatives and on mitigations.
 
-Features are (word, bit) of arch/x86/include/asm/cpufeatures.h, vendors those of arch/x86/include/asm/processor.h. With bugs the kernel's own ``cpu_select_mitigations()`` chooses retpolines, return thunks and the like, as far
-as its configuration and its command line allow.
+Features are (word, bit) of arch/x86/include/asm/cpufeatures.h, vendors those of arch/x86/include/asm/processor.h.
+With bugs the kernel's own ``cpu_select_mitigations()`` chooses retpolines, return thunks and the like, as far as its
+configuration and its command line allow.
 """
 
 from dataclasses import dataclass

@@ -81,9 +81,9 @@ class UnbootedKernel:
     ) -> UnbootedKernel:
         """Open a ``vmlinuz``, ``vmlinux`` or unpacked package.
 
-        ``cpu`` decides on alternatives and mitigations, ``command_line`` are early parameters. The state is kept in ``cache`` (True: the
-        user's cache folder; False or None: nowhere) and taken from there the next time. Raises :class:`ImageError`,
-        :class:`NoKallsyms`, :class:`NoBtf`, :class:`NoSymbol` for files that can't be run.
+        ``cpu`` decides on alternatives and mitigations, ``command_line`` are early parameters. The state is kept in
+        ``cache`` (True: the user's cache folder; False or None: nowhere) and taken from there the next time. Raises
+        :class:`ImageError`, :class:`NoKallsyms`, :class:`NoBtf`, :class:`NoSymbol` for files that can't be run.
         """
         file = kernel_file(Path(path))
         folder = prepared_state.default_folder() if cache is True else cache or None

@@ -80,13 +80,13 @@ def test_the_trampolines_cost_is_that_of_the_booted_kernel(kernel, request):
 
 @each
 def test_attach_and_detach_leave_the_text_and_the_heap_as_they_were(kernel):
-    def once() -> tuple[bytes, bytes, dict[int, int]]:
+    def once() -> tuple[bytes, bytes, list[int]]:
         program = kernel.load(RETURN_0, ProgType.TRACING, AttachType.TRACE_FEXIT, "bpf_fentry_test2")
         link = kernel.attach(program)
         attached = kernel.site("bpf_fentry_test2")
         kernel.detach(link)
         kernel.unload(program)
-        return attached, kernel.site("bpf_fentry_test2"), kernel.live_objects()
+        return attached, kernel.site("bpf_fentry_test2"), sorted(kernel.live_objects().values())
 
     before = kernel.site("bpf_fentry_test2")
     first, second = once(), once()
