@@ -35,7 +35,7 @@ _PREEMPT_FLAG = 0x80000000
 """``PREEMPT_NEED_RESCHED`` in ``__preempt_count``: inverted, set where nothing waits."""
 _TIF_NEED_RESCHED = 1 << 3
 _PREEMPTED = 1
-"""Argument of ``__schedule()`` for a task that was preempted (``SM_PREEMPT``): it does not sleep, whatever its state."""
+"""``SM_PREEMPT``, the argument of ``__schedule()`` for a task that was preempted: it does not sleep in any state."""
 _GDT_LIMIT = 127
 _IDLE_EXITS = ("ct_idle_exit", "rcu_idle_exit")
 _WAITS = (
@@ -132,7 +132,7 @@ class MemoryImage:
         self._write_u64(flags, self.memory.u64(flags) & ~_TIF_NEED_RESCHED)
 
     def _schedule(self) -> None:
-        """``__schedule()``: a task that only gives way gets the CPU back at once; one that waits would wait for ever."""
+        """``__schedule()``: a task that only gives way gets the CPU back at once; one that waits is given up."""
         layout, regs = self.kernel.layout, self.machine.regs
         state = layout.offset("task_struct", "__state" if layout.has("task_struct", "__state") else "state")
         if regs.rdi & 0xFF != _PREEMPTED and self.memory.u32(self.current + state):
