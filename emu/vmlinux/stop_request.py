@@ -1,7 +1,7 @@
 """Ending a run from another thread at a place that is known: the start of a block.
 
-``uc_emu_stop`` from another thread leaves rip wrong now and then (measured: 1 of 150 times), so that the run goes on with
-an instruction that was executed already. Called from a hook it is exact.
+``uc_emu_stop`` from another thread leaves rip wrong now and then (measured: 1 of 150 times), so that the run goes on
+with an instruction that was executed already. Called from a hook it is exact.
 """
 
 import ctypes
