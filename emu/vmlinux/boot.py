@@ -12,9 +12,19 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from emu.vmlinux.floor.state import (
+    CLOCK,
+    HEAP,
+    HEAP_END,
+    HEAP_NEXT,
+    HEAP_SIZE,
+    PERCPU_NEXT,
+    SEED,
+    TEXT_NEXT,
+    VMAP,
+    VMAP_NEXT,
+)
 from emu.vmlinux.machine_errors import RunError
-from emu.vmlinux.floor.state import CLOCK, HEAP, HEAP_END, HEAP_NEXT, HEAP_SIZE, PERCPU_NEXT, SEED, TEXT_NEXT, VMAP
-from emu.vmlinux.floor.state import VMAP_NEXT
 from emu.vmlinux.unbooted_memory import MODULES
 
 if TYPE_CHECKING:
@@ -49,7 +59,14 @@ _ALTERNATIVES = (
     ("apply_alternatives", "__alt_instructions", "__alt_instructions_end"),
     ("apply_seal_endbr", "__ibt_endbr_seal", "__ibt_endbr_seal_end"),
 )
-_TRACING = ("early_trace_init", "trace_init", "init_kprobes", "perf_event_init", "init_kprobe_trace_early", "init_dynevent")
+_TRACING = (
+    "early_trace_init",
+    "trace_init",
+    "init_kprobes",
+    "perf_event_init",
+    "init_kprobe_trace_early",
+    "init_dynevent",
+)
 _SYSTEM_RUNNING = 3
 _PREEMPT_NEED_RESCHED_INVERTED = 0x80000000
 _KERNEL_CS, _INTERRUPT_GATE = 0x10, 0x8E
@@ -130,7 +147,10 @@ def _set_up_floor_state(machine: UnbootedMachine) -> None:
 def _set_up_cpus(machine: UnbootedMachine) -> None:
     """setup_per_cpu_areas(), boot_cpu_init(), and one task a CPU."""
     memory, symbols, layout = machine.memory, machine.symbols, machine.layout
-    task_member = lambda name: layout.offset("task_struct", name)  # noqa: E731
+
+    def task_member(name: str) -> int:
+        return layout.offset("task_struct", name)
+
     for number in range(len(machine.cpus)):
         base, top = machine.percpu_base(number), machine.stack_top(number)
         memory.write_u64(symbols["__per_cpu_offset"] + 8 * number, base)

@@ -41,4 +41,3 @@ class NoSymbol(VmlinuxError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])
-

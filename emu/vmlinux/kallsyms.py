@@ -29,6 +29,8 @@ _MAX_NAME = 512
 """``KSYM_NAME_LEN``: bytes of a name with its NUL."""
 _MAX_ENCODED = 64
 """Bytes that an encoded name takes on average at most (12 are usual); bounds the search for the count."""
+_FEWEST = 2 * _MARKER_EVERY
+"""Names at least: fewer would have one marker, which is 0, as much else is."""
 _WINDOWS = (4 << 20, 32 << 20)
 """Bytes before the tokens in which the count is looked for."""
 _KERNEL_MAP = 0xFFFFFFFF80000000
@@ -230,7 +232,7 @@ class _Finder:
         words = memoryview(self.memory)[first : first + ((last - first) & ~3)].cast("I")
         room = table - first
         for place, count in enumerate(words):
-            if count > room or not 2 * count <= room - 4 * place <= _MAX_ENCODED * count + _MAX_NAME:
+            if count > room or count < _FEWEST or not 2 * count <= room - 4 * place <= _MAX_ENCODED * count + _MAX_NAME:
                 continue
             after = first + 4 * place + 4
             for alignment in (8, 4):
@@ -309,16 +311,18 @@ class _Finder:
         raise NoKallsyms(f"no kallsyms: {count} names are there, but no offsets that give rising kernel addresses")
 
     def places(self, count: int, number: int, index: int) -> Iterator[tuple[int, int, bool]]:
-        """Candidates: position of the offsets, of the base, and whether they stand before the names."""
+        """Candidates: position of the offsets, of the base, and whether they stand before the names.
+
+        Padding is zero, and an alignment holds for both: a reading that is one entry off would rise as well.
+        """
         after = index + 2 * _TOKENS
         for alignment in (8, 4):
             at = self.aligned(after, alignment)
-            for also in (8, 4):
-                yield at, self.aligned(at + 4 * count, also), False
-        for gap in (8, 12):
-            base = number - gap
-            for pad in (0, 4):
-                yield base - pad - 4 * count, base, True
+            if not any(self.memory[after:at]):
+                yield at, self.aligned(at + 4 * count, alignment), False
+        base = number - 8
+        for pad in (-4 * count % 8, 0):
+            yield base - pad - 4 * count, base, True
 
 
 def _readings(offsets: tuple[int, ...], base: int, here: int) -> Iterator[tuple[Form, int, list[int]]]:

@@ -1,8 +1,8 @@
 """Initialised kernels in the user's cache: memory as a sparse file, and beside it what the host knows.
 
 The key is the kernel's file, this code and the CPUs: whatever changes makes another entry. Memory is stored page by
-page where it is not zero, so that opening maps it and reads nothing; a checksum over the pages tells a damaged entry, which is
-made anew.
+page where it is not zero, so that opening maps it and reads nothing; a checksum over the pages tells a damaged entry,
+which is made anew.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def store(place: Path, machine: UnbootedMachine, results: dict[str, int | str], 
 
 
 def load(place: Path, cpus: int) -> tuple[UnbootedMachine, dict[str, int | str], str] | None:
-    """The machine, its boot's results and the release; None where there is no whole entry (a damaged one is removed)."""
+    """The machine, its boot's results and the release; None without a whole entry (a damaged one is removed)."""
     try:
         raw = (place / _STATE).read_bytes()
         file = os.open(place / _MEMORY, os.O_RDONLY)

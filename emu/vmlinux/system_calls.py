@@ -1,7 +1,7 @@
 """System calls of a kernel from the host: arguments in user memory, the kernel's own entry functions.
 
-Layouts are those of include/uapi/linux/bpf.h and perf_event.h, which only grow: a kernel that does not know the end of an
-attribute takes it as long as it is zero.
+Layouts are those of include/uapi/linux/bpf.h and perf_event.h, which only grow: a kernel that does not know the end of
+an attribute takes it as long as it is zero.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class SystemCalls:
         func_info: bytes = b"",
         line_info: bytes = b"",
     ) -> Verdict:
-        """BPF_PROG_LOAD. ``func_info`` and ``line_info`` are records of 8 and 16 bytes; ``log_level`` as the kernel's."""
+        """BPF_PROG_LOAD. ``func_info``, ``line_info``: records of 8 and 16 bytes; ``log_level`` as the kernel's."""
         memory = self.machine.memory
         if log_level:
             memory.write(self._log, bytes(64))

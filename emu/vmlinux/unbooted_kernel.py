@@ -1,4 +1,4 @@
-"""A stock kernel file as a laboratory: opened, initialised by its own functions, its BPF driven by its own system calls.
+"""A stock kernel file as a laboratory: initialised by its own functions, BPF by its own system calls.
 
 Its lowest layer is the floor's (``emu.vmlinux.floor``): docs/own-kernel.md says what that cannot show.
 """
@@ -58,7 +58,7 @@ class Checkpoint:
 
 
 class UnbootedKernel:
-    """One kernel. Make it by :meth:`open`. A call that does not return leaves a state to go back from: a checkpoint's."""
+    """One kernel, made by :meth:`open`. After a call that does not return only :meth:`restore` helps."""
 
     def __init__(self, machine: UnbootedMachine, results: dict[str, int | str], release: str) -> None:
         self.machine = machine
@@ -74,7 +74,7 @@ class UnbootedKernel:
         *,
         cpus: int = 1,
         features: tuple[tuple[int, int], ...] = CPU_FEATURES,
-        cache: Path | None | bool = True,
+        cache: Path | bool | None = True,
         progress: Callable[[str, float], None] = lambda step, seconds: None,
     ) -> UnbootedKernel:
         """Open a ``vmlinuz``, ``vmlinux`` or unpacked package.
@@ -239,7 +239,9 @@ class UnbootedKernel:
         """The present state. Raises :class:`VmlinuxError` while something is put off: drain first."""
         if self.machine.deferred:
             raise VmlinuxError(f"{len(self.machine.deferred)} deferred calls are queued: drain before a checkpoint")
-        return Checkpoint(self.machine.memory.memory.changed_pages(), len(self.machine.log), self.machine.anonymous_inode)
+        return Checkpoint(
+            self.machine.memory.memory.changed_pages(), len(self.machine.log), self.machine.anonymous_inode
+        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to a state; calls are possible again after one that did not return."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from unicorn import Uc
 from unicorn.unicorn_const import UC_HOOK_CODE, UC_HOOK_INSN
+from unicorn.unicorn_py3.unicorn import Uc
 from unicorn.x86_const import UC_X86_INS_SYSCALL, UC_X86_REG_RIP
 
 from asm import assemble
+from emu import libunicorn
 from emu.layout import PAGE_SIZE
 from emu.vmlinux.btf_layout import BtfLayout
 from emu.vmlinux.bug_table import BugTable
@@ -76,8 +77,8 @@ class UnbootedMachine:
     """The kernel's memory, its vCPUs, and the host functions below its code.
 
     ``log`` holds the kernel's lines, ``text_writes`` what was written to live text (address, bytes), ``grace_periods``
-    the waits, ``threads`` the functions of kernel threads, which never run, ``host_calls`` how often a Python function of the floor was reached. ``file`` is a descriptor of prepared
-    memory, -1 for memory of zeros.
+    the waits, ``threads`` the functions of kernel threads, which never run, ``host_calls`` how often a Python function
+    of the floor was reached. ``file`` is a descriptor of prepared memory, -1 for memory of zeros.
     """
 
     def __init__(self, symbols: Kallsyms, layout: BtfLayout, file: int = -1, cpus: int = 1) -> None:
@@ -159,7 +160,7 @@ class UnbootedMachine:
         return self.percpu("pcpu_hot", cpu) + self.layout.offset("pcpu_hot", field)
 
     def stack_top(self, cpu: int) -> int:
-        """End of a CPU's stack. It lies outside the image: code that measures itself takes other addresses for short."""
+        """End of a CPU's stack: not in the image, as the JIT would size code with its addresses wrongly."""
         return STACKS + _STACK_STEP * (cpu + 1) + _STACK_SIZE
 
     def write_text(self, address: int, content: bytes) -> None:
@@ -178,8 +179,10 @@ class UnbootedMachine:
         rax = self.run(function, *arguments, cpu=cpu, count=False, seconds=seconds).rax
         return rax - (1 << 64) if rax >> 63 else rax
 
-    def run(self, function: str | int, *arguments: int, cpu: int = 0, count: bool = True, seconds: float = 120.0) -> Run:
-        """Call a kernel function; with ``count`` every instruction is noted. The lines that it logs are its messages."""
+    def run(
+        self, function: str | int, *arguments: int, cpu: int = 0, count: bool = True, seconds: float = 120.0
+    ) -> Run:
+        """Call a kernel function; with ``count`` every instruction is noted. Lines that it logs are its messages."""
         address = self.symbols[function] if isinstance(function, str) else function
         logged = len(self.log)
         run = self.cpus[cpu].call(address, arguments, self.stack_top(cpu) - _CALL_GAP, count=count, seconds=seconds)
@@ -222,7 +225,7 @@ class UnbootedMachine:
             value = host.function(self, cpu, name)
         except BaseException as error:
             cpu.pending = error
-            uc.emu_stop()
+            libunicorn.emu_stop(cpu.engine.handle)
             return
         if value is not None:
             cpu.regs.rax = value
@@ -265,7 +268,9 @@ class UnbootedMachine:
         if not (names or entry.label) or any(need not in self.symbols for need in entry.needs):
             return
         needed = {name: self.symbols[name] for name in entry.needs}
-        image = assemble(entry.code(self), self._next_stub(), ChainMap(self.labels, needed), name=entry.label or names[0])
+        image = assemble(
+            entry.code(self), self._next_stub(), ChainMap(self.labels, needed), name=entry.label or names[0]
+        )
         self._stub(image.code, names, group, entry.label)
 
     def _build_constant(self, entry: Constant, group: str) -> None:
@@ -312,7 +317,7 @@ class UnbootedMachine:
         """Go elsewhere whenever an address is about to be executed."""
         self.redirected[address] = target
         for cpu in self.cpus:
-            cpu.uc.hook_add(UC_HOOK_CODE, partial(_go, target), None, address, address)
+            cpu.uc.hook_add(UC_HOOK_CODE, partial(_go, cpu, target), None, address, address)
 
     def body(self, function: int) -> int:
         """First address after endbr and the call or nop of the ftrace site."""
@@ -358,8 +363,8 @@ class UnbootedMachine:
         return sorted(name for name in every if name not in self.symbols)
 
 
-def _go(target: int, uc: Uc, _address: int, _size: int, _data: object) -> None:
-    uc.reg_write(UC_X86_REG_RIP, target)
+def _go(cpu: KernelMachine, target: int, _uc: Uc, _address: int, _size: int, _data: object) -> None:
+    cpu.uc.reg_write(UC_X86_REG_RIP, target)
 
 
 def _hosts() -> Iterator[tuple[str, Host]]:

@@ -48,7 +48,7 @@ _PERCPU = 0x40000000
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Memory in one piece: guest address, physical address, bytes. The page tables have no guest address of their own."""
+    """Memory in one piece: guest address, physical address, size in bytes."""
 
     name: str
     address: int

@@ -1,8 +1,8 @@
 """Instructions that each way into a function costs on one kernel: with one program, and with a further one.
 
-The cost is the instructions of a call with the programs attached, less those without: the program ``r0 = 0; exit`` is part
-of it, the function's own instructions are not. After each way the function's bytes and the count of a call are compared
-with those before: a way that does not leave everything as it was raises :class:`NotRestored`.
+The cost is the instructions of a call with the programs attached, less those without: the program ``r0 = 0; exit`` is
+part of it, the function's own instructions are not. After each way the function's bytes and the count of a call are
+compared with those before: a way that does not leave everything as it was raises :class:`NotRestored`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from emu.vmlinux.machine_errors import NotHosted
 from emu.vmlinux.floor.table import Group, Host
+from emu.vmlinux.machine_errors import NotHosted
 
 if TYPE_CHECKING:
     from emu.vmlinux.machine import KernelMachine
@@ -25,8 +25,7 @@ GROUP = Group(
     "absent",
     (
         Host(
-            "kernel_clone call_usermodehelper_exec filp_open "
-            "do_filp_open kern_mount __request_module",
+            "kernel_clone call_usermodehelper_exec filp_open do_filp_open kern_mount __request_module",
             _refuse,
         ),
     ),

@@ -1,7 +1,7 @@
 """Work queues and irq_work: queued, and run by ``drain()`` in the order of queueing.
 
-Contract: a work that is queued already stays where it is. Delays count for nothing. Flushing and cancelling return at once
-and take nothing out of the queue: what is put off is run by the scenario alone.
+Contract: a work that is queued already stays where it is. Delays count for nothing. Flushing and cancelling return at
+once and take nothing out of the queue: what is put off is run by the scenario alone.
 """
 
 from __future__ import annotations

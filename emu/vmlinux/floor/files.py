@@ -1,8 +1,8 @@
 """Anonymous files: what ``bpf(2)`` and ``perf_event_open(2)`` give a descriptor for.
 
-Contract: ``anon_inode_getfile(name, fops, priv, flags)`` makes a ``struct file`` that can be read and written (the BPF system
-call asks for both); ``fput()`` queues the last reference's release for ``drain()``, as task work does. The table of
-descriptors, ``fdget()`` and ``close_fd()`` are the kernel's own.
+Contract: ``anon_inode_getfile(name, fops, priv, flags)`` makes a ``struct file`` that can be read and written (the BPF
+system call asks for both); ``fput()`` queues the last reference's release for ``drain()``, as task work does. The table
+of descriptors, ``fdget()`` and ``close_fd()`` are the kernel's own.
 """
 
 from __future__ import annotations

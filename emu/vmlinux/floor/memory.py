@@ -1,9 +1,10 @@
 """Allocators: ``kmalloc``, ``vmalloc``, slab caches and pages from one heap.
 
 Contract: powers of two from 64 bytes on, aligned to their size up to a page; whole pages for vmalloc and the page
-allocator; always zeroed. Size 0 gives ``ZERO_SIZE_PTR``, more than 1 GiB NULL. A freed object is poisoned (``POISON_FREE``);
-whoever changes it while it is free, frees it again or frees what is no object ends the kernel with a typed error. GFP
-flags, nodes, memory cgroups and reclaim have no effect: no allocation fails for want of memory but for a full heap.
+allocator; always zeroed. Size 0 gives ``ZERO_SIZE_PTR``, more than 1 GiB NULL. A freed object is poisoned
+(``POISON_FREE``); whoever changes it while it is free, frees it again or frees what is no object ends the kernel with a
+typed error. GFP flags, nodes, memory cgroups and reclaim have no effect: no allocation fails for want of memory but for
+a full heap.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from emu.vmlinux.machine_errors import KernelDied
+from emu import libunicorn
 from emu.vmlinux.floor.state import (
     CLASSES,
     FREE_LISTS,
@@ -27,6 +28,7 @@ from emu.vmlinux.floor.state import (
     VMEMMAP,
 )
 from emu.vmlinux.floor.table import Constant, Group, Host, Native
+from emu.vmlinux.machine_errors import KernelDied
 
 if TYPE_CHECKING:
     from emu.vmlinux.machine import KernelMachine
@@ -268,7 +270,8 @@ def _bad_free(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
 def _write_after_free(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
     address, changed = cpu.regs.rax, cpu.regs.rdi - 8
     raise cpu.failure(
-        KernelDied, f"write after free: byte {changed - address} of the freed object at {address:#x}, seen by its allocation"
+        KernelDied,
+        f"write after free: byte {changed - address} of the freed object at {address:#x}, seen by its allocation",
     )
 
 
@@ -300,7 +303,7 @@ def _vmap(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
         page = memory.u64(pages + 8 * index)
         memory.map_page(address + index * _PAGE, HEAP + ((page - VMEMMAP) << 6))
     for each in machine.cpus:
-        each.uc.ctl_flush_tlb()
+        libunicorn.flush_tlb(each.engine.handle)
     return address
 
 
@@ -343,8 +346,8 @@ _KMALLOC = (
 )
 _VMALLOC = (
     "vmalloc vzalloc vmalloc_noprof vzalloc_noprof __vmalloc __vmalloc_noprof __vmalloc_node __vmalloc_node_noprof "
-    "__vmalloc_node_range __vmalloc_node_range_noprof vmalloc_user vmalloc_user_noprof vmalloc_huge vmalloc_huge_noprof "
-    "vmalloc_node vmalloc_node_noprof vzalloc_node vzalloc_node_noprof"
+    "__vmalloc_node_range __vmalloc_node_range_noprof vmalloc_user vmalloc_user_noprof vmalloc_huge "
+    "vmalloc_huge_noprof vmalloc_node vmalloc_node_noprof vzalloc_node vzalloc_node_noprof"
 )
 
 GROUP = Group(
@@ -372,7 +375,8 @@ GROUP = Group(
         Native("size_of", "ksize __ksize", _size_of),
         Native(
             "",
-            "krealloc krealloc_noprof krealloc_node_align_noprof kvrealloc_noprof kvrealloc kvrealloc_node_align_noprof",
+            "krealloc krealloc_noprof krealloc_node_align_noprof kvrealloc_noprof kvrealloc "
+            "kvrealloc_node_align_noprof",
             lambda machine: _resize(pages=False),
         ),
         Native("", "vrealloc_noprof vrealloc_node_align_noprof", lambda machine: _resize(pages=True)),
@@ -397,23 +401,23 @@ GROUP = Group(
         Native(
             "",
             "__free_pages free_frozen_pages ___free_pages free_pages_nolock",
-            lambda machine: f"""
+            lambda machine: (
+                f"""
                 movabs r11, {VMEMMAP:#x}
                 sub rdi, r11
                 shl rdi, 6
                 movabs r11, {HEAP:#x}
                 add rdi, r11
                 jmp release
-            """,
+            """
+            ),
         ),
         Host("__kmem_cache_create_args kmem_cache_create kmem_cache_create_usercopy", _create_cache),
         Host("vmap", _vmap),
         Constant("kmem_cache_destroy kmem_cache_shrink vunmap find_vm_area"),
         Constant("kmemleak_alloc kmemleak_free kmemleak_not_leak kmemleak_vmalloc"),
         # No memory cgroups: bpf_mem_alloc_init() of 7.2 would follow the pointer.
-        Constant(
-            "current_obj_cgroup get_mem_cgroup_from_mm get_mem_cgroup_from_current get_obj_cgroup_from_current"
-        ),
+        Constant("current_obj_cgroup get_mem_cgroup_from_mm get_mem_cgroup_from_current get_obj_cgroup_from_current"),
         # Pages: the ring buffer refuses to be made where there are none.
         Constant("si_mem_available nr_free_buffer_pages", 1 << 20),
     ),

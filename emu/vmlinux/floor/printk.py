@@ -21,7 +21,8 @@ __all__ = ["GROUP"]
 
 def _formatted(text: str, arguments: str) -> Callable[[UnbootedMachine], str]:
     """The registers that hold the format and its va_list."""
-    return lambda machine: f"""
+    return lambda machine: (
+        f"""
         mov rdx, {text}
         mov rcx, {arguments}
         movabs rdi, {PRINT_BUFFER:#x}
@@ -29,6 +30,7 @@ def _formatted(text: str, arguments: str) -> Callable[[UnbootedMachine], str]:
         call vscnprintf
         jmp log_line
     """
+    )
 
 
 def _log_line(machine: UnbootedMachine, _cpu: KernelMachine, _name: str) -> int:

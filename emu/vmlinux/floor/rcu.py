@@ -1,7 +1,7 @@
 """Grace periods: callbacks of each flavour wait in one queue until the scenario lets grace periods end.
 
-Contract: ``call_rcu*()``, ``call_srcu()`` and ``kvfree_call_rcu()`` queue; ``synchronize_*()`` and the barriers note that a
-grace period was wanted and return: on one vCPU, between its calls, no reader can be inside. Readers themselves
+Contract: ``call_rcu*()``, ``call_srcu()`` and ``kvfree_call_rcu()`` queue; ``synchronize_*()`` and the barriers note
+that a grace period was wanted and return: on one vCPU, between its calls, no reader can be inside. Readers themselves
 (``__rcu_read_lock()``, SRCU's and percpu_ref's read sides) are the kernel's own.
 """
 

@@ -29,7 +29,7 @@ def _interrupt_others(machine: UnbootedMachine, cpu: KernelMachine, _name: str) 
 
 
 def _create_thread(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
-    machine.threads.append(machine.describe(cpu.regs.rdi))
+    machine.threads.append(machine.names.describe(cpu.regs.rdi))
     return allocate(machine, machine.layout.size("task_struct"))
 
 

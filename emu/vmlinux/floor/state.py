@@ -1,8 +1,25 @@
 """Words of the floor's own state, in guest memory: machine code works on them, and they are saved with the memory."""
 
 __all__ = [
-    "CLASSES", "CLOCK", "FREE_LISTS", "FREED", "HEAP", "HEAP_END", "HEAP_NEXT", "HEAP_SIZE", "PERCPU_NEXT", "POISON",
-    "POISONED", "PRINT_BUFFER", "PRINT_BUFFER_SIZE", "SEED", "STATE", "TEXT_NEXT", "VMAP", "VMAP_NEXT", "VMEMMAP",
+    "CLASSES",
+    "CLOCK",
+    "FREED",
+    "FREE_LISTS",
+    "HEAP",
+    "HEAP_END",
+    "HEAP_NEXT",
+    "HEAP_SIZE",
+    "PERCPU_NEXT",
+    "POISON",
+    "POISONED",
+    "PRINT_BUFFER",
+    "PRINT_BUFFER_SIZE",
+    "SEED",
+    "STATE",
+    "TEXT_NEXT",
+    "VMAP",
+    "VMAP_NEXT",
+    "VMEMMAP",
 ]  # fmt: skip
 
 HEAP, HEAP_SIZE = 0xFFFF888100000000, 1 << 30

@@ -39,7 +39,8 @@ class Constant:
 class Host:
     """Kernel functions that a Python function stands for; what it returns goes into rax unless it is None.
 
-    Its third argument is the kernel function's name. Without ``names`` it is called from native code only, by ``label``.
+    Its third argument is the kernel function's name. Without ``names`` it is called from native code only, by
+    ``label``.
     """
 
     names: str

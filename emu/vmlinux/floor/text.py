@@ -2,9 +2,9 @@
 
 Contract: ``execmem_alloc(type, size)`` (6.10 and later) and ``module_alloc(size)`` give whole pages within reach of the
 kernel's text; they are not given back. ``__text_poke(func, addr, src, len)`` is the only writer of live text (before
-``system_state`` says so the kernel writes by itself, in ``text_poke_early()``): it is noted as a text write. The int3 steps of
-``text_poke_bp_batch()`` and ``smp_text_poke_batch_finish()``, their emulation in the handler, ``bpf_arch_text_copy()`` and
-the program packs are the kernel's own. Permissions of pages are not modelled.
+``system_state`` says so the kernel writes by itself, in ``text_poke_early()``): it is noted as a text write. The int3
+steps of ``text_poke_bp_batch()`` and ``smp_text_poke_batch_finish()``, their emulation in the handler,
+``bpf_arch_text_copy()`` and the program packs are the kernel's own. Permissions of pages are not modelled.
 """
 
 from __future__ import annotations

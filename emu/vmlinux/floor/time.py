@@ -1,7 +1,8 @@
 """Clocks and random numbers: the same in every run.
 
-Contract: each reading of any clock gives one microsecond more than the last one. Random numbers come from a 64-bit linear
-congruential generator with a fixed seed. Both are part of the guest's memory, so that a restored state goes on alike.
+Contract: each reading of any clock gives one microsecond more than the last one. Random numbers come from a 64-bit
+linear congruential generator with a fixed seed. Both are part of the guest's memory, so that a restored state goes on
+alike.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ GROUP = Group(
     "time",
     (
         Host(
-            "ktime_get ktime_get_with_offset ktime_get_coarse_with_offset ktime_get_mono_fast_ns ktime_get_boot_fast_ns "
-            "ktime_get_raw_fast_ns ktime_get_raw ktime_get_real_seconds ktime_get_seconds ktime_get_tai_fast_ns "
-            "ktime_get_real_fast_ns local_clock local_clock_noinstr sched_clock sched_clock_noinstr native_sched_clock "
-            "sched_clock_cpu",
+            "ktime_get ktime_get_with_offset ktime_get_coarse_with_offset ktime_get_mono_fast_ns "
+            "ktime_get_boot_fast_ns ktime_get_raw_fast_ns ktime_get_raw ktime_get_real_seconds ktime_get_seconds "
+            "ktime_get_tai_fast_ns ktime_get_real_fast_ns local_clock local_clock_noinstr sched_clock "
+            "sched_clock_noinstr native_sched_clock sched_clock_cpu",
             _read_clock,
         ),
         Host("get_random_u8 get_random_u16 get_random_u32 get_random_u64 __get_random_u32_below", _random),
