@@ -9,7 +9,7 @@ from real_cores import CORES
 
 from emu.vmlinux.dump_notes import CpuState
 from emu.vmlinux.machine_errors import KernelDied, WouldSleep
-from emu.vmlinux.memory_image import BadArgument, MemoryImage, NoTask
+from emu.vmlinux.memory_image import BadArgument, LockHeld, MemoryImage, NoTask
 from emu.vmlinux.system_calls import AttachType, ProgType
 
 DUMPS = sorted((CORES / "whole").glob("*")) if (CORES / "whole").is_dir() else []
@@ -30,6 +30,17 @@ def image(request):
     opened.reset()
     opened.find_code()
     return opened
+
+
+@pytest.fixture
+def inside(image):
+    """System calls of a process."""
+    image.become(_process(image))
+    if image.holds_runqueue:
+        with pytest.raises(LockHeld, match="runqueue"):
+            image.system_calls()
+        pytest.skip("the dump was taken inside the scheduler")
+    return image.system_calls()
 
 
 def _process(image):
@@ -55,16 +66,14 @@ def test_every_cpu_gives_the_same_value(image):
     assert values == [81] * count
 
 
-def test_a_program_attaches_runs_and_detaches_inside(image):
-    image.become(_process(image))
+def test_a_program_attaches_runs_and_detaches_inside(image, inside):
     start = image.kernel.symbols[_FUNCTION]
     before, code = image.call(_FUNCTION, 3, 4), image.memory.read(start, 16)
     links = len(image.attachments())
-    calls = image.system_calls()
     target = image.kernel.layout.function(_FUNCTION)
-    verdict = calls.load_program(_RETURN_0, ProgType.TRACING, AttachType.TRACE_FENTRY, target, name="inside")
+    verdict = inside.load_program(_RETURN_0, ProgType.TRACING, AttachType.TRACE_FENTRY, target, name="inside")
     assert verdict.is_loaded
-    link = calls.create_link(verdict.fd, AttachType.TRACE_FENTRY)
+    link = inside.create_link(verdict.fd, AttachType.TRACE_FENTRY)
     image.find_code()
     image.keep()
     run = image.call(_FUNCTION, 3, 4)
@@ -75,9 +84,9 @@ def test_a_program_attaches_runs_and_detaches_inside(image):
     assert [(one.way, one.function) for one in added] == [("fentry", _FUNCTION)]
     assert image.kernel.code.function(added[0].trampoline).startswith("bpf_trampoline_")
     image.restore(image.checkpoint())
-    calls.close(link)
-    calls.close(verdict.fd)
-    calls.run_put_off_work()
+    inside.close(link)
+    inside.close(verdict.fd)
+    inside.run_put_off_work()
     assert len(image.attachments()) == links
     assert image.memory.read(start, 16) == code
     image.find_code()
@@ -85,9 +94,8 @@ def test_a_program_attaches_runs_and_detaches_inside(image):
     assert image.call(_FUNCTION, 3, 4).program_counters == before.program_counters
 
 
-def test_a_refused_program_has_the_kernels_own_log(image):
-    image.become(_process(image))
-    verdict = image.system_calls().load_program(_RETURN_0[8:], ProgType.SOCKET_FILTER, log_level=1)
+def test_a_refused_program_has_the_kernels_own_log(inside):
+    verdict = inside.load_program(_RETURN_0[8:], ProgType.SOCKET_FILTER, log_level=1)
     assert verdict.errno == 13
     assert "R0 !read_ok" in verdict.log
 
@@ -101,7 +109,7 @@ def test_the_kernels_own_fixup_answers_a_page_fault(image):
 
 def test_an_oops_a_panic_and_a_wait_end_the_call_and_nothing_more(image):
     for call, error, says in (
-        (lambda: image.call("strlen", 0x10), KernelDied, r"page fault at strlen\+0x\w+, which accessed 0x10"),
+        (lambda: image.call("strlen", 0x10), KernelDied, "page fault at strlen.*, which accessed 0x10"),
         (lambda: image.call("panic", "over"), KernelDied, r"panic\(\) was called"),
         (lambda: image.call("msleep", 10), WouldSleep, "msleep"),
     ):
@@ -128,5 +136,5 @@ def test_the_page_tables_are_found_without_vmcoreinfo_and_without_qemus_notes(im
 def test_what_there_is_not_is_said(image):
     with pytest.raises(NoTask, match="no task 'nobody_here'"):
         image.become("nobody_here")
-    with pytest.raises(BadArgument, match="bytes of arguments"):
+    with pytest.raises(BadArgument, match="room for 2488"):
         image.call("strlen", "zero:4000")
