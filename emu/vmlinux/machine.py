@@ -32,6 +32,7 @@ from emu.vmlinux.page_fault import error_code
 from emu.vmlinux.page_walk import PageTables
 from emu.vmlinux.program_counters import ProgramCounters
 from emu.vmlinux.run import KernelMessage, Run, TakenException
+from emu.vmlinux.stop_request import StopRequest
 
 INVALID_OPCODE: Final = 6
 _WITH_ERROR_CODE: Final = frozenset({8, 10, 11, 12, 13, 14, 17, 21})
@@ -91,12 +92,10 @@ class KernelMachine:
         self.uc = uc
         self.devices = Devices(uc, memory.memory)
         self.engine = Engine(uc)
-        self._deadline = float("inf")
-        # Not the watchdog's ticks: code that rewrites the text it runs in (the kernel's boot does) and is stopped
-        # from another thread goes on at a wrong place now and then. Only a call that is over its time is stopped.
-        self.engine.stop_with(self._stop_if_late)
         self.regs = self.engine.regs
         self._handle = self.engine.handle
+        self._stop_request = StopRequest(self._handle)
+        self.engine.stop_with(self._stop_request)
         self._missing: int | None = None
         uc.hook_add(uc_const.UC_HOOK_MEM_UNMAPPED, self._unmapped)
         self._log: ProgramCounters | None = None
@@ -299,7 +298,7 @@ class KernelMachine:
 
     def _drive(self, rip: int, base: int, counters: list[int], limit: int | None, deadline: float) -> None:
         """Run until the function returns, answering what comes up."""
-        log, self._deadline = self._log, deadline
+        log = self._log
         while True:
             self._missing = None
             reached = self.engine.run(rip)
@@ -420,10 +419,6 @@ class KernelMachine:
     def _unmapped(self, _uc: Uc, _access: int, address: int, _size: int, _value: int, _data: object) -> bool:
         self._missing = address
         return False
-
-    def _stop_if_late(self, wanted: bool) -> None:
-        if wanted and time.perf_counter() > self._deadline:
-            libunicorn.emu_stop(self._handle)
 
     def close(self) -> None:
         """Take the hooks out of the engine."""

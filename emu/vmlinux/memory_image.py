@@ -27,7 +27,7 @@ or bytes (the address of a copy on the stack, NUL-ended).
 _STACK_GAP = 512
 """Bytes that stay free at the top of the task's stack, for what the kernel keeps there."""
 _SCRATCH = 3000
-"""Distance of the first argument's bytes from the top of the stack: a call has its frames between the two."""
+"""Distance of the first argument's bytes from the top of the stack: the call's frames lie below these."""
 _USER_REGISTERS = 1024
 """Bytes kept free for ``struct pt_regs`` of a task that is made the current one, whose top of stack is its end."""
 _ZERO = re.compile(r"zero:(\d+)")
@@ -35,7 +35,7 @@ _PREEMPT_FLAG = 0x80000000
 """``PREEMPT_NEED_RESCHED`` in ``__preempt_count``: inverted, set where nothing waits."""
 _TIF_NEED_RESCHED = 1 << 3
 _PREEMPTED = 1
-"""Argument of ``__schedule()`` for a task that was preempted (``SM_PREEMPT``): it does not sleep, whatever its state."""
+"""``SM_PREEMPT``, the argument of ``__schedule()`` for a task that was preempted: it does not sleep in any state."""
 _GDT_LIMIT = 127
 _IDLE_EXITS = ("ct_idle_exit", "rcu_idle_exit")
 _WAITS = (
@@ -52,6 +52,10 @@ class BadArgument(VmlinuxError):
 
 class NoTask(VmlinuxError):
     """A task that the image does not have, or that can't be made the current one."""
+
+
+class LockHeld(VmlinuxError):
+    """A lock that the CPU held when the image was taken, and that a call needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ class MemoryImage:
         self._write_u64(flags, self.memory.u64(flags) & ~_TIF_NEED_RESCHED)
 
     def _schedule(self) -> None:
-        """``__schedule()``: a task that only gives way gets the CPU back at once; one that waits would wait for ever."""
+        """``__schedule()``: a task that only gives way gets the CPU back at once; one that waits is given up."""
         layout, regs = self.kernel.layout, self.machine.regs
         state = layout.offset("task_struct", "__state" if layout.has("task_struct", "__state") else "state")
         if regs.rdi & 0xFF != _PREEMPTED and self.memory.u32(self.current + state):
@@ -262,23 +266,35 @@ class MemoryImage:
                 values.append(self.current)
             else:
                 data = _bytes_of(argument)
+                end = at + len(data) + 7 & ~7
+                if end > self.top - _STACK_GAP:
+                    room = _SCRATCH - _STACK_GAP
+                    raise BadArgument(f"the arguments' bytes do not fit on the stack, which has room for {room}")
                 self.memory.write(at, data)
                 values.append(at)
-                at += len(data) + 7 & ~7
-                if at > stack - 1536:
-                    size = at - self.top + _SCRATCH
-                    raise BadArgument(f"{size} bytes of arguments do not fit beside the call's frames")
+                at, stack = end, self.top - _SCRATCH - 16
         return tuple(values), stack
 
     def system_calls(self) -> DumpCalls:
         """bpf(2) and perf_event_open(2) on the current task, from the kept state: ``keep`` what they did.
 
-        Raises NoUserMemory where the task is no process: ``become`` one.
+        Raises NoUserMemory where the task is no process: ``become`` one. LockHeld where the image was taken inside the
+        scheduler: whatever wakes a task would wait for ever.
         """
         self.restore(self._kept)
+        if self.holds_runqueue:
+            raise LockHeld(f"the image was taken while CPU {self.cpu} held its runqueue's lock: it stays held")
         bottom = self.memory.u64(self.current + self.kernel.layout.offset("task_struct", "stack"))
         kernel = self.kernel
         return DumpCalls(self.machine, kernel.symbols, kernel.layout, top=self.top - _STACK_GAP, bottom=bottom)
+
+    @property
+    def holds_runqueue(self) -> bool:
+        """Whether the CPU's runqueue is locked (``struct rq``, kernel/sched/sched.h)."""
+        layout = self.kernel.layout
+        if "runqueues" not in self.kernel.symbols or not layout.has("rq", "__lock"):
+            return False
+        return self.memory.u32(self.kernel.per_cpu(self.cpu, "runqueues") + layout.offset("rq", "__lock")) != 0
 
     def find_code(self) -> None:
         """Look again for code that the kernel generated, so that runs name it."""
@@ -319,4 +335,4 @@ def _bytes_of(argument: str | bytes) -> bytes:
     return bytes(int(zero[1])) if zero else argument.encode() + b"\0"
 
 
-__all__ = ["Argument", "BadArgument", "Checkpoint", "MemoryImage", "MissingPage", "NoTask"]
+__all__ = ["Argument", "BadArgument", "Checkpoint", "LockHeld", "MemoryImage", "MissingPage", "NoTask"]

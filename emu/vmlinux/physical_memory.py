@@ -26,7 +26,8 @@ class PhysicalRange(NamedTuple):
 class PhysicalMemory:
     """Ranges of physical addresses and the mapped bytes that hold them.
 
-    ``file`` is a descriptor whose content is mapped private: the file never changes; -1: zeros. Ranges must not overlap.
+    ``file`` is a descriptor whose content is mapped private: the file never changes; -1: zeros. Ranges must not
+    overlap.
     """
 
     def __init__(self, file: int, size: int, ranges: Sequence[PhysicalRange]) -> None:

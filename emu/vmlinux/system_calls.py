@@ -102,8 +102,8 @@ class Caller(Protocol):
 class SystemCalls:
     """bpf(2) and perf_event_open(2) of one kernel. Descriptors are the kernel's own.
 
-    ``user``: guest address of user memory for arguments (``arguments_size`` bytes) and, behind these, the verifier's log
-    (``log_size``). ``registers``: kernel memory for a ``pt_regs``.
+    ``user``: guest address of user memory for arguments (``arguments_size`` bytes) and, after these, the verifier's
+    log (``log_size``). ``registers``: kernel memory for a ``pt_regs``.
     """
 
     def __init__(

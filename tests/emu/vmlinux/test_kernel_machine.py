@@ -119,6 +119,15 @@ def test_death_sleep_and_limits_end_the_session_until_it_is_reset(guest):
         assert one.call("add", 1, 2).rax == 3
 
 
+@pytest.mark.parametrize("count", [False, True], ids=["uncounted", "counted"])
+def test_a_run_that_is_interrupted_often_goes_on_where_it_was(guest, monkeypatch, count):
+    monkeypatch.setattr("emu.watchdog.TICK_SECONDS", 0.0005)
+    up_and_down = "again: inc dword ptr [rsi]\ndec dword ptr [rsi]\ndec rdi\njne again\nmov eax, [rsi]\nret"
+    one = guest({"up_and_down": up_and_down})
+    run = one.call("up_and_down", 500_000, STACK_TOP - 8192, count=count)
+    assert (run.rax, run.instructions) == (0, 2_000_002 if count else 0)
+
+
 def test_a_limit_that_is_not_reached_changes_nothing(guest):
     assert guest({"loop": _LOOP}).call("loop", 100, limit=202).instructions == 202
 
