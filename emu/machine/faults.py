@@ -51,7 +51,7 @@ def access_of(vcpu: "Vcpu", rip: int, address: int) -> Access:
         return "fetch"
     if frame_of(entry) and not entry & RW:
         return "write"
-    return "write" if _writes(_code(vcpu.read_code, rip)) else "read"
+    return "write" if writes(_code(vcpu.read_code, rip)) else "read"
 
 
 def _code(read: Callable[[int, int], bytes], rip: int) -> bytes:
@@ -66,7 +66,7 @@ def _code(read: Callable[[int, int], bytes], rip: int) -> bytes:
         return first
 
 
-def _writes(code: bytes) -> bool:
+def writes(code: bytes) -> bool:
     """Whether the instruction, which touched memory that is not there, meant to write to it, and to nothing but it."""
     decoder = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
     decoder.detail = True
