@@ -6,6 +6,7 @@ programs' bodies (with the helpers that they call). It is exact, so it is the sa
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from errno import E2BIG
 from typing import Any
 
 from emu.counting.counts import OTHER, InstructionCounts
@@ -267,9 +268,14 @@ def bench(
         raise TrampolineError(f"{', '.join(designs)}: no metadata {metadata!r}")
     rows: list[BenchRow] = []
     refusals: list[KernelError] = []
+    full: dict[tuple[str, str, bool], KernelError] = {}
+    """Where a function did not take that many programs: the limit counts programs of every kind alike."""
 
     def row(name: str, flavour: str, config: str, design: str, choice: str | None) -> BenchRow:
+        group = flavour, design, ROWS[name].endswith("_multi")
         try:
+            if group in full:
+                raise full[group]
             return measure(
                 name,
                 flavour=flavour,
@@ -283,6 +289,8 @@ def bench(
             )
         except KernelError as error:
             refusals.append(error)
+            if error.errno == E2BIG:
+                full[group] = error
             return BenchRow(
                 name, ROWS[name], design, flavour, config, nr_args, programs, program, choice, 0,
                 None, None, {}, None, None, None, None, errno_name(error.errno),
