@@ -231,7 +231,7 @@ def test_the_prepared_state_is_the_initialised_one_and_a_damaged_one_is_made_ane
     ("name", "cpu", "command_line", "said", "thunk"),
     [
         ("6.12", "zen2", "", "RETBleed: Mitigation: untrained return thunk", "retbleed_return_thunk"),
-        ("6.12", "zen2", "mitigations=off", "Spectre V2 : Vulnerable", "__x86_return_thunk"),
+        ("6.12", "zen2", "mitigations=off", "Speculative Store Bypass: Vulnerable", "__x86_return_thunk"),
         ("6.12", "skylake", "retbleed=stuff", "RETBleed: Mitigation: Stuffing", "call_depth_return_thunk"),
     ],
 )
