@@ -1,4 +1,4 @@
-"""For users' own tests: Hypothesis strategies, a state machine, and the reference model that it compares with.
+"""Hypothesis strategies, a state machine and its reference model, for users' own tests.
 
 Needs Hypothesis (``pip install tramplab[testing]``).
 """

@@ -1,4 +1,4 @@
-"""Where failing examples are kept: Hypothesis's own databases, of a directory or of a Redis server that many share."""
+"""Database of failing examples: Hypothesis's own, in a directory or on a shared Redis server."""
 
 import os
 
@@ -8,16 +8,16 @@ from trampoline.bpf.errors import TrampolineError
 from trampoline.extras import extra
 
 REDIS_VARIABLE = "TRAMP_REDIS"
-"""Environment variable with the URL of the Redis server that is to be used where none is named."""
+"""Environment variable with the URL of the Redis server that is used if none is passed."""
 DIRECTORY = ".hypothesis/examples"
-"""Hypothesis's own."""
+"""Hypothesis's own default."""
 
 
 def example_database(directory: str | os.PathLike[str] | None = DIRECTORY, redis: str | None = None) -> ExampleDatabase:
-    """A database of a directory, and of a Redis server where one is named (``redis://HOST:PORT/NUMBER``), here or by
-    TRAMP_REDIS in the environment; ``directory`` None: of the server alone.
+    """Example database in a directory, and on a Redis server if one is named (``redis://HOST:PORT/NUMBER``), as an
+    argument or by TRAMP_REDIS in the environment. ``directory`` None: the server alone.
 
-    For ``settings(database=...)`` of Hypothesis. TrampolineError for a server that does not answer, or for neither.
+    For ``settings(database=...)`` of Hypothesis. TrampolineError if the server does not answer, or if neither is named.
     """
     url = redis or os.environ.get(REDIS_VARIABLE)
     databases: list[ExampleDatabase] = []

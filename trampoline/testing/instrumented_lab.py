@@ -1,4 +1,4 @@
-"""A laboratory whose functions and programs tell what happens in them, in the words of the reference model."""
+"""A laboratory whose functions and programs record what happens in them as events of the reference model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,24 +33,24 @@ from trampoline.tramp_links import TrampProgType
 
 TOLD, DIRECT_TOLD = "tramplab_testing_original", "tramplab_testing_direct"
 DIRECT_CALLERS = ("tramplab_direct_0", "tramplab_direct_1")
-"""Code that a site may reach as somebody else's direct caller."""
+"""Direct callers that are no trampolines."""
 AREA, COUNTS = "tramplab_testing_area", "tramplab_testing_counts"
-"""Code with more nops to be patched than one batch takes, and what adds 1 to the value that it returns."""
+"""Code with more nops to patch than one batch takes, and the function that the patched calls reach: adds 1 to rax."""
 AREA_SITES = VECTOR_SIZE + 4
 _NAME = "watched"
 _IS_RETURN = 1 << 63
-"""Of the word that counts arguments, since sessions are there (7.0)."""
+"""Bit 63 of the argument count word: the session program runs at exit (since 7.0)."""
 _KEPT = ("rbx", "rbp", "r12", "r13", "r14", "r15")
-"""Registers that a call leaves alone."""
+"""Callee-saved registers."""
 _CLOBBERED = ("rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11")
-"""Registers that a program, as any function, may change, with rax."""
+"""Caller-saved registers, which a program may change like any function, with rax."""
 _RUBBISH = [0xDEAD_0000_BEEF_0001 + 0x1_0000_0101 * n for n in range(len(_CLOBBERED))]
 _STACK_RUBBISH = bytes(range(0x80, 0x100)) * 16
 _PATTERN = [0xC0DE_5AFE_0000_1001 + 0x11_0001_0010_0101 * n for n in range(len(_KEPT))]
 _CALL_DEPTH = PERCPU.offset("call_depth")
 _CREDIT, _ACCOUNTED = 1 << 63, 0x3F
-"""The call-depth counter where the return stack was just filled, and its upper bits behind an accounted call: each
-shifts its sign in.
+"""The call-depth counter just after the return stack buffer was filled, and its upper 6 bits after an accounted call:
+each accounting shifts the sign bit in (``sarq $5``).
 """
 _PREEMPT_COUNT = PERCPU.offset("preempt_count")
 _READERS = {
@@ -61,7 +61,7 @@ _SECTIONS = {field: _READERS[field] for field in ("trc_reader_nesting", "migrati
 
 
 class WatchedLab:
-    """A kernel with some traced functions. ``happened`` collects what runs, in order."""
+    """A kernel with some traced functions. ``happened`` collects the events in order."""
 
     def __init__(
         self,
@@ -97,21 +97,21 @@ class WatchedLab:
         self.add(prototypes)
         self.happened: list[Happening] = []
         self.sleeps_in: Callable[[ModelProgram, str], bool] = lambda program, function: False
-        """Whether a program goes to sleep in a task's call of a function."""
+        """Tells whether a program sleeps in a task's call of a function."""
         self._function_of: dict[tuple[int, int], str] = {}
-        """By a program that does not read where it is, and its cookie there."""
+        """Function by program number and cookie, for programs that do not read the function address."""
         self._patches: dict[str, LivePatch] = {}
         self._kept = [RegisterBatch(vcpu.regs.engine, _KEPT) for vcpu in kernel.machine.vcpus]
         self._clobbered = [RegisterBatch(vcpu.regs.engine, _CLOBBERED) for vcpu in kernel.machine.vcpus]
         self.counters: set[int] = set()
-        """Per-CPU offsets at which programs counted that they run, of those too that are gone."""
+        """Per-CPU offsets of the ``active`` counters of all programs ever loaded."""
         self.accounted = False
-        """Whether a call of a program was accounted since ``fill_return_stack``."""
+        """True if a call of a program was accounted since ``fill_return_stack``."""
         self._running: list[bool] = []
-        """Whether each program is sleepable that runs now, the innermost last."""
+        """For each running program whether it is sleepable; innermost last."""
 
     def add(self, prototypes: Sequence[Prototype]) -> None:
-        """Put more functions into the kernel."""
+        """Adds functions to the kernel."""
         for traced in add_functions(self.lab, prototypes, TOLD, first=len(self._names)):
             self.functions[traced.name] = traced
             self._names.append(traced.name)
@@ -119,7 +119,7 @@ class WatchedLab:
     # Programs and links ---------------------------------------------------------------------------------------------
 
     def load(self, program: ModelProgram, *, multi: bool, sleepable: bool) -> BpfProg:
-        """A program that tells what it sees, and leaves rubbish in the registers that it may change."""
+        """Loads a program that records what it sees and overwrites the caller-saved registers."""
 
         def run(context: ProgContext) -> int:
             self._running.append(sleepable)
@@ -167,8 +167,8 @@ class WatchedLab:
         return program.result
 
     def _check_section(self, program: ModelProgram, vcpu: Vcpu) -> None:
-        """While a program runs its task is in the read section of its kind, as often as programs of that kind run, and
-        can't migrate where the section alone would let it.
+        """Checks that the task of a running program is in the read section of its kind, nested once per running program
+        of that kind, and that migration is disabled where the section alone would allow it.
         """
         kernel = self.lab.kernel
         config, task = kernel.config, vcpu.task.address
@@ -182,32 +182,33 @@ class WatchedLab:
         count = kernel.machine.read_u32(kernel.percpu_areas[vcpu.index] + _PREEMPT_COUNT) - PREEMPT_ENABLED
         least = plain if config.preempt_count else 0
         assert count >= least, f"program {program.number} runs with preempt_count {count:#x}, not {least}"
-        # Who may sleep must be let.
+        # A sleepable program must be able to sleep.
         assert plain or not count, f"sleepable program {program.number} runs with preempt_count {count:#x}"
 
     def _seen(
         self, program: ModelProgram, context: ProgContext, *, keeps: bool = False
     ) -> tuple[TracedFunction, ProgramRun]:
-        """What a program sees, and on which function. ``keeps``: a session's own word is not looked at yet."""
+        """Function that a program runs on, and the event that it sees. ``keeps``: the session cookie is not read yet.
+        """
         machine, reads = self.lab.kernel.machine, program.reads
         cookie = context.cookie if "cookie" in reads else None
         if "ip" in reads:
             found = [one for one in self.functions.values() if one.address == context.ip]
-            assert found, f"bpf_get_func_ip gives program {program.number} {context.ip:#x}, which is no function"
+            assert found, f"bpf_get_func_ip returns {context.ip:#x} in program {program.number}, which is no function"
             traced = found[0]
         else:
             assert cookie is not None
             name = self._function_of.get((program.number, cookie))
-            assert name is not None, f"program {program.number} finds the cookie {cookie:#x}, which is nobody's"
+            assert name is not None, f"program {program.number} reads the cookie {cookie:#x}, which no link has"
             traced = self.functions[name]
         counted = "count" in reads
         word = machine.read_u64(context.address - 8) if counted else 0
-        behind = kind_on(program.kind, traced) is TrampProgType.FEXIT or bool(word & _IS_RETURN)
+        at_exit = kind_on(program.kind, traced) is TrampProgType.FEXIT or bool(word & _IS_RETURN)
         ret: int | None = None
         if program.kind is not AttachType.TRACE_FENTRY and counted:
-            # In a session's entry, and in fmod_ret, the word is what was returned so far: all of it.
+            # In a session's entry and in fmod_ret the word is the whole return value so far.
             ret = machine.read_u64(context.address + 8 * context.count)
-            ret = traced.cut(ret) if behind else ret
+            ret = traced.cut(ret) if at_exit else ret
         session = None
         if program.session:
             session = 0 if keeps else machine.read_u64(_session_cookie(context))
@@ -215,7 +216,7 @@ class WatchedLab:
         slots = [machine.read_u64(context.address + 8 * n) for n in range(size)]
         return traced, ProgramRun(
             program.number,
-            RunPhase.EXIT if behind else RunPhase.ENTRY,
+            RunPhase.EXIT if at_exit else RunPhase.ENTRY,
             traced.arguments(slots),
             context.ip if "ip" in reads else None,
             cookie,
@@ -227,7 +228,7 @@ class WatchedLab:
     def attach(
         self, program: ModelProgram, prog: BpfProg, names: Sequence[str], cookies: Sequence[int], *, multi: bool
     ) -> Link:
-        """Attach as a multi link, or as a plain one to a single function."""
+        """Attaches as a multi link, or as a plain link to a single function."""
         if "ip" not in program.reads:
             for name, cookie in zip(names, cookies, strict=True):
                 self._function_of[program.number, cookie] = name
@@ -237,7 +238,7 @@ class WatchedLab:
         return self.lab.attach(prog, name, cookie=cookie)
 
     def counted(self) -> dict[int, tuple[int, int]]:
-        """Misses and counted runs of each program that exists, by its number."""
+        """Misses and counted runs of each loaded program, by its number."""
         programs = self.lab.programs
         return {
             int(prog.name.removeprefix(_NAME)): (programs.misses(prog), programs.runs(prog))
@@ -248,56 +249,56 @@ class WatchedLab:
     # Others ---------------------------------------------------------------------------------------------------------
 
     def tracer(self, number: int, names: Sequence[str], flags: FtraceOpsFlag) -> FtraceOps:
-        """A function tracer of functions, of all where no names are given; it is not registered yet."""
+        """Function tracer of the named functions, or of all if no names are given; not yet registered."""
         at = {self.site(name): name for name in names or self.functions}
 
         def told(ip: int, *_: object) -> None:
             if ip in at:
                 self.happened.append(Tracer(at[ip], number))
             else:
-                assert not names, f"a tracer of {', '.join(names)} is told of {ip:#x}"
+                assert not names, f"a tracer of {', '.join(names)} is called for {ip:#x}"
 
         return FtraceOps(f"tracer {number}", told, flags, filter=set(at) if names else set())
 
     def site(self, name: str) -> int:
-        """Where a function is patched."""
+        """Guest address of a function's patch site."""
         site = self.lab.kernel.function(name).site
         assert site is not None
         return site
 
     def direct_ops(self, names: Sequence[str]) -> FtraceOps:
-        """A direct caller of functions that is no trampoline; it is not registered yet."""
+        """ftrace_ops for a direct caller of functions that is no trampoline; not yet registered."""
         return FtraceOps(f"direct caller of {', '.join(names)}", filter={self.site(name) for name in names})
 
     def direct(self, ops: FtraceOps, caller: int) -> None:
-        """Let its functions reach a direct caller."""
+        """Registers a direct caller (``ftrace.c:register_ftrace_direct()``)."""
         self.lab.kernel.ftrace.register_ftrace_direct(ops, self._caller(caller))
 
     def redirect(self, ops: FtraceOps, caller: int) -> None:
-        """Let them reach another one."""
+        """Changes the direct caller (``ftrace.c:modify_ftrace_direct()``)."""
         self.lab.kernel.ftrace.modify_ftrace_direct(ops, self._caller(caller))
 
     def undirect(self, ops: FtraceOps, caller: int) -> None:
-        """Take it off, which must be the one that is there."""
+        """Unregisters the direct caller, which must be the present one (``ftrace.c:unregister_ftrace_direct()``)."""
         self.lab.kernel.ftrace.unregister_ftrace_direct(ops, self._caller(caller))
 
     def _caller(self, number: int) -> int:
         return self.lab.kernel.kallsyms.address(DIRECT_CALLERS[number])
 
     def patch(self, name: str) -> None:
-        """Livepatch a function, by the same patch each time."""
+        """Livepatches a function, with the same patch each time."""
         if name not in self._patches:
             self._patches[name] = LivePatch(self.lab.kernel, name, f"{name}_patched")
         self._patches[name].enable()
 
     def unpatch(self, name: str) -> None:
-        """Let it be called again."""
+        """Disables the livepatch of a function."""
         self._patches[name].disable()
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
     def call(self, name: str, words: Sequence[int], cpu: int = 0) -> tuple[list[Happening], int]:
-        """What happens in a call, and what it returns."""
+        """Events of a call, and its return value."""
         traced = self.functions[name]
         registers, stack = traced.travel(words)
         kept = self._kept[cpu]
@@ -310,13 +311,12 @@ class WatchedLab:
         return happened, self._value(traced, call.value)
 
     def fill_return_stack(self, cpu: int) -> None:
-        """Let a CPU's counter say that no call was accounted yet; ``accounted`` tells of those of programs from now
-        on."""
+        """Resets a CPU's call-depth counter to that of a full return stack buffer, and ``accounted`` to False."""
         self.lab.kernel.machine.write_u64(self.lab.kernel.percpu_areas[cpu] + _CALL_DEPTH, _CREDIT)
         self.accounted = False
 
     def start(self, name: str, words: Sequence[int], cpu: int) -> tuple[list[Happening], Task]:
-        """A call as a task of its own, which sleeps or is done when this returns."""
+        """Calls a function in a new task; returns the events so far and the task, which sleeps or is done."""
         traced = self.functions[name]
         registers, stack = traced.travel(words)
         assert not stack, "a task's function takes its arguments in registers"
@@ -327,12 +327,12 @@ class WatchedLab:
         return self._run(task, cpu), task
 
     def wake(self, task: Task, cpu: int) -> list[Happening]:
-        """The rest of such a call, or up to where it sleeps again."""
+        """Wakes a task; returns the events until it sleeps again or is done."""
         task.wake()
         return self._run(task, cpu)
 
     def end(self, task: Task) -> int:
-        """Forget a call that has returned; gives what it returned."""
+        """Removes a task whose call has returned; returns the call's value."""
         assert task.state is TaskState.DONE, task
         name = task.name.removeprefix("calls ")
         _check_kept(name, [task.register(register) for register in _KEPT])
@@ -341,7 +341,7 @@ class WatchedLab:
         return self._value(self.functions[name], task.value)
 
     def _dirty(self, task: Task) -> None:
-        """Fill the stack where a task's calls begin: nobody finds zeroes there that he did not write."""
+        """Fills the stack below a task's first frame, so that no code finds zeroes that it did not write."""
         self.lab.kernel.machine.write(task.first_rsp - len(_STACK_RUBBISH), _STACK_RUBBISH)
 
     def _run(self, task: Task, cpu: int) -> list[Happening]:
@@ -360,7 +360,7 @@ class WatchedLab:
             self.happened = before
 
     def _check_readers(self, name: str, task: int) -> None:
-        """After a call nobody is in a read section, keeps migration off or has a run context."""
+        """Checks that a call left no read section, no disabled migration and no run context."""
         kernel = self.lab.kernel
         for field, (offset, size) in _READERS.items():
             value = int.from_bytes(kernel.machine.read(task + offset, size), "little")
@@ -377,24 +377,25 @@ class WatchedLab:
         number = vcpu.regs.rax
         patched = bool(number >> 63)
         name = self._names[~number & (1 << 64) - 1 if patched else number]
-        # Who passes arguments on the stack aligns it for that; telling us took a call.
+        # A caller that passes arguments on the stack aligns rsp; the call of this stub pushed 8 bytes more.
         aligned = vcpu.regs.rsp % 16 == 0 or not self.functions[name].has_stack_words
         assert aligned, f"{name} is entered with rsp misaligned, at {vcpu.regs.rsp + 8:#x}"
         self.happened.append(Original(name, patched))
 
     def _direct(self, vcpu: Vcpu) -> None:
-        """Behind the return address into the caller's code is the one into the function."""
+        """Host call of a direct caller: the second word on the stack is the return address into the function."""
         address = self.lab.kernel.machine.read_u64(vcpu.regs.rsp + 8)
         function = self.lab.kernel.function_at(address)
         self.happened.append(Direct(function.name if function else hex(address), vcpu.regs.rax))
 
     def close(self) -> None:
-        """Give the machine back."""
+        """Frees the machine."""
         self.lab.close()
 
 
 def _session_cookie(context: ProgContext) -> int:
-    """``bpf_session_cookie``: its distance from the context is the count word's second byte, in slots."""
+    """Guest address of ``bpf_session_cookie``: the count word's second byte is its distance from the context, in slots.
+    """
     machine = context.kernel.machine
     return context.address - 8 * (machine.read_u64(context.address - 8) >> 8 & 0xFF)
 

@@ -1,4 +1,4 @@
-"""Booted kernels for sequences: each is booted once, and brought back to its first state for every further sequence."""
+"""Booted kernels for sequences: each boots once and is restored to its first state for every further sequence."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from trampoline.testing.instrumented_lab import WatchedLab
 from trampoline.testing.traced_functions import Prototype
 
 MOST = 16
-"""Kernels that are kept booted at the same time."""
+"""Maximum number of kernels kept booted at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to boot a release: how it was built, where returns jump to (nowhere: a plain ret), whether calls are
-    accounted (retbleed=stuff).
+    """One way to boot a release: its configuration, its return thunk (empty: a plain ret), and call-depth accounting
+    (retbleed=stuff).
     """
 
     flavour: str
@@ -29,9 +29,10 @@ class Variant:
     return_thunk: str = ""
     call_depth: bool = False
     max_links: int = 0
-    """Programs on one function, if not as many as the release takes: full is sooner full, and it is one rule."""
+    """Maximum number of programs on one function; 0: the release's own limit. A low limit is reached with fewer steps.
+    """
     any_metadata: bool = True
-    """Whether it is booted with each metadata back end, not with the design's own choice alone."""
+    """True: booted with each metadata back end; False: with the design's default only."""
 
 
 VARIANTS = (
@@ -41,17 +42,17 @@ VARIANTS = (
     Variant("7.2", max_links=8),
     Variant("7.2", "lazy", return_thunk="its_return_thunk", any_metadata=False),
 )
-"""Kernels that sequences run on; of other flavours that somebody brings the plain boot."""
+"""Kernels that sequences run on; a flavour that is not listed has the plain boot only."""
 
 
 @cache
 def limited(flavour: Flavour, variant: Variant) -> Flavour:
-    """A flavour with the limit of a variant."""
+    """Flavour with the link limit of a variant."""
     return replace(flavour, max_links=variant.max_links) if variant.max_links else flavour
 
 
 def variants(flavours: Sequence[Flavour]) -> list[Variant]:
-    """Those of some flavours."""
+    """Variants of some flavours."""
     return [
         variant
         for flavour in flavours
@@ -66,7 +67,7 @@ class _Booted:
 
 
 class Kernels:
-    """Kernels of one design with the same functions. Nothing is shared with other ``Kernels``."""
+    """Kernels of one design with the same functions. Shares nothing with other ``Kernels``."""
 
     def __init__(self, design: DesignChoice, prototypes: Sequence[Prototype], *, vcpus: int, counts: bool) -> None:
         self._design, self._prototypes, self._vcpus, self._counts = design, tuple(prototypes), vcpus, counts
@@ -74,7 +75,7 @@ class Kernels:
         self._thunks: dict[tuple[str, str, str], int] = {}
 
     def take(self, flavour: Flavour, variant: Variant, metadata: str | None = None) -> WatchedLab:
-        """A kernel as it was after its boot. One of a kind at a time."""
+        """Kernel in its state after boot. At most one user per (flavour, variant, metadata) at a time."""
         key = (flavour, variant, metadata)
         booted = self._booted.get(key)
         if booted is None:
@@ -87,14 +88,14 @@ class Kernels:
         return booted.watched
 
     def drop(self, watched: WatchedLab) -> None:
-        """Give a kernel up whose state nobody knows any more."""
+        """Closes a kernel whose state is no longer known."""
         for key, booted in list(self._booted.items()):
             if booted.watched is watched:
                 del self._booted[key]
         watched.close()
 
     def close(self) -> None:
-        """Give all machines back."""
+        """Closes all kernels."""
         while self._booted:
             self._booted.popitem()[1].watched.close()
 
@@ -122,7 +123,7 @@ class Kernels:
         if variant.return_thunk:
             key = (flavour.name, variant.config, variant.return_thunk)
             if key not in self._thunks:
-                # Where it stands does not depend on what the boot decides: another one tells.
+                # The thunk's address does not depend on the boot's choices, so a probe kernel supplies it.
                 with Lab(flavour, variant.config, counting="off") as probe:
                     self._thunks[key] = probe.kernel.kallsyms.address(variant.return_thunk)
             thunk = self._thunks[key]

@@ -1,4 +1,4 @@
-"""What a laboratory holds at rest: compared before and after, it says what was left over, or changed."""
+"""Leak check: what a laboratory holds at rest, compared before and after."""
 
 from collections import Counter
 from dataclasses import dataclass, fields, replace
@@ -10,7 +10,7 @@ _MEMORY = frozenset({"images", "slab", "vmalloc", "percpu", "programs", "symbols
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Text, memory and registrations of a kernel. Where two are equal, nothing came and nothing was left over."""
+    """Text, memory and registrations of a kernel. Two equal values: no leak and no change."""
 
     text: dict[str, bytes]
     images: dict[int, str]
@@ -18,13 +18,13 @@ class Holdings:
     vmalloc: list[str]
     percpu: list[str]
     symbols: int
-    """How many there are."""
+    """Number of kallsyms entries."""
     direct_functions: dict[int, int]
     ftrace_ops: list[str]
     sites: list[int]
-    """Every patch site, also where nobody is."""
+    """Every patch site, used or not."""
     users: dict[int, list[str]]
-    """Names of the users of each patch site that has some."""
+    """Names of the users of each used patch site."""
     trampolines: dict[str, tuple[int, int]]
     """References and programs of each trampoline, by its target."""
     programs: dict[str, int]
@@ -33,8 +33,8 @@ class Holdings:
 
     @classmethod
     def of(cls, lab: Lab, keeps: str = "") -> "Holdings":
-        """What it holds now, but for one object of the kernel whose name begins with ``keeps``; ends the grace periods
-        that can end, if that is left to the kernel.
+        """Holdings of a laboratory now, without one slab object whose name begins with ``keeps``. First ends the grace
+        periods that can end, if the kernel does so automatically.
         """
         kernel = lab.kernel
         kernel.rcu.settle()
@@ -62,7 +62,7 @@ class Holdings:
         )
 
     def without_places(self) -> "Holdings":
-        """The same where it does not matter which image a site reaches, and where it lies."""
+        """Copy without image addresses and the text that refers to them."""
         return replace(
             self,
             text={},
@@ -71,34 +71,34 @@ class Holdings:
         )
 
     def difference(self, other: "Holdings") -> str:
-        """What is different in the other, a line each; empty where nothing is.
+        """Differences to the other, one per line; empty if there are none.
 
-        Where a grace period of the other's is not over, what it will free is not known: memory is left out.
+        While a grace period of the other is pending, memory is not compared: its callbacks may still free some.
         """
         lines = []
         for field in fields(self):
             if other.grace_periods and field.name in _MEMORY:
                 continue
-            mine, its = getattr(self, field.name), getattr(other, field.name)
-            if mine == its:
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if mine == theirs:
                 continue
             if isinstance(mine, dict):
-                keys = sorted(key for key in mine.keys() | its.keys() if mine.get(key) != its.get(key))
-                mine, its = {key: mine.get(key) for key in keys}, {key: its.get(key) for key in keys}
+                keys = sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
+                mine, theirs = {key: mine.get(key) for key in keys}, {key: theirs.get(key) for key in keys}
             elif isinstance(mine, list):
-                one, two = Counter(mine), Counter(its)
-                mine, its = sorted((one - two).elements()), sorted((two - one).elements())
-            lines.append(f"{field.name}: {mine} before, {its} after")
+                one, two = Counter(mine), Counter(theirs)
+                mine, theirs = sorted((one - two).elements()), sorted((two - one).elements())
+            lines.append(f"{field.name}: {mine} before, {theirs} after")
         return "\n".join(lines)
 
 
 def text_of(lab: Lab) -> dict[str, bytes]:
-    """The present code of every function."""
+    """Present code bytes of every function, by name."""
     kernel = lab.kernel
     placed = dict(kernel.functions.items())
     ours = [function for function in placed.values() if not function.module]
     start, end = min(one.address for one in ours), max(one.address + one.size for one in ours)
-    # At once: this is looked at after every step.
+    # One read: this runs after every step.
     text = kernel.machine.read(start, end - start)
     return {
         name: kernel.machine.read(one.address, one.size)

@@ -1,8 +1,4 @@
-"""What should be seen, in plain Python: no machine code, no addresses but those of functions, no memory.
-
-A ``Reference`` knows which programs are on which functions, and says for a call which of them run, in which order and
-with what, and what comes back.
-"""
+"""Reference model in plain Python: no machine code, no memory, no addresses but those of functions."""
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
@@ -22,7 +18,7 @@ MASK = (1 << 64) - 1
 
 
 class RunPhase(Enum):
-    """When a program ran: before the original, behind it, or it was no program."""
+    """Phase of a program's run: before or after the original function."""
 
     ENTRY = "entry"
     EXIT = "exit"
@@ -30,7 +26,7 @@ class RunPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """A program that ran, and what it saw; None for what is not there, or what it does not read."""
+    """Run of a program and what it saw; None for values that are absent or that it does not read."""
 
     program: int
     phase: RunPhase
@@ -39,14 +35,14 @@ class ProgramRun:
     cookie: int | None
     ret: int | None
     count: int | None = None
-    """``bpf_get_func_arg_cnt``; None in designs where it says something else."""
+    """``bpf_get_func_arg_cnt``; None in designs where it is not the actual count."""
     session: int | None = None
-    """What a session keeps from entry to exit (``bpf_session_cookie``), as it finds it."""
+    """Session cookie (``bpf_session_cookie``) as the program finds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A function's own code ran; ``patched``: its replacement."""
+    """Run of a function's own code; ``patched``: of its replacement."""
 
     function: str
     patched: bool = False
@@ -54,7 +50,7 @@ class Original:
 
 @dataclass(frozen=True, slots=True)
 class Tracer:
-    """A function tracer's callback ran."""
+    """Run of a function tracer's callback."""
 
     function: str
     number: int = 0
@@ -62,7 +58,7 @@ class Tracer:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """A direct caller that is no trampoline ran."""
+    """Run of a direct caller that is no trampoline."""
 
     function: str
     caller: int
@@ -71,17 +67,17 @@ class Direct:
 Happening = ProgramRun | Original | Tracer | Direct
 IN_PROGRAM, IN_ORIGINAL = "program", "original"
 _Steps = Generator[str, None, int]
-"""A call; it yields where somebody sleeps, and says where, and gives what comes back."""
+"""A call: yields IN_PROGRAM or IN_ORIGINAL when it sleeps there, and returns the call's value."""
 EVERYTHING = frozenset({"ip", "cookie", "count"})
 
 
 @dataclass(frozen=True, slots=True)
 class ModelProgram:
-    """A program as the model knows it. ``result``: what it returns, which matters for fmod_ret.
+    """A program in the model. ``result``: its return value, which matters for fmod_ret.
 
-    ``calls``: a function that it calls each time it runs, with its distinct arguments. ``sleeps``: how often it sleeps
-    in a task, where it is alone on its function. ``reads``: what it asks for beside arguments. ``session``: it keeps
-    its number from entry to exit.
+    ``calls``: function that it calls in each run, with distinct arguments. ``sleeps``: number of times it sleeps in a
+    task, if it is alone on its function. ``reads``: values that it reads besides arguments. ``session``: stores its
+    number in the session cookie at entry.
     """
 
     number: int
@@ -104,8 +100,8 @@ class Attached:
 
 @dataclass(slots=True)
 class _Course:
-    """Who calls: the CPU that it is on, and whether it is a task, which may sleep. ``seen``: what was seen to happen
-    since it was woken, for where a model can't know.
+    """Context of a call: its CPU, and whether it runs in a task, which may sleep. ``seen``: events observed since it
+    was woken, for choices that the model cannot predict.
     """
 
     cpu: int
@@ -116,16 +112,16 @@ class _Course:
 
 @dataclass(slots=True)
 class _Frame:
-    """One call of a function with programs. ``timed``: whether runs were counted when it began."""
+    """One call of a function with programs. ``timed``: runs were counted when it started."""
 
     timed: bool
     sessions: set[int] = field(default_factory=set)
-    """Programs that run behind the original, since they ran before it."""
+    """Session programs that run at exit, because they ran at entry."""
 
 
 @dataclass(slots=True)
 class Asleep:
-    """A call in which somebody sleeps: an original, which may go on elsewhere, or a program, which can't."""
+    """A sleeping call: in an original, which may continue on another CPU, or in a program, which may not."""
 
     function: str
     in_program: bool
@@ -134,7 +130,7 @@ class Asleep:
 
     @property
     def cpu(self) -> int:
-        """The CPU on which it went to sleep."""
+        """CPU on which it went to sleep."""
         return self._course.cpu
 
 
@@ -143,38 +139,40 @@ class _Function:
     traced: TracedFunction
     attached: list[Attached] = field(default_factory=list)
     generation: int = 0
-    """Counts the changes of what its site reaches."""
+    """Number of changes of the code that its site reaches."""
     incarnation: int = 0
-    """Counts how often its last program went."""
+    """Number of times that its last program was detached."""
     tracers: list[int] = field(default_factory=list)
-    """Numbers of the tracers, the newest last."""
+    """Numbers of its tracers, newest last."""
     patched: bool = False
     direct: int | None = None
     inside: int = 0
-    """Calls that sleep in a program of it."""
+    """Number of calls that sleep in one of its programs."""
 
 
 class Reference:
-    """Programs on functions, and what a call of one shows."""
+    """Programs attached to functions; predicts for a call which programs run, in which order and with which values, and
+    what the call returns.
+    """
 
     def __init__(self, traits: Traits, flavour: Flavour, functions: Sequence[TracedFunction]) -> None:
         self._traits, self._flavour = traits, flavour
         self.functions = {function.name: _Function(function) for function in functions}
         self.timed = False
-        """Whether runs of programs are counted (``kernel.bpf_stats_enabled``)."""
+        """True if runs of programs are counted (``kernel.bpf_stats_enabled``)."""
         self.clock = 1000
-        """What sched_clock() answers: a run is counted if that is more than 1 when the program is entered, which is
-        NO_START_TIME, and statistics are on then and when it is left.
+        """Value of sched_clock() in ns: a run is counted if it is above NO_START_TIME (1) at entry and statistics are
+        on at entry and at exit.
         """
         self.misses: Counter[int] = Counter()
-        """Runs of each program that the recursion guard refused."""
+        """Runs of each program that the recursion guard prevented."""
         self.runs: Counter[int] = Counter()
-        """Runs of each program that were counted."""
+        """Counted runs of each program."""
         self._active: set[tuple[int, int]] = set()
-        """Programs that run, and on which CPU."""
+        """Running programs, as (number, CPU)."""
 
     def fork(self) -> "Reference":
-        """One that goes its own way. Calls that sleep stay with this one."""
+        """Independent copy. Sleeping calls stay with this one."""
         other = copy(self)
         other.functions = {
             name: replace(function, attached=list(function.attached), tracers=list(function.tracers))
@@ -183,10 +181,10 @@ class Reference:
         other.misses, other.runs, other._active = self.misses.copy(), self.runs.copy(), set(self._active)
         return other
 
-    # Coming and going -----------------------------------------------------------------------------------------------
+    # Attach and detach ---------------------------------------------------------------------------------------------
 
     def refusals(self, program: ModelProgram, names: Sequence[str], *, multi: bool) -> frozenset[int]:
-        """Error codes of which attaching must give one; none: it must work."""
+        """Error codes of which attaching must return one; empty: it must succeed."""
         codes = set()
         traits = self._traits_of(multi)
         if len(set(names)) != len(names):
@@ -209,17 +207,17 @@ class Reference:
         return frozenset(codes)
 
     def weight(self, name: str) -> int:
-        """How many links a function's programs count as."""
+        """Number of links that a function's programs count as."""
         return sum(_weight(attached.program) for attached in self.functions[name].attached)
 
     def attach(self, program: ModelProgram, names: Sequence[str], cookies: Sequence[int], *, multi: bool) -> None:
-        """A link has come."""
+        """Records an attached link."""
         for name, cookie in zip(names, cookies, strict=True):
             self.functions[name].attached.append(Attached(program, cookie, multi))
             self.functions[name].generation += 1
 
     def detach(self, program: ModelProgram, names: Sequence[str]) -> None:
-        """A link has gone."""
+        """Records a detached link."""
         for name in names:
             function = self.functions[name]
             function.attached = [one for one in function.attached if one.program.number != program.number]
@@ -227,65 +225,65 @@ class Reference:
             function.incarnation += not function.attached
 
     def trace(self, number: int, names: Sequence[str]) -> None:
-        """A function tracer is on these functions now. Numbers are in the order in which tracers came."""
+        """Sets the functions of a tracer. Tracers are numbered in order of registration."""
         for name, function in self.functions.items():
             others = [other for other in function.tracers if other != number]
             function.tracers = sorted([*others, number]) if name in names else others
 
     def direct(self, names: Sequence[str], caller: int | None) -> None:
-        """Somebody else's direct caller has come to functions, is another one now, or has left them."""
+        """Sets the direct caller of functions that is no trampoline; None removes it."""
         for name in names:
             self.functions[name].direct = caller
 
     def time(self, *, on: bool) -> None:
-        """Runs are counted from now on, or no more; where images do that, all are made anew."""
+        """Turns counting of runs on or off; designs whose images count rebuild all of them."""
         if on != self.timed and self._traits.times_by_image:
             for function in self.functions.values():
                 function.generation += bool(function.attached)
         self.timed = on
 
     def is_used(self, name: str) -> bool:
-        """Whether anybody is at the site of a function."""
+        """True if the patch site of a function has any user."""
         function = self.functions[name]
         return bool(function.attached or function.tracers or function.patched or function.direct is not None)
 
     def accounts_calls(self, name: str) -> bool:
-        """Whether what runs the programs of a function accounts calls, on boots that want that."""
+        """True if the code that calls a function's programs does call-depth accounting, on boots with it."""
         function = self.functions[name]
         return bool(function.attached) and self._traits_at(function).accounts_calls
 
     def sleeps_in(self, program: ModelProgram, name: str) -> bool:
-        """Whether a program goes to sleep when a task calls this function."""
+        """True if a program sleeps when a task calls this function."""
         return program.sleeps > 0 and len(self.functions[name].attached) == 1
 
     def runs_on(self, program: ModelProgram, cpu: int) -> bool:
-        """Whether a program counts as running on a CPU, since a task sleeps in it. LSM programs do not count."""
+        """True if a program counts as running on a CPU, because a task sleeps in it. LSM programs do not count."""
         return (program.number, cpu) in self._active and not program.kind.is_lsm
 
     def patch(self, name: str, *, on: bool) -> None:
-        """A livepatch has come to a function, or left it: trampolines that call the original are made anew."""
+        """Records that a function was livepatched, or no longer is: trampolines that call the original are rebuilt."""
         self.functions[name].patched = on
         self.functions[name].generation += 1
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
     def call(self, name: str, words: Sequence[int], cpu: int = 0) -> tuple[list[Happening], int]:
-        """What happens in a call of a function with these argument words, in order, and what it returns."""
+        """Events of a call of a function with these argument words, in order, and its return value."""
         course = _Course(cpu)
         return course.happened, _whole(self._call(name, tuple(words), course))
 
     def start(self, name: str, words: Sequence[int], cpu: int = 0) -> tuple[list[Happening], Asleep | int]:
-        """The same in a task, up to where somebody sleeps; what it returned where nobody did."""
+        """Events of a call in a task until it sleeps or returns; then the sleeping call, or the return value."""
         course = _Course(cpu, task=True)
         return self._go_on(name, course, self._call(name, tuple(words), course))
 
     def wake(
         self, asleep: Asleep, cpu: int, seen: Sequence[Happening] = ()
     ) -> tuple[list[Happening], Asleep | int]:
-        """The rest of such a call, or up to where somebody sleeps again.
+        """Continues a sleeping call until it sleeps again or returns.
 
-        ``seen``: what was seen to happen. An image that several functions share jumps over its programs when the last
-        of them leaves it: whether others have it is not the model's business, so either is right.
+        ``seen``: the events observed. An image that several functions share skips its programs once the last function
+        has left it; the model does not know which functions share an image, so it accepts both.
         """
         asleep._course.cpu, asleep._course.seen = cpu, seen
         asleep._course.happened = []
@@ -332,7 +330,7 @@ class Reference:
     def _is_kept(
         self, function: _Function, there: Sequence[Attached], exits: Sequence[Attached], course: _Course
     ) -> bool:
-        """Whether the image that a call is in may still run its programs, and was seen to run the first of them."""
+        """True if the image that a call is in may still run its programs, and did run the first of them."""
         if self._traits_at(function).image_per_function or any(one not in function.attached for one in there):
             return False
         first = course.seen[0] if course.seen else None
@@ -417,7 +415,7 @@ class Reference:
         return True
 
     def _listed(self, function: _Function, where: TrampProgType) -> list[Attached]:
-        """A list of the function, in the order in which it runs; sessions stand in two."""
+        """Programs of one list of the function, in the order in which they run; sessions are in two lists."""
         kinds = {where} | ({TrampProgType.FSESSION} if where is not TrampProgType.MODIFY_RETURN else set())
         found = [attached for attached in function.attached if _kind(attached, function) in kinds]
         return found if self._traits_at(function).order is Order.OLDEST_FIRST else found[::-1]
@@ -445,7 +443,7 @@ _KINDS = {
 
 
 def _whole(steps: _Steps) -> int:
-    """A call in which nobody else comes to run: who sleeps is woken at once."""
+    """Runs a call to its end without interleaving: each sleep ends at once."""
     while True:
         try:
             next(steps)
@@ -454,7 +452,7 @@ def _whole(steps: _Steps) -> int:
 
 
 def kind_on(attach: AttachType, traced: TracedFunction) -> TrampProgType:
-    """The list that a program of an attach type is in on a function. The model's own: not what the design asks."""
+    """List of a function that a program of an attach type is in. Independent of the design's own code."""
     if attach.is_lsm:
         return TrampProgType.MODIFY_RETURN if traced.model.ret_size else TrampProgType.FEXIT
     return _KINDS[attach]

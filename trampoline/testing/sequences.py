@@ -1,4 +1,4 @@
-"""Sequences from a seed number: how many steps were executed, and what failed first."""
+"""Sequences from a seed number: the number of steps executed, and the first failure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,26 +15,26 @@ from trampoline.testing.rules.base import LOOKS, SequenceTally
 from trampoline.testing.state_machine import lab_machine
 
 STEPS = 30
-"""Steps of one sequence, unless told otherwise."""
+"""Default number of steps of one sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The first sequence that failed, after it was run once more: its error, and the steps as a program."""
+    """The first failed sequence, run once more: its error, and its steps as a program."""
 
     error: BaseException
     program: str
 
     @property
     def text(self) -> str:
-        """The error in a line."""
+        """The error in one line."""
         first, *_ = str(self.error).splitlines() or [""]
         return f"{type(self.error).__name__}: {first}"
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """What was run: sequences, steps in all of them (with shrinking those of the attempts too), and what failed."""
+    """Number of sequences and of steps in all of them (with those of shrinking), and the first failure."""
 
     examples: int
     steps: int
@@ -52,11 +52,11 @@ def run_sequences(
     shrink: bool = False,
     kernels: Kernels | None = None,
 ) -> Sequences:
-    """Run so many sequences on a design, or fewer, up to the first that fails. The same arguments run the same ones.
+    """Runs up to ``examples`` sequences on a design; stops at the first failure. Deterministic in its arguments.
 
-    ``shrink``: look for a shorter sequence that fails as well. ``kernels``: booted ones to be used, and left booted,
-    for several runs on one design; where none are given, they are given back at the end. ``design`` and ``traits`` as
-    for ``lab_machine``. Whatever a step raises is a failure; Ctrl-C and what hides behind BaseException is not.
+    ``shrink``: look for a shorter sequence that fails too. ``kernels``: booted kernels to use, which stay booted, for
+    several runs on one design; by default they are closed at the end. ``design`` and ``traits`` as for ``lab_machine``.
+    Any Exception of a step is a failure; KeyboardInterrupt and other BaseExceptions are raised.
     """
     tally = SequenceTally()
     machine = lab_machine(design, traits, flavours=flavours, tally=tally, kernels=kernels)
@@ -85,6 +85,6 @@ def run_sequences(
 
 
 def _program(text: str) -> str:
-    """What Hypothesis prints, without what is looked at after each step."""
+    """Hypothesis's report of the steps, without the invariants that run after each step."""
     looks = tuple(f"state.{name}(" for name in LOOKS)
     return "\n".join(line for line in text.splitlines() if not line.startswith(looks))

@@ -1,5 +1,5 @@
-"""The state machine: links, calls and other users of the same functions come and go, and what happens is compared with
-the reference model after every step.
+"""State machine: attaches and detaches links and other users of the same functions, calls them, and compares every step
+with the reference model.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from trampoline.testing.rules.other import OtherSteps
 
 
 class LabMachine(LinkSteps, CallSteps, MixedSteps, OtherSteps, ObservedSteps, UserSteps):
-    """The state machine of some design; ``lab_machine`` makes them."""
+    """State machine of a design; made by ``lab_machine``."""
 
 
 def booted_kernels(design: DesignChoice, traits: Traits | None = None) -> Kernels:
-    """Kernels of a design for several runs; its ``close`` gives them back. TrampolineError as ``lab_machine``."""
+    """Kernels of a design for several runs; ``close`` frees them. TrampolineError as ``lab_machine``."""
     return Kernels(design, FIXED, vcpus=CPUS, counts=_documented(design, traits).count_is_actual)
 
 
@@ -35,13 +35,13 @@ def lab_machine(
     tally: SequenceTally | None = None,
     kernels: Kernels | None = None,
 ) -> type[LabMachine]:
-    """The state machine of a design, by name or by what makes it: run it with Hypothesis's
+    """State machine class of a design, given by name or by its factory: run it with Hypothesis's
     ``run_state_machine_as_test``, or let pytest find its ``TestCase``.
 
-    ``traits``: its documented differences, by default those of its DesignInfo. Each run draws one of the
-    flavours, a boot, and functions with prototypes of its own. ``tally`` counts what is run. Kernels stay booted
-    between runs: in ``kernels`` of this design (``booted_kernels``), or in some of the class's own
-    (``SUBJECT.kernels``). TrampolineError for a design of which nothing is documented.
+    ``traits``: its documented differences, by default those of its DesignInfo. Each run draws one of the flavours, a
+    boot, and functions with new prototypes. ``tally`` counts sequences and steps. Kernels stay booted between runs:
+    those of ``kernels`` (``booted_kernels``), or the class's own (``SUBJECT.kernels``). TrampolineError for a design
+    without documented traits.
     """
     traits = _documented(design, traits)
     kernels = kernels or booted_kernels(design, traits)
@@ -58,5 +58,5 @@ def _documented(design: DesignChoice, traits: Traits | None) -> Traits:
     info = design_info(design)
     found = traits or info.traits
     if found is None:
-        raise TrampolineError(f"no traits are known of {info.name!r}: pass them, or set them in its DesignInfo")
+        raise TrampolineError(f"design {info.name!r} has no traits; pass traits=, or set them in its DesignInfo")
     return found

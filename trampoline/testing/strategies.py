@@ -24,15 +24,16 @@ _RETURNS = ("int", "u64", "long", "u64", "long", "int", "char", "u16", "void", "
 
 @st.composite
 def prototypes(draw: st.DrawFn, name: str, *, max_slots: int = 12, structs: bool = True) -> Prototype:
-    """A function of that name with up to so many argument slots."""
-    # Each number of slots about as likely as any other, the edges of what registers and releases take more so.
+    """Function of that name with up to ``max_slots`` argument slots of 8 bytes."""
+    # Each number of slots is about as likely as any other, the limits of registers and releases more so.
     slots = draw(st.sampled_from([*range(max_slots + 1), *(edge for edge in (6, 7, max_slots) if edge <= max_slots)]))
     left = slots
     types: list[str] = []
     while left:
         fitting = _SCALARS + (tuple(_STRUCTS if left > 1 else _SMALL) if structs else ())
         if structs and left > 2 and slots - left == len(ARG_REGISTERS) - 1:
-            # More than the last register holds: it goes to the stack, and the register is the next one's.
+            # A struct larger than the last register: it is passed on the stack, and the register takes the next
+            # argument.
             fitting += _LARGE * 4
         types.append(draw(st.sampled_from(fitting)))
         left -= 2 if types[-1] in _LARGE else 1
@@ -42,31 +43,32 @@ def prototypes(draw: st.DrawFn, name: str, *, max_slots: int = 12, structs: bool
 
 
 def words(model: FuncModel) -> SearchStrategy[tuple[int, ...]]:
-    """The argument words of a call: any 64 bits in each, edges more often."""
+    """Argument words of a call: any 64-bit values, limits more often."""
     edges = st.sampled_from((0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 63, (1 << 64) - 1))
     return st.tuples(*[edges | st.integers(0, (1 << 64) - 1)] * model.nr_regs)
 
 
 def cookies() -> SearchStrategy[int]:
-    """A link's cookie; each way to load it as a constant."""
+    """Cookie of a link: values for each encoding of a constant load."""
     return st.sampled_from((0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 32, (1 << 64) - 1)) | st.integers(0, (1 << 64) - 1)
 
 
 def results() -> SearchStrategy[int]:
-    """What a program returns: often 0, or what is none in some part of it."""
+    """Return value of a program: often 0, or with some zero part."""
     return st.sampled_from((0, 0, 0, 7, -22, 1 << 32, 1 << 63))
 
 
 def flavours() -> SearchStrategy[Flavour]:
-    """A kernel's release."""
+    """Flavour of a kernel release."""
     return st.sampled_from(tuple(FLAVOURS.values()))
 
 
 def kinds(
     traits: Traits, flavour: Flavour, *, multi: bool = True, sleepable: bool = False, last: AttachType | None = None
 ) -> SearchStrategy[AttachType]:
-    """An attach type that a design has on a flavour, in its plain form; of plain links, those of LSM programs too. That
-    of the last program comes more often: programs of one kind share an order, a limit and places in a frame.
+    """Attach type that a design supports on a flavour, in its plain form; for plain links also those of LSM programs.
+    ``last``, the type of the previous program, is more likely: programs of one kind share an order, a limit and frame
+    slots.
     """
     lsm = () if multi else (AttachType.LSM_MAC,) if sleepable else (AttachType.LSM_MAC, AttachType.LSM_CGROUP)
     able = (*traits.kinds(flavour), *lsm)

@@ -1,4 +1,4 @@
-"""Traced functions for tests: guest code whose arguments, calls and return value a model can foretell."""
+"""Traced functions for tests: guest code whose arguments, calls and return value a model can predict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from trampoline.lab import Lab
 MASK = (1 << 64) - 1
 _PATCHED = 0x1000
 _PARTS = {
-    # Register by size in bytes: what a C function may look at of a narrow argument.
+    # Register parts by size in bytes: the bytes of a narrow argument that a C function may read.
     "rdi": {1: "dil", 2: "di", 4: "edi"},
     "rsi": {1: "sil", 2: "si", 4: "esi"},
     "rdx": {1: "dl", 2: "dx", 4: "edx"},
@@ -27,10 +27,10 @@ _WIDTHS = {1: "byte", 2: "word", 4: "dword", 8: "qword"}
 
 @dataclass(frozen=True, slots=True)
 class Prototype:
-    """A function to be made: its C declaration, and what its body does besides weighing its arguments.
+    """Definition of a function: its C declaration, and its body's actions besides the weighted sum of its arguments.
 
-    ``calls``: a function of one argument that it calls with its first; ``sleeps``: another task may run in it;
-    ``replaceable``: there is a replacement for it.
+    ``calls``: function of one argument that it calls with its first; ``sleeps``: it calls schedule(); ``replaceable``:
+    a replacement exists, for livepatches.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Prototype:
 
     @property
     def model(self) -> FuncModel:
-        """The function model. PrototypeError, KernelError as ``parse_model``."""
+        """Function model. PrototypeError, KernelError as ``parse_model``."""
         return parse_model(self.declaration)
 
 
@@ -56,11 +56,11 @@ class TracedFunction:
     sleeps: bool = False
 
     def result(self, words: Sequence[int]) -> int:
-        """What its own code leaves in rax, of which a narrow return value is the low part."""
+        """Value of rax after its own code; a narrow return value is the low part."""
         return self._sum(words, 0)
 
     def patched_result(self, words: Sequence[int]) -> int:
-        """What its replacement returns."""
+        """Return value of its replacement."""
         return self._sum(words, _PATCHED)
 
     def _sum(self, words: Sequence[int], base: int) -> int:
@@ -70,14 +70,14 @@ class TracedFunction:
         return (total + base) & MASK
 
     def cut(self, value: int) -> int | None:
-        """A return value as programs see it; None where the prototype has none."""
+        """Return value as programs see it; None for void functions."""
         size = self.model.ret_size
         if not size:
             return None
         return int.from_bytes((value & MASK).to_bytes(8, "little")[:size], "little", signed=self.model.ret_signed)
 
     def arguments(self, words: Sequence[int]) -> tuple[int | bytes, ...]:
-        """The C arguments that these words are: numbers with their sign, structs as bytes."""
+        """C arguments from argument words: signed or unsigned numbers, structs as bytes."""
         args: list[int | bytes] = []
         at = 0
         for arg in self.model.args:
@@ -87,7 +87,7 @@ class TracedFunction:
         return tuple(args)
 
     def travel(self, words: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The words as a caller passes them: in registers, and on the stack."""
+        """Argument words as a caller passes them: in registers, and on the stack."""
         registers, stack = dict[int, int](), dict[int, int]()
         for word, (place, in_registers) in zip(words, word_places(self.model), strict=True):
             (registers if in_registers else stack)[place] = word
@@ -100,23 +100,23 @@ class TracedFunction:
 
     @property
     def has_stack_words(self) -> bool:
-        """Whether an argument is on the stack."""
+        """True if an argument is on the stack."""
         return not all(there for _, there in word_places(self.model))
 
     @property
     def skips_registers(self) -> bool:
-        """Whether an argument is on the stack while a register is free for it, or for a later one."""
+        """True if an argument is on the stack while an argument register is free or holds a later argument."""
         in_registers = [there for _, there in word_places(self.model)]
         return in_registers[: len(ARG_REGISTERS)] != [True] * min(len(in_registers), len(ARG_REGISTERS))
 
 
 def word_sizes(model: FuncModel) -> list[int]:
-    """Bytes that each word of the arguments has."""
+    """Size in bytes of each argument word."""
     return [min(8, arg.size - 8 * n) for arg in model.args for n in range(arg.slots)]
 
 
 def word_places(model: FuncModel) -> list[tuple[int, bool]]:
-    """Where each word travels: its number among the registers or on the stack, and whether it is in a register."""
+    """Location of each argument word: its index among the registers or stack slots, and True if in a register."""
     return [
         (first + n, in_registers)
         for arg, (first, in_registers) in zip(model.args, model.placement(), strict=True)
@@ -125,9 +125,9 @@ def word_places(model: FuncModel) -> list[tuple[int, bool]]:
 
 
 def add_functions(lab: Lab, prototypes: Sequence[Prototype], told: str, *, first: int = 0) -> list[TracedFunction]:
-    """Put functions, and a replacement for each that may have one (``NAME_patched``), into a kernel.
+    """Adds functions, and a replacement (``NAME_patched``) for each replaceable one, to a kernel.
 
-    Their code calls the symbol ``told`` first, with rax as their number, from ``first`` on, or as ~number in a
+    Their code first calls the symbol ``told``, with its number in rax, counted from ``first``, or ~number in a
     replacement.
     """
     made = []
@@ -156,7 +156,7 @@ def _bodies(prototype: Prototype, number: int, told: str) -> tuple[str, str]:
 
 
 def _weighed(model: FuncModel, base: int, pushed: int = 0) -> list[str]:
-    """The sum of base and of every word, each times its place from 1."""
+    """Code of the sum of base and of every word times its position from 1."""
     lines = [f"mov eax, {base}"]
     for n, ((place, in_registers), size) in enumerate(zip(word_places(model), word_sizes(model), strict=True)):
         if in_registers:
@@ -166,5 +166,5 @@ def _weighed(model: FuncModel, base: int, pushed: int = 0) -> list[str]:
             source = f"{_WIDTHS[size]} ptr [rsp + {8 + pushed + 8 * place:#x}]"
         load = {8: f"mov r10, {source}", 4: f"mov r10d, {source}"}.get(size, f"movzx r10d, {source}")
         lines += [load, f"imul r10, r10, {n + 1}", "add rax, r10"]
-    # As any C function may.
+    # A C function may change all caller-saved registers.
     return lines + [f"mov {register}, {0x5A5A0000 + n:#x}" for n, register in enumerate(_MAY_CHANGE)]

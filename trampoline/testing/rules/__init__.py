@@ -1,1 +1,1 @@
-"""Steps of the state machine, one file a subject."""
+"""Steps of the state machine, one file per subject."""

@@ -1,4 +1,4 @@
-"""What all steps of the state machine have in common: the kernel and the model beside it, and how they are compared."""
+"""Common part of all steps of the state machine: the kernel, its model, and their comparison."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ from trampoline.testing.traced_functions import Prototype
 
 INNER, OUTER, SLEEPER = "tramplab_inner", "tramplab_outer", "tramplab_sleeper"
 CROWD = tuple(f"tramplab_crowd_{number}" for number in range(1, 18))
-"""Functions that one link has all of: tables of functions grow with them."""
+"""Functions of one large link, with which tables of functions grow."""
 NO_RETURN = "do_exit"
 CPUS = 2
 MOST_LINKS = 8
@@ -47,7 +47,7 @@ FIXED = (
 
 @dataclass(eq=False, slots=True)
 class SequenceTally:
-    """What was run: sequences, the steps in them."""
+    """Counts of sequences and of steps in them."""
 
     examples: int = 0
     steps: int = 0
@@ -55,7 +55,7 @@ class SequenceTally:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What sequences are about."""
+    """Subject of sequences: a design, its traits, and the kernels to run it on."""
 
     design: DesignChoice
     traits: Traits
@@ -65,13 +65,13 @@ class Subject:
 
     @property
     def metadata(self) -> tuple[str | None, ...]:
-        """The metadata back ends that the design has, None for its own choice."""
+        """Metadata back ends of the design; None is its default."""
         return (None, *(design_info(self.design).metadata or ())[1:])
 
 
 @dataclass(eq=False, slots=True)
 class LoadedProgram:
-    """A program in the kernel, and what the model calls it. ``held``: by us, not by its links alone."""
+    """A program in the kernel and in the model. ``held``: the machine has a reference, besides those of its links."""
 
     program: ModelProgram
     prog: BpfProg = field(repr=False)
@@ -81,7 +81,7 @@ class LoadedProgram:
 
 @dataclass(eq=False, slots=True)
 class Linked:
-    """A link, and what the model calls it."""
+    """A link, with its program and functions in the model."""
 
     loaded: LoadedProgram
     names: tuple[str, ...]
@@ -89,19 +89,19 @@ class Linked:
 
     @property
     def program(self) -> ModelProgram:
-        """Its program as the model knows it."""
+        """Its program in the model."""
         return self.loaded.program
 
 
 Sleeper = tuple[Task, Asleep]
 Failure = tuple[PointKind, int]
-"""A kind of point, and which of them fails."""
+"""A kind of point, and the number of the one that fails, from 1."""
 
 Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 def look(step: Step) -> Step:
-    """A look after which everything is as it should be, or that raises: then nothing more is asked at the end."""
+    """Wraps a check; if it raises, the machine is not ``intact`` and teardown checks nothing more."""
 
     @wraps(step)
     def run(machine: "LabSteps", **drawn: Any) -> Any:
@@ -114,7 +114,7 @@ def look(step: Step) -> Step:
 
 
 def step(step: Step) -> Step:
-    """A rule: it is counted, and else as ``look``."""
+    """Wraps a rule as ``look`` and counts it."""
     looked = look(step)
 
     @wraps(step)
@@ -126,7 +126,7 @@ def step(step: Step) -> Step:
 
 
 class LabSteps(RuleBasedStateMachine):
-    """A kernel, the model of what is to be seen there, and what holds between steps."""
+    """A kernel, its reference model, and the invariants between steps."""
 
     SUBJECT: Subject
     watched: WatchedLab
@@ -150,7 +150,7 @@ class LabSteps(RuleBasedStateMachine):
     @initialize(data=st.data())
     @look
     def boot(self, data: st.DataObject) -> None:
-        """A kernel of any release and boot with functions of any prototype, one that calls another, and one that
+        """Boots a kernel of any release and boot with functions of any prototype, one that calls another, and one that
         sleeps.
         """
         known = {flavour.name: flavour for flavour in self.SUBJECT.flavours if self.traits.runs_on(flavour)}
@@ -168,7 +168,7 @@ class LabSteps(RuleBasedStateMachine):
         self.reference = Reference(self.traits, self.flavour, list(self.watched.functions.values()))
         self.watched.sleeps_in = self.reference.sleeps_in
         self.names = [name for name in self.watched.functions if name not in (NO_RETURN, *CROWD)]
-        # Most of what goes wrong needs several users of one function.
+        # Most defects need several users of one function.
         focus = data.draw(st.sampled_from(self.names), "focus")
         self.likely = [*self.names, *[focus] * (len(self.names) // 2)]
         self.at_boot = self.holdings()
@@ -179,34 +179,34 @@ class LabSteps(RuleBasedStateMachine):
             self.reference.time(on=True)
 
     def holdings(self) -> Holdings:
-        """What the kernel holds now, but for what the design keeps."""
+        """Holdings of the kernel now, without the object that the design keeps."""
         return Holdings.of(self.lab, self.traits.keeps)
 
     # Draws ----------------------------------------------------------------------------------------------------------
 
     def draw_function(self, data: st.DataObject) -> str:
-        """One of the functions."""
+        """Draws a function."""
         return data.draw(st.sampled_from(self.likely), "function")
 
     def draw_functions(self, data: st.DataObject, *, multi: bool) -> tuple[str, ...]:
-        """What a link is to be on."""
+        """Draws the functions of a link."""
         if not multi:
             return (self.draw_function(data),)
         return tuple(data.draw(st.lists(st.sampled_from(self.likely), min_size=1, max_size=4), "functions"))
 
     def draw_failure(self, data: st.DataObject) -> Failure | None:
-        """Where memory or patching is to fail, if anywhere."""
+        """Draws the point at which memory or patching fails; None: nowhere."""
         if not data.draw(st.sampled_from((False, False, False, True)), "fails"):
             return None
         return self.draw_point(data)
 
     def draw_point(self, data: st.DataObject) -> Failure:
-        """A point that is to fail."""
+        """Draws a point that fails."""
         return self._draw_kind_of_point(data, "at"), data.draw(st.integers(1, 16), "the one")
 
     def _draw_kind_of_point(self, data: st.DataObject, label: str) -> PointKind:
-        # A released image that can't be patched to jump over its programs goes on to run them, for which kernels warn:
-        # not while somebody sleeps behind it.
+        # A released image whose programs can't be patched out runs them again, and the kernel warns: not while a call
+        # sleeps in one.
         able = CAN_FAIL - {PointKind.PATCH} if self.sleepers else CAN_FAIL
         return data.draw(st.sampled_from(sorted(able)), label)
 
@@ -218,14 +218,14 @@ class LabSteps(RuleBasedStateMachine):
         multi: bool = True,
         kind: AttachType | None = None,
     ) -> ModelProgram:
-        """A new program, of any kind where none is given that it may have by a multi link, or by a plain one."""
+        """Draws a new program; ``kind`` None: of any kind that a multi link, or a plain one, takes."""
         self._programs += 1
         able = kinds(self.traits, self.flavour, multi=multi, sleepable=sleepable, last=self._last_kind)
         kind = self._last_kind = kind or data.draw(able, "kind")
         modifies = kind is AttachType.MODIFY_RETURN or kind.is_lsm
         result = data.draw(results(), "returns") if modifies else 0
-        # Sleepable programs count their sections in the task: often one within another's. Nothing would keep an LSM
-        # program from calling itself.
+        # Read sections of sleepable programs nest in the task: they call others more often. LSM programs have no
+        # recursion guard, so they call none.
         callees = ("", INNER, OUTER) if sleepable else ("", "", "", INNER, OUTER)
         calls = "" if kind.is_lsm else data.draw(st.sampled_from(callees), "calls")
         session = kind is AttachType.TRACE_FSESSION and data.draw(st.sampled_from((True, True, False)), "keeps a word")
@@ -237,26 +237,26 @@ class LabSteps(RuleBasedStateMachine):
         return ModelProgram(self._programs, kind, result, calls, sleeps, reads, session)
 
     def draw_cookies(self, data: st.DataObject, program: ModelProgram, names: Sequence[str]) -> list[int]:
-        """A cookie for each function; where the program has nothing else to tell functions by, they differ."""
+        """Draws a cookie for each function; all different if the program can tell functions apart by nothing else."""
         if "ip" in program.reads:
             return [data.draw(cookies(), "cookie") for _ in names]
         self._own_cookies += len(names)
         return [self._own_cookies - n << 16 | program.number for n in range(len(names))]
 
     def load(self, program: ModelProgram, *, multi: bool, sleepable: bool) -> LoadedProgram:
-        """Load a program, which we hold."""
+        """Loads a program and holds a reference to it."""
         loaded = LoadedProgram(program, self.watched.load(program, multi=multi, sleepable=sleepable), multi)
         self.loaded.append(loaded)
         return loaded
 
     def let_go(self, loaded: LoadedProgram) -> None:
-        """Leave a program to its links."""
+        """Drops the machine's reference to a program; its links keep theirs."""
         self.lab.unload(loaded.prog)
         loaded.held = False
         self.forget_programs()
 
     def forget_programs(self) -> None:
-        """Programs that nobody holds are gone."""
+        """Forgets programs without references."""
         used = {linked.loaded.program.number for linked in self.linked}
         self.loaded = [one for one in self.loaded if one.held or one.program.number in used]
 
@@ -265,27 +265,27 @@ class LabSteps(RuleBasedStateMachine):
     def attaching(
         self, loaded: LoadedProgram, names: Sequence[str], wanted: Sequence[int]
     ) -> Callable[[], Link]:
-        """What attaches a program to functions, with these cookies."""
+        """Callable that attaches a program to functions with these cookies."""
         return partial(self.watched.attach, loaded.program, loaded.prog, names, wanted, multi=loaded.multi)
 
     def attached(self, loaded: LoadedProgram, names: tuple[str, ...], wanted: Sequence[int], link: Any) -> Linked:
-        """A link that was made: the model has it too."""
+        """Records a new link, in the model too."""
         self.reference.attach(loaded.program, names, wanted, multi=loaded.multi)
         self.linked.append(Linked(loaded, names, link))
         return self.linked[-1]
 
     def come(self, data: st.DataObject, loaded: LoadedProgram, names: tuple[str, ...]) -> Linked:
-        """Attach a program with cookies of any kind."""
+        """Attaches a program with any cookies."""
         wanted = self.draw_cookies(data, loaded.program, names)
         return self.attached(loaded, names, wanted, self.attaching(loaded, names, wanted)())
 
     def go(self, linked: Linked) -> None:
-        """Detach a link."""
+        """Detaches a link."""
         linked.link.detach()
         self.detached(linked)
 
     def detached(self, linked: Linked) -> None:
-        """A link that has gone: the model has it no more."""
+        """Removes a detached link, from the model too."""
         self.reference.detach(linked.program, linked.names)
         self.linked.remove(linked)
         self.forget_programs()
@@ -293,7 +293,7 @@ class LabSteps(RuleBasedStateMachine):
     # Changes --------------------------------------------------------------------------------------------------------
 
     def may_change(self, names: Sequence[str]) -> bool:
-        """Not while a program sleeps on one of them: what else runs in that call is nowhere said."""
+        """True unless a program sleeps on one of the functions: what else runs in that call is not defined."""
         return not any(self.reference.functions[name].inside for name in names)
 
     def all_or_nothing(
@@ -305,9 +305,11 @@ class LabSteps(RuleBasedStateMachine):
         names: Sequence[str] = (),
         remakes: bool = False,
     ) -> tuple[bool, Any]:
-        """Whether the change was made, and what it gave; where it was refused, everything is as it was, and instead of
-        what it gave it says whether the failure struck. ``remakes``: images may be others, of the same programs.
-        Where it is refused there is no failure: sites may have to be patched back, which must not fail.
+        """Makes a change, or checks that its refusal left no trace. Returns (True, its result), or (False, whether the
+        injected failure occurred).
+
+        ``refusals``: allowed error codes; with any, no failure is injected, because patching sites back must not fail.
+        ``remakes``: images may be replaced by others with the same programs.
         """
         before = self.holdings()
         struck: list[str] = []
@@ -321,10 +323,10 @@ class LabSteps(RuleBasedStateMachine):
         except KernelError as error:
             refused = error
         if refused is None:
-            assert not refusals, f"it must be refused with one of {sorted(refusals)}"
+            assert not refusals, f"not refused, but must be with one of {sorted(refusals)}"
             return True, result
         allowed = refusals | ({ENOMEM} if struck else frozenset())
-        assert refused.errno in allowed, f"{refused}; of {sorted(allowed)} it would be right"
+        assert refused.errno in allowed, f"{refused}; allowed: {sorted(allowed)}"
         after = self.holdings()
         if remakes:
             before, after = before.without_places(), after.without_places()
@@ -343,7 +345,9 @@ class LabSteps(RuleBasedStateMachine):
         names: Sequence[str] = (),
         remakes: bool = False,
     ) -> bool:
-        """As ``all_or_nothing``; what failed is tried once more at once, perhaps, and works then."""
+        """As ``all_or_nothing``, but may retry once after an injected failure; the retry must succeed. True if the
+        change was made.
+        """
         made, struck = self.all_or_nothing(change, refusals, failure, names=names, remakes=remakes)
         if made or not struck or refusals or data.draw(st.booleans(), "gives up"):
             return made
@@ -360,8 +364,8 @@ class LabSteps(RuleBasedStateMachine):
         *,
         remakes: bool = False,
     ) -> Any:
-        """What a change gives that is tried with the first point of a kind failing, the second, and so on until it
-        works. ``then``: what is done after each failure.
+        """Tries a change with the first point of a kind failing, then the second, and so on until it succeeds; returns
+        its result. ``then`` is called after each failure.
         """
         kind = self._draw_kind_of_point(data, "what fails")
         for nth in range(1, most):
@@ -375,12 +379,12 @@ class LabSteps(RuleBasedStateMachine):
     # Calls ----------------------------------------------------------------------------------------------------------
 
     def compare_calls(self, names: Sequence[str]) -> None:
-        """Call functions, four at most."""
+        """Compares calls of the functions, four at most."""
         for name in sorted(set(names))[:4]:
             self.compare_call(name, self.watched.functions[name].distinct(), cpu=0)
 
     def compare_call(self, name: str, args: Sequence[int], cpu: int) -> None:
-        """Call a function, in the kernel and in the model."""
+        """Calls a function in the kernel and in the model, and compares."""
         accounts = self.variant.call_depth and self.reference.accounts_calls(name)
         if accounts:
             self.watched.fill_return_stack(cpu)
@@ -390,17 +394,17 @@ class LabSteps(RuleBasedStateMachine):
             assert self.watched.accounted, f"no call of the programs on {name} was accounted"
 
     def same(self, name: str, got: list[Happening], value: int, expected: list[Happening], wanted: int) -> None:
-        """Compare what happened and what came back."""
+        """Compares events and return values."""
         assert got == expected, f"in a call of {name}: {got}, not {expected}"
         size = self.watched.functions[name].model.ret_size
         assert value == wanted & (1 << 8 * size) - 1, f"{name} returned {value:#x}, not {wanted:#x}"
 
-    # What holds at any time -----------------------------------------------------------------------------------------
+    # Invariants --------------------------------------------------------------------------------------------------
 
     @invariant()
     @look
     def sites_are_patched_where_somebody_is(self) -> None:
-        """Text is as booted where nobody is, and a site that somebody is at calls or jumps."""
+        """Text is as booted at unused sites; used sites contain a call or a jump."""
         if not self.booted:
             return
         now = text_of(self.lab)
@@ -412,14 +416,14 @@ class LabSteps(RuleBasedStateMachine):
                 offset = placed.site - placed.address
                 assert text[offset] in b"\xe8\xe9", f"the site of {name} is not patched"
                 same = text[:offset] + booted[offset : offset + 5] + text[offset + 5 :]
-                assert same == booted, f"{name} was changed beside its site"
+                assert same == booted, f"{name} was changed outside its site"
             else:
                 assert text == booted, f"{name} is not as it was booted"
 
     @invariant()
     @look
     def programs_are_counted(self) -> None:
-        """Runs and misses of every program are those of the model; a program that nobody is in is not running."""
+        """Runs and misses of every program are those of the model; ``active`` counts only sleeping programs."""
         if not self.booted:
             return
         counted = self.watched.counted()
@@ -435,7 +439,7 @@ class LabSteps(RuleBasedStateMachine):
     @invariant()
     @look
     def counts_are_those_of_who_sleeps(self) -> None:
-        """Pinned tasks, sections of RCU-tasks-trace and references are counted for nobody but who sleeps in them."""
+        """Migration, Tasks Trace RCU sections and references are counted only for sleeping calls."""
         if not self.booted:
             return
         for what in unbalanced(self.lab.kernel):
@@ -444,7 +448,7 @@ class LabSteps(RuleBasedStateMachine):
     @invariant()
     @look
     def memory_is_held_for_what_is_there(self) -> None:
-        """Programs and images exist as long as somebody needs them, and no longer than grace periods say."""
+        """Programs and images exist exactly as long as references and grace periods require."""
         if not self.booted:
             return
         self.lab.kernel.rcu.settle()
@@ -460,7 +464,7 @@ class LabSteps(RuleBasedStateMachine):
     @invariant()
     @look
     def images_are_code_that_nobody_writes(self) -> None:
-        """No image is writable; on a boot with a return thunk none has a return of its own."""
+        """No image is writable; on a boot with a return thunk no image contains a plain ret."""
         if not self.booted:
             return
         machine = self.lab.kernel.machine
@@ -473,17 +477,17 @@ class LabSteps(RuleBasedStateMachine):
             assert not machine.page_entry(address) & RW, f"{name} is writable"
             if thunk and name.startswith(("bpf_trampoline_", "tramplab_")):
                 bare = [line.text for line in image.lines if line.text.startswith("ret")]
-                assert not bare, f"{name} returns by {bare} although returns go through {thunk}"
+                assert not bare, f"{name} contains {bare} on a boot with return thunk {thunk}"
 
-    # The end --------------------------------------------------------------------------------------------------------
+    # Teardown -------------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
-        """Everybody goes: then everything is as booted."""
+        """Leak check: after all detaches, the state equals that after boot."""
         if not self.booted:
             return
         try:
             if self.intact:
-                self.everybody_goes()
+                self.detach_all()
         except BaseException:
             self.intact = False
             raise
@@ -491,8 +495,8 @@ class LabSteps(RuleBasedStateMachine):
             if not self.intact:
                 self.SUBJECT.kernels.drop(self.watched)
 
-    def everybody_goes(self) -> None:
-        """Wake who sleeps, take everything off, compare with the boot."""
+    def detach_all(self) -> None:
+        """Wakes all sleepers, detaches and unregisters all users, and compares with the state after boot."""
         self.lab.kernel.rcu.automatic = True
         for task, asleep in self.sleepers:
             again: Asleep | None = asleep
@@ -514,12 +518,12 @@ class LabSteps(RuleBasedStateMachine):
         if self.reference.timed:
             self.lab.stats(enabled=False)
         difference = self.at_boot.difference(self.holdings())
-        assert not difference, f"at rest something is left over: {difference}"
+        assert not difference, f"left over after all detaches: {difference}"
         for what in written_since(self.lab.kernel, self.watched.counters):
             raise AssertionError(what)
 
     def wake_up(self, task: Task, asleep: Asleep, cpu: int) -> Asleep | None:
-        """Let a call go on, that of a program where it is; gives it where it sleeps again."""
+        """Wakes a call, on its own CPU if a program sleeps; returns the sleeping call, or None if it returned."""
         cpu = asleep.cpu if asleep.in_program else cpu
         happened = self.watched.wake(task, cpu)
         expected, state = self.reference.wake(asleep, cpu, happened)
@@ -528,7 +532,7 @@ class LabSteps(RuleBasedStateMachine):
     def returned(
         self, name: str, task: Task, happened: list[Happening], expected: list[Happening], state: Asleep | int
     ) -> Asleep | None:
-        """Compare a task's call that has returned, or sleeps."""
+        """Compares a task's call that has returned (None) or sleeps again (the sleeping call)."""
         if isinstance(state, int):
             assert happened == expected, f"in a call of {name}: {happened}, not {expected}"
             self.same(name, happened, self.watched.end(task), expected, state)
@@ -544,7 +548,7 @@ LOOKS = (
     LabSteps.memory_is_held_for_what_is_there.__name__,
     LabSteps.images_are_code_that_nobody_writes.__name__,
 )
-"""What is looked at after each step."""
+"""Names of the invariants, which run after each step."""
 
 
 def _struck(struck: list[str], what: str) -> KernelError:

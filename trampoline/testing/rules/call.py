@@ -1,4 +1,4 @@
-"""Calls: from anywhere, and in tasks that sleep in the original or in a program."""
+"""Calls from any context, and in tasks that sleep in the original or in a program."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,12 +17,12 @@ MOST_SLEEPERS = 3
 
 
 class CallSteps(SleepSteps):
-    """Calls."""
+    """Steps that call functions."""
 
     @rule(data=st.data(), cpu=st.integers(0, CPUS - 1))
     @step
     def call(self, data: st.DataObject, cpu: int) -> None:
-        """A call from anywhere; programs may call traced functions in turn."""
+        """Calls a function; programs may call traced functions in turn."""
         name = self.draw_function(data)
         self.compare_call(name, data.draw(words(self.watched.functions[name].model), "words"), cpu)
 
@@ -30,7 +30,7 @@ class CallSteps(SleepSteps):
     @rule(target=ASLEEP, data=st.data(), cpu=st.integers(0, CPUS - 1))
     @step
     def call_that_sleeps(self, data: st.DataObject, cpu: int) -> Any:
-        """A task calls a function; it sleeps in the original, or in a program."""
+        """Calls a function in a task, which sleeps in the original or in a program."""
         names = [name for name in self.names if not self.watched.functions[name].has_stack_words]
         name = data.draw(st.sampled_from([SLEEPER] * len(names) + names), "function")
         args = data.draw(words(self.watched.functions[name].model), "words")
@@ -45,7 +45,7 @@ class CallSteps(SleepSteps):
     @rule(data=st.data(), cpu=st.integers(0, CPUS - 1), multi=st.booleans(), sleepable=st.booleans())
     @step
     def sleep_through_changes(self, data: st.DataObject, cpu: int, multi: bool, sleepable: bool) -> None:
-        """While a call sleeps, the program that it came by goes, and others come, into memory that was free."""
+        """Detaches the program of a sleeping call and attaches others, which reuse freed memory."""
         first, names = self.draw_program(data, sleepable=sleepable, multi=multi), (SLEEPER,)
         if not self.may_change(names) or self.reference.refusals(first, names, multi=multi):
             return
@@ -79,8 +79,8 @@ class CallSteps(SleepSteps):
     @rule(data=st.data(), cpu=st.integers(0, CPUS - 1), multi=st.booleans(), newest=st.booleans(), both=st.booleans())
     @step
     def sleep_beside_another(self, data: st.DataObject, cpu: int, multi: bool, newest: bool, both: bool) -> None:
-        """While a call sleeps in a program, another program of the function goes, or both go: what had run stays right,
-        and of what was still to come each runs at most once.
+        """Detaches another program of the function, or both, while a call sleeps in a program: past events stay right,
+        and each of the remaining programs runs at most once.
         """
         free = [
             name
@@ -118,9 +118,9 @@ class CallSteps(SleepSteps):
             happened += self.watched.wake(task, cpu)
         self.watched.sleeps_in = sleeps_in
         left = iter(expected)
-        assert all(one in left for one in happened), f"in a call of {name}: {happened}, where {expected} was to come"
+        assert all(one in left for one in happened), f"in a call of {name}: {happened}, not part of {expected}"
         ran, wanted = (sum(isinstance(one, Original) for one in events) for events in (happened, expected))
-        assert ran == wanted, f"in a call of {name}: {happened}, where {expected} was to come"
+        assert ran == wanted, f"in a call of {name}: {happened}, not part of {expected}"
         self.same(name, happened, self.watched.end(task), happened, value)
         if not both:
             links[sleeper.number].detach()
@@ -132,7 +132,7 @@ class CallSteps(SleepSteps):
     @rule(target=ASLEEP, sleeper=consumes(ASLEEP), cpu=st.integers(0, CPUS - 1))
     @step
     def wake(self, sleeper: Sleeper, cpu: int) -> Any:
-        """It goes on, perhaps on another CPU."""
+        """Wakes a sleeping call, perhaps on another CPU."""
         self.sleepers.remove(sleeper)
         task, asleep = sleeper
         again = self.wake_up(task, asleep, cpu)

@@ -1,4 +1,4 @@
-"""Other users of functions: tracers of some functions or of all, livepatch, other direct callers."""
+"""Other users of functions: tracers of some or of all functions, livepatch, other direct callers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _TRACER_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Somebody who comes to a function and goes; ``tell``: what the model is told then."""
+    """User of a function that registers (``come``) and unregisters (``go``); ``tell`` updates the model."""
 
     come: Callable[[], Any]
     go: Callable[[], Any]
@@ -34,17 +34,17 @@ class Visitor:
 
 
 class UserSteps(LabSteps):
-    """Other users."""
+    """Steps of other users."""
 
     def new_tracer(
         self, names: Sequence[str], flags: FtraceOpsFlag = FtraceOpsFlag(0)  # noqa: B008
     ) -> tuple[int, FtraceOps]:
-        """A tracer of functions, of all where no names are given, and its number; it has not come yet."""
+        """New tracer of the named functions, or of all if none are named, with its number; not yet registered."""
         self.tracers_made += 1
         return self.tracers_made, self.watched.tracer(self.tracers_made, names, flags)
 
     def visitor(self, name: str, *, livepatch: bool) -> "Visitor":
-        """Somebody who may come to a function, and go: a livepatch, or a tracer."""
+        """Livepatch or tracer of a function; not yet registered."""
         watched = self.watched
         if livepatch:
             return Visitor(
@@ -64,7 +64,7 @@ class UserSteps(LabSteps):
     @rule(data=st.data(), flags=st.sampled_from(_TRACER_FLAGS), goes=st.booleans())
     @step
     def tracer(self, data: st.DataObject, flags: FtraceOpsFlag, goes: bool) -> None:
-        """A function tracer comes to one function, to several that others use or not, or to all; or one goes."""
+        """Registers a tracer of one function, of several or of all, used by others or not; or unregisters one."""
         ftrace, failure = self.lab.kernel.ftrace, self.draw_failure(data)
         if self.tracers and (goes or len(self.tracers) == MOST_TRACERS):
             number = data.draw(st.sampled_from(list(self.tracers)), "which")
@@ -92,7 +92,7 @@ class UserSteps(LabSteps):
     @rule(data=st.data(), everywhere=st.sampled_from((False, False, True)))
     @step
     def livepatch(self, data: st.DataObject, everywhere: bool) -> None:
-        """A function is replaced, or is itself again."""
+        """Livepatches a function, or disables its livepatch."""
         name = self.draw_function(data)
         function = self.reference.functions[name]
         if not self.may_change((name,)):
@@ -100,8 +100,8 @@ class UserSteps(LabSteps):
         on = not function.patched
         refusals = frozenset({EBUSY}) if on and function.direct is not None else frozenset[int]()
         change = partial(self.watched.patch if on else self.watched.unpatch, name)
-        # A livepatch that goes lets direct callers have their sites for themselves as far as memory allows. Where one
-        # fails to come, images may have been made anew, twice.
+        # Disabling a livepatch gives sites back to direct callers as far as memory allows. A failed enable may have
+        # rebuilt images twice.
         may_fail = on and not self.sleepers
         if everywhere and may_fail and not refusals:
             self.fails_everywhere(data, change, (name,), _MOST_POINTS, remakes=True)
@@ -117,7 +117,7 @@ class UserSteps(LabSteps):
     @rule(data=st.data(), caller=st.integers(0, len(DIRECT_CALLERS) - 1), everywhere=st.booleans())
     @step
     def direct_caller(self, data: st.DataObject, caller: int, everywhere: bool) -> None:
-        """Somebody else's direct caller comes to a function or several, becomes another one, or goes."""
+        """Registers, modifies or unregisters a direct caller of one or more functions that is no trampoline."""
         name = self.draw_function(data)
         function = self.reference.functions[name]
         names: Sequence[str] = (name,)

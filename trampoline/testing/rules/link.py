@@ -1,4 +1,4 @@
-"""Links come and go: one program, many, on one function and on many, and what must be refused."""
+"""Attaching and detaching links: one program or many, on one function or many, and attaches that must be refused."""
 
 from errno import EINVAL
 from functools import partial
@@ -26,7 +26,7 @@ PROGRAMS = Bundle("programs")
 
 
 class LinkSteps(LabSteps):
-    """Links."""
+    """Steps that attach and detach links."""
 
     filled = False
 
@@ -34,7 +34,7 @@ class LinkSteps(LabSteps):
     @rule(target=LINKS, data=st.data(), multi=st.booleans(), sleepable=st.booleans())
     @step
     def attach(self, data: st.DataObject, multi: bool, sleepable: bool) -> Any:
-        """A new program comes; memory or patching may fail on the way."""
+        """Attaches a new program; memory or patching may fail."""
         program = self.draw_program(data, sleepable=sleepable, multi=multi)
         loaded = self.load(program, multi=multi, sleepable=sleepable)
         names = self.draw_functions(data, multi=multi)
@@ -46,7 +46,7 @@ class LinkSteps(LabSteps):
     @rule(target=LINKS, data=st.data(), one=LINKS)
     @step
     def attach_again(self, data: st.DataObject, one: Linked) -> Any:
-        """A program that is on functions already comes to others, or to the same."""
+        """Attaches an attached program to other functions, or to the same."""
         made = self._attach(
             data, one.loaded, self.draw_functions(data, multi=one.loaded.multi), self.draw_failure(data)
         )
@@ -55,7 +55,7 @@ class LinkSteps(LabSteps):
     @rule(target=PROGRAMS, data=st.data(), multi=st.booleans(), sleepable=st.booleans())
     @step
     def keep_program(self, data: st.DataObject, multi: bool, sleepable: bool) -> LoadedProgram:
-        """A program that stays while its links come and go."""
+        """Loads a program that stays while its links come and go."""
         program = self.draw_program(data, sleepable=sleepable, multi=multi)
         return self.load(program, multi=multi, sleepable=sleepable)
 
@@ -63,7 +63,7 @@ class LinkSteps(LabSteps):
     @rule(target=LINKS, data=st.data(), loaded=PROGRAMS)
     @step
     def attach_kept(self, data: st.DataObject, loaded: LoadedProgram) -> Any:
-        """It comes to functions, for the first time or again."""
+        """Attaches a kept program to functions, for the first time or again."""
         made = self._attach(data, loaded, self.draw_functions(data, multi=loaded.multi), self.draw_failure(data))
         return multiple() if made is None else made
 
@@ -71,7 +71,7 @@ class LinkSteps(LabSteps):
     @rule(target=LINKS, data=st.data(), multi=st.booleans())
     @step
     def attach_failing_everywhere(self, data: st.DataObject, multi: bool) -> Any:
-        """Every point of an attach fails, one after the other; each time everything is as before, and then it works."""
+        """Attaches with every point failing in turn; each failure leaves no trace, and the last attempt succeeds."""
         loaded = self.load(self.draw_program(data, multi=multi), multi=multi, sleepable=False)
         names = self.draw_functions(data, multi=multi)
         made = None
@@ -101,7 +101,7 @@ class LinkSteps(LabSteps):
     @rule(target=LINKS, data=st.data(), one=consumes(LINKS), fails=st.sampled_from(("", "", "once", "everywhere")))
     @step
     def detach(self, data: st.DataObject, one: Linked, fails: str) -> Any:
-        """A link goes; where that fails, it stays, or goes at a later attempt."""
+        """Detaches a link; after a failure it stays, or is detached by a later attempt."""
         if fails == "everywhere":
             self.fails_everywhere(data, partial(self._gone, one), one.names, most=40)
         elif fails:
@@ -119,13 +119,13 @@ class LinkSteps(LabSteps):
         if one.link.attached:
             one.link.detach()
 
-    # Many -----------------------------------------------------------------------------------------------------------
+    # Many links -----------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.linked) < MOST_LINKS)
     @rule(target=LINKS, data=st.data(), alike=st.booleans())
     @step
     def crowd(self, data: st.DataObject, alike: bool) -> Any:
-        """A program comes to many functions: tables of functions grow, and shrink when it goes."""
+        """Attaches a program to many functions: tables of functions grow, and shrink at its detach."""
         loaded = self.load(self.draw_program(data), multi=True, sleepable=False)
         failure = self.draw_failure(data)
         wanted = [7] * len(CROWD) if alike and "ip" in loaded.program.reads else self._numbered(loaded.program)
@@ -143,8 +143,8 @@ class LinkSteps(LabSteps):
     @rule(data=st.data(), rarely=st.sampled_from((*[False] * 9, True)))
     @step
     def fill(self, data: st.DataObject, rarely: bool) -> None:
-        """A function takes programs of all kinds up to its limit, and not one more."""
-        # So many programs as releases take cost time, and most of it only once for one function in one order.
+        """Attaches programs of all kinds to a function up to its limit, and not one more."""
+        # A release's full limit costs time; it is tried rarely, on one function.
         long = self.variant.max_links == 0
         name = INNER if long else self.draw_function(data)
         function = self.reference.functions[name]
@@ -176,12 +176,12 @@ class LinkSteps(LabSteps):
             self.go(linked)
         self.compare_calls((name,))
 
-    # What must be refused -------------------------------------------------------------------------------------------
+    # Refused attaches -----------------------------------------------------------------------------------------------
 
     @rule(data=st.data())
     @step
     def denied(self, data: st.DataObject) -> None:
-        """Functions that trampolines call themselves, and those that don't return, are refused."""
+        """Checks that functions called by trampolines, and those that don't return, are refused."""
         kinds = self.traits.kinds(self.flavour)
         there = sorted(name for name in self.flavour.btf_id_deny if name in self.lab.kernel.kallsyms)
         wrong = [(name, kind) for name in there for kind in kinds]

@@ -1,4 +1,4 @@
-"""Several on one function: programs of several kinds in any order, and others after a change that failed."""
+"""Several users of one function: programs of several kinds in any order, and other users after a failed change."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -10,23 +10,25 @@ from trampoline.testing.rules.ftrace_users import UserSteps, Visitor
 
 _MOST_TOGETHER = 3
 _MOST_POINTS = 40
-_OTHERS = {"nobody": 0, "tracer": 1, "two tracers": 2, "livepatch": 1}
-"""How many others are there beside programs."""
+_OTHERS = {"none": 0, "tracer": 1, "two tracers": 2, "livepatch": 1}
+"""Number of other users besides programs."""
 
 
 class MixedSteps(UserSteps):
-    """Several on one function."""
+    """Steps with several users of one function."""
 
     @precondition(lambda self: len(self.linked) < MOST_LINKS)
     @rule(
         data=st.data(),
         multi=st.booleans(),
         together=st.integers(1, _MOST_TOGETHER),
-        beside=st.sampled_from(("nobody", "tracer", "two tracers", "livepatch")),
+        beside=st.sampled_from(("none", "tracer", "two tracers", "livepatch")),
     )
     @step
     def some_together(self, data: st.DataObject, multi: bool, together: int, beside: str) -> None:
-        """Programs of any kinds, and others perhaps, come to one function in any order, and go in another."""
+        """Attaches programs of any kinds, and perhaps other users, to one function in any order, and detaches them in
+        another.
+        """
         name = self.draw_function(data)
         function = self.reference.functions[name]
         if not self.may_change((name,)):
@@ -57,8 +59,8 @@ class MixedSteps(UserSteps):
     @rule(data=st.data(), multi=st.booleans(), livepatch=st.sampled_from((False, True, True)))
     @step
     def others_after_failures(self, data: st.DataObject, multi: bool, livepatch: bool) -> None:
-        """A program comes to a function that has another, and goes; after each failure on the way somebody else is
-        there for a while, to whom it must be as if nobody had tried.
+        """Attaches a program to a function that has one, and detaches it; after each injected failure another user
+        comes and goes, and must find no trace of the attempt.
         """
         free = [name for name in self.names if not self.reference.is_used(name)]
         if not free:
@@ -92,7 +94,7 @@ class MixedSteps(UserSteps):
         self._leaves(stays)
 
     def _visit(self, name: str, visitor: Visitor, *, on: bool) -> None:
-        """Somebody else comes or goes."""
+        """Registers or unregisters another user."""
         (visitor.come if on else visitor.go)()
         visitor.tell(self.reference, on)
         self.compare_calls((name,))

@@ -1,4 +1,4 @@
-"""Changes that another CPU observes midway: it calls the functions concerned between any two writes."""
+"""Changes observed midway by another CPU, which calls the changed functions between any two writes."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,19 +18,21 @@ from trampoline.testing.rules.base import MOST_LINKS, step
 from trampoline.testing.rules.ftrace_users import UserSteps
 
 OBSERVER = 1
-"""The CPU that calls meanwhile."""
+"""CPU that calls during a change."""
 _TOO_LONG = 20_000
-"""Steps of one change: more is none that ends."""
+"""Maximum number of points of one change; more is a failure."""
 
 
 class ObservedSteps(UserSteps):
-    """Changes observed midway."""
+    """Steps whose changes are observed midway."""
 
     @precondition(lambda self: len(self.linked) < MOST_LINKS)
     @rule(data=st.data(), multi=st.booleans(), every=st.integers(2, 7))
     @step
     def observed_attach(self, data: st.DataObject, multi: bool, every: int) -> None:
-        """A link comes and goes while another CPU calls its functions: each call shows it or doesn't, and is right."""
+        """Attaches and detaches a link while another CPU calls its functions: each call shows it or doesn't, and is
+        right.
+        """
         program = self.draw_program(data, multi=multi)
         names = self.draw_functions(data, multi=multi)
         if self.reference.refusals(program, names, multi=multi) or not self.may_change(names):
@@ -51,7 +53,7 @@ class ObservedSteps(UserSteps):
     @rule(data=st.data(), every=st.integers(2, 6), who=st.sampled_from(("tracer", "livepatch", "direct")))
     @step
     def observed_user(self, data: st.DataObject, every: int, who: str) -> None:
-        """Another user of a function comes, changes and goes while another CPU calls it."""
+        """Registers, changes and unregisters another user of a function while another CPU calls it."""
         name = self.draw_function(data)
         function, watched = self.reference.functions[name], self.watched
         if not self.may_change((name,)):
@@ -81,7 +83,7 @@ class ObservedSteps(UserSteps):
     @rule(data=st.data(), every=st.integers(2, 5))
     @step
     def observed_patches(self, data: st.DataObject, every: int) -> None:
-        """Sites that nobody uses are patched by hand, in any order, some queued and one by itself, and back again."""
+        """Patches unused sites directly, in any order, some queued and one by itself, and back again."""
         free = [name for name in self.names if not self.reference.is_used(name)]
         if not free:
             return
@@ -111,7 +113,7 @@ class ObservedSteps(UserSteps):
     )
     @step
     def long_batch(self, many: int, first: int) -> None:
-        """About as many sites as one batch takes are patched, in order or not, and back again: all of them are."""
+        """Patches about as many sites as one batch takes, in order or not, and back again, and checks all of them."""
         kernel = self.lab.kernel
         function, counts = kernel.function(AREA), kernel.kallsyms.address(COUNTS)
         nops = kernel.machine.read(function.address, function.size).find(NOPS[5])
@@ -131,10 +133,10 @@ class ObservedSteps(UserSteps):
         every: int,
         change: Callable[[Reference, Sequence[str]], None],
     ) -> Any:
-        """Step an operation that changes functions, and call one on another CPU at every so many of its points.
+        """Steps an operation that changes functions; calls one on another CPU at every ``every``-th point.
 
-        Each function changes at once, but not all of them do at the same time. Text that was written is seen, or not,
-        by that CPU before it has serialised.
+        Each function changes atomically, but not all at the same time. The other CPU may or may not see written text
+        before it serialises.
         """
         possible = [self.reference.fork() for _ in range(1 << len(names))]
         for number, reference in enumerate(possible):
@@ -160,7 +162,7 @@ class ObservedSteps(UserSteps):
         return task.result
 
     def _written(self, task: ControlTask, sites: dict[int, str]) -> str | None:
-        """The function whose site is about to be written; the observer may see what was written before."""
+        """Function whose site is about to be written; the observer may see earlier writes."""
         at = task.at
         if at is None or at.kind is not PointKind.TEXT_WRITE or not isinstance(at.on, tuple):
             return None

@@ -1,4 +1,4 @@
-"""Everybody else: statistics, grace periods, modules, programs as targets."""
+"""Statistics, grace periods, modules, programs as targets."""
 
 from errno import EWOULDBLOCK
 from functools import partial
@@ -18,16 +18,16 @@ from trampoline.testing.rules.ftrace_users import UserSteps
 
 MODULE, MODULE_FUNCTION = "tramplab_module", "tramplab_of_module"
 _COUNTER = 0x7A11_0000_C0DE_0021
-"""What stands for the pointer to a tail-call counter."""
+"""Stand-in for the pointer to a tail-call counter."""
 
 
 class OtherSteps(UserSteps):
-    """Everybody else."""
+    """Steps of statistics, grace periods, modules and programs as targets."""
 
     @rule(data=st.data())
     @step
     def statistics(self, data: st.DataObject) -> None:
-        """Run-time statistics are turned on, or off, whoever is in a program."""
+        """Turns run-time statistics on or off, also while calls sleep in programs."""
         on = not self.reference.timed
         if self.or_again(data, lambda: self.lab.stats(enabled=on), failure=self.draw_failure(data)):
             self.reference.time(on=on)
@@ -35,14 +35,14 @@ class OtherSteps(UserSteps):
     @rule(on=st.booleans())
     @step
     def grace_periods(self, on: bool) -> None:
-        """Grace periods end as soon as they can, or stay."""
+        """Lets grace periods end as soon as they can, or stay pending."""
         self.lab.kernel.rcu.automatic = on
         self.lab.kernel.rcu.settle()
 
     @rule()
     @step
     def some_grace_periods(self) -> None:
-        """Those end that can."""
+        """Ends the grace periods that can end."""
         self.lab.kernel.rcu.poll()
 
     # Modules and programs as targets --------------------------------------------------------------------------------
@@ -53,8 +53,8 @@ class OtherSteps(UserSteps):
     )
     @step
     def traced_module(self, data: st.DataObject, multi: bool, twin: bool, kind: str) -> None:
-        """A module comes, has a function traced, can't go before the link, and goes; a tracer of all functions keeps
-        nobody. Its function may have the name of one of the kernel's.
+        """Loads a module, traces its function, and unloads it, which fails while the link exists; a tracer of all
+        functions does not prevent it. The function may have the name of a kernel function.
         """
         name = INNER if twin else MODULE_FUNCTION
         body = FunctionText(name, "lea rax, [rdi + 5]\nret", f"u64 {name}(u64 a)")
@@ -91,7 +91,7 @@ class OtherSteps(UserSteps):
         kernel.modules.unload(MODULE)
         self.compare_calls((INNER,))
         if ops is not None:
-            # Of all that there are now: once more, without the module.
+            # A tracer of all functions once more, now without the module's.
             ftrace.unregister_ftrace_function(ops)
             ftrace.register_ftrace_function(ops)
             self.compare_calls((INNER,))
@@ -102,8 +102,8 @@ class OtherSteps(UserSteps):
     @rule(data=st.data(), cpu=st.integers(0, CPUS - 1), cgroup=st.booleans(), result=st.sampled_from((0, 7, -22)))
     @step
     def hook(self, data: st.DataObject, cpu: int, cgroup: bool, result: int) -> None:
-        """An LSM program on a function that nobody else uses calls it once more: nothing keeps it from running in
-        itself. Where the function returns nothing, it runs behind it, and can't keep it from running.
+        """Attaches an LSM program, which has no recursion guard, to an unused function; it calls the function once
+        more. On a void function it runs at exit and can't prevent the original.
         """
         functions = self.watched.functions
         free = [name for name in self.names if not self.reference.is_used(name) and name not in (OUTER, SLEEPER)]
@@ -117,7 +117,7 @@ class OtherSteps(UserSteps):
         words = (1,) * traced.model.nr_regs
         registers, stack = traced.travel(words)
         originals: list[int] = []
-        """How many there were when the program ran."""
+        """Number of originals so far at each run of the program."""
 
         def run(context: ProgContext) -> int:
             originals.append(len(self.watched.happened))
@@ -133,7 +133,7 @@ class OtherSteps(UserSteps):
             expected, wanted, runs = 2, 0, [1, 2]
         else:
             expected, wanted, runs = (0, result, [0, 0]) if result else (2, traced.result(words), [0, 0])
-        assert originals == runs, f"an LSM program ran behind {originals} calls of {name}, not behind {runs}"
+        assert originals == runs, f"an LSM program ran after {originals} calls of {name}, not after {runs}"
         self.same(name, happened, value, [Original(name)] * expected, wanted)
         assert not self.lab.programs.misses(prog), "an LSM program missed a run"
         link.detach()
@@ -146,7 +146,7 @@ class OtherSteps(UserSteps):
     )
     @step
     def traced_program(self, data: st.DataObject, counts: bool, kinds: list[str]) -> None:
-        """A BPF program is traced by others. Where tail calls can reach it, it finds their counter."""
+        """Traces a BPF program by others; if tail calls can reach it, it must find their counter."""
         found: list[tuple[int, int]] = []
 
         def told(vcpu: Vcpu) -> None:

@@ -1,4 +1,4 @@
-"""Tasks that sleep in a program, or behind one, while others come and go and grace periods begin and end."""
+"""Tasks that sleep in a program or an original while links change and grace periods start and end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +15,12 @@ _FLAVOURS = (RcuFlavour.RCU, RcuFlavour.RCU_TASKS, RcuFlavour.RCU_TASKS_TRACE)
 
 
 class SleepSteps(LabSteps):
-    """Tasks that sleep."""
+    """Steps with sleeping tasks."""
 
     @contextmanager
     def others_wait(self, data: st.DataObject) -> Iterator[None]:
-        """Grace periods of somebody else's are under way when the block begins, perhaps: they are not over by
-        themselves in it, and wait for nobody who comes now.
+        """Perhaps starts unrelated grace periods first: they do not end by themselves in the block, and do not wait for
+        readers that start in it.
         """
         rcu = self.lab.kernel.rcu
         automatic = rcu.automatic
@@ -33,19 +33,19 @@ class SleepSteps(LabSteps):
         rcu.settle()
 
     def pass_time(self, data: st.DataObject) -> None:
-        """Grace periods end that can, and those that their callbacks begin."""
+        """Ends the grace periods that can end, and those that their callbacks start."""
         for _ in range(data.draw(st.integers(0, 3), "grace periods")):
             self.lab.kernel.rcu.poll()
 
     def is_there(self, loaded: LoadedProgram) -> None:
-        """A program in which somebody sleeps exists, whoever has let it go."""
+        """Checks that a program in which a task sleeps still exists."""
         there = loaded.prog in self.lab.programs.loaded.values()
         assert there, f"program {loaded.program.number}, in which a task sleeps, is gone"
 
     @rule(data=st.data(), cpu=st.integers(0, CPUS - 1), multi=st.booleans(), toggles=st.booleans())
     @step
     def sleep_around_another(self, data: st.DataObject, cpu: int, multi: bool, toggles: bool) -> None:
-        """A program calls a function with another program for tasks that sleep, and sleeps then; meanwhile both go."""
+        """Detaches, in any order, a sleeping program and a program on a function that it calls."""
         free = [
             name
             for name in self.names
