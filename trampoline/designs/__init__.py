@@ -1,4 +1,4 @@
-"""The designs: ways for programs to get onto functions, each described by a ``DesignInfo``."""
+"""Designs: ways to attach programs to functions and run them there, each described by a ``DesignInfo``."""
 
 from trampoline.bpf.errors import TrampolineError
 from trampoline.designs.design import Design, DesignChoice, DesignInfo, Factory
@@ -21,13 +21,12 @@ DESIGNS: dict[str, DesignInfo] = {
         TRACING_MULTI_V1,
     )
 }
-"""Every design by its name."""
+"""Every design by name."""
 
 
 def design_info(design: DesignChoice) -> DesignInfo:
-    """The design of a name, or one's own: a DesignInfo, or a factory, of which nothing more is known.
-
-    TrampolineError for an unknown name.
+    """DesignInfo of a design given by name, as DesignInfo, or as a factory, which has the defaults. TrampolineError for
+    an unknown name.
     """
     if isinstance(design, DesignInfo):
         return design

@@ -1,4 +1,4 @@
-"""Records of functions whose cookies differ from those of other functions of the same link."""
+"""Cookie records of functions whose cookies differ from those of other functions of the same link."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,13 +14,13 @@ from trampoline.kfunc_md.backend import MetadataBackend
 from trampoline.update.target import LinkEntry
 
 SLOTS = 4
-"""Cookies of a record; a function's further ones become constants of a caller of its own."""
+"""Cookies per record; further cookies of a function become constants in a caller of its own."""
 
 record = Struct(
     "tramplab_record",
     size=40 + 8 * SLOTS,
     fields={
-        # As in a kfunc_md: what the back ends chain and compare.
+        # As in a kfunc_md: the fields that the back ends chain and compare.
         "hash": u64(0).array(2),
         "rcu": u64(16).array(2),
         "func": u64(32),
@@ -33,16 +33,15 @@ record = Struct(
 class _Record:
     at: int
     taken: set[int] = field(default_factory=set)
-    """Slots in use, or that callers may still read."""
+    """Slots in use or still readable by callers in flight."""
     links: int = 0
 
 
 class Records:
-    """The records of one kernel, found by guest code through a metadata back end.
+    """Records of one kernel; guest code finds them through a metadata back end.
 
-    A caller reads a record before anything in it may sleep, so a record and a slot of it are free again after an
-    RCU-tasks grace period. Who changes them holds ``tramplab_record_mutex``; a callback, which can't wait for it,
-    leaves what it has to do to its holder.
+    A caller reads a record before it can sleep, so records and slots are freed after a Tasks RCU grace period. Changes
+    hold ``tramplab_record_mutex``; a callback, which can't wait for it, defers its work to the holder.
     """
 
     def __init__(self, kernel: Kernel, backend: MetadataBackend) -> None:
@@ -51,8 +50,8 @@ class Records:
         self._lock = Lock(kernel.process, "tramplab_record_mutex")
 
     def hold(self, entries: Sequence[LinkEntry]) -> None:
-        """Give each entry's cookie a slot (``TrampLink.cookie_slot``), where there is one. KernelError (-ENOMEM):
-        nothing was changed.
+        """Assigns a slot to each entry's cookie (``TrampLink.cookie_slot``) while slots are free. KernelError -ENOMEM;
+        nothing is changed then.
         """
         if entries:
             with self._lock:
@@ -93,12 +92,12 @@ class Records:
         self.backend.insert(fresh)
 
     def at(self, func: int) -> int:
-        """Guest address of a function's record, 0 without."""
+        """Guest address of a function's record, 0 if it has none."""
         found = self._records.get(func)
         return found.at if found else 0
 
     def _prepare(self, functions: Sequence[int]) -> set[int]:
-        """Those that the back end can find records of."""
+        """Functions whose records the back end can find."""
         try:
             self.backend.prepare(functions)
         except KernelError as error:
@@ -110,7 +109,7 @@ class Records:
         return set(functions)
 
     def release(self, entries: Sequence[LinkEntry]) -> None:
-        """The cookies are read by callers under way at most."""
+        """Releases the slots of entries; callers in flight may still read them."""
         held = [entry for entry in entries if entry.link.cookie_slot is not None]
         if held:
             with self._lock:
@@ -148,6 +147,6 @@ class Records:
         for at in gone.values():
             self.backend.nodes.free(at)
         if gone:
-            # Nobody waits for this any more who could be told. The next one that goes tries again.
+            # No caller is left to report an error to; the next release tries again.
             with suppress(KernelError):
                 self.backend.shrink()

@@ -1,4 +1,4 @@
-"""Designs: ways for programs to get onto functions and run there, on a kernel and as data."""
+"""Designs: ways to attach programs to functions and run them there; on a kernel, and as data."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,108 +18,101 @@ from trampoline.update.target import LinkEntry, TraceTarget
 
 
 class Design(Protocol):
-    """A design on one kernel. What attaches or detaches does so everywhere or, when it raises, nowhere."""
+    """A design on one kernel. Attach and detach take effect on all functions or, if they raise, on none."""
 
     name: str
     trampolines: Trampolines
-    """The per-function trampolines: for targets that are no ftrace sites, and where the design has such."""
+    """Per-function trampolines: for targets that are no ftrace sites, and for designs that use them."""
 
     def check(self, target: TraceTarget, prog: BpfProg) -> None:
-        """Refuse what the design can't do. KernelError."""
+        """Raises KernelError if the design does not support the program on the target."""
 
     def attach(self, entry: LinkEntry) -> None:
-        """Put a program on the target of a plain link. KernelError: text, tables, counts and memory are as before."""
+        """Attaches the program of a plain link. KernelError; text, tables, counts and memory are as before then."""
 
     def detach(self, entry: LinkEntry) -> None:
-        """Take it off again."""
+        """Detaches the program of a plain link."""
 
     def attach_multi(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
-        """Put a program on the functions of a multi link.
+        """Attaches a program to the functions of a multi link.
 
         ``progress`` is called once for each function. KernelError as ``attach``; -EINVAL for a function given twice.
         """
 
     def detach_multi(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
-        """Take it off again."""
+        """Detaches the program of a multi link."""
 
     def time_programs(self, enabled: bool) -> None:
-        """Keep run-time statistics of programs, or keep them no more. KernelError: as before."""
+        """Turns run-time statistics of programs on or off. KernelError; nothing is changed then."""
 
 
 Factory = Callable[[Kernel, Flavour, Boot, BpfPrograms, str | None], Design]
-"""Makes a design for a kernel that has just booted: code that it adds to the kernel's text was there from the start.
-The last argument is the metadata back end, None for the design's own choice.
+"""Makes a design for a kernel that has just booted; code that it adds to the kernel's text counts as present from boot.
+The last argument is the metadata back end, None for the design's default.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class DesignInfo:
-    """A design as data: its name, what makes it, and what others must know of it. The defaults are those of a bare
-    factory.
-    """
+    """A design as data: its name, its factory and its properties. The defaults are those of a bare factory."""
 
     name: str
     make: Factory
     links: Literal["any", "multi"] = "any"
-    """``"multi"``: programs of multi links alone run by its own code; those of plain links have trampolines."""
+    """``"multi"``: only programs of multi links run by its own code; those of plain links have trampolines."""
     traits: Traits | None = None
-    """Its documented differences; None: nothing is documented, and tests must be given traits."""
+    """Documented differences; None: not documented, tests must pass traits."""
     metadata: tuple[str, ...] | None = None
-    """Metadata back ends to choose from, its own choice first; None: what is asked for goes to ``make`` unchecked."""
+    """Metadata back ends to choose from, the default first; None: the choice is passed to ``make`` unchecked."""
     looks_up: str = ""
-    """The back end in which callers look up every function; empty where they look up what they must, or nothing."""
+    """Back end in which callers look up every function; empty if they look up only some functions, or none."""
     sound: bool = True
-    """Free of known defects; others are left out where every design must pass."""
+    """Free of known defects; tests that every design must pass skip others."""
     meets_preempted: bool = False
-    """Programs that were detached meanwhile may run for a task that was preempted on the way to them."""
+    """A detached program may still run in a task that was preempted before it called the program."""
 
     def found_by(self, metadata: str | None) -> str | None:
-        """The back end in which functions are looked up, where ``metadata`` was asked for; None where none is known."""
+        """Back end in which functions are looked up if ``metadata`` was chosen; None if not known."""
         return metadata or self.looks_up or None
 
 
 DesignChoice = str | DesignInfo | Factory
-"""A design by its name, as data, or by what makes it."""
+"""A design by name, as data, or by its factory."""
 
 
 class TrampolineDesign:
-    """Functions have a ``bpf_trampoline`` each; designs differ in where its image comes from and in how sites are
-    patched, both of which ``trampolines`` knows.
+    """Design with a ``bpf_trampoline`` for each function. Such designs differ in the source of images and in the
+    patching of sites, both part of ``trampolines``.
     """
 
     def __init__(self, name: str, trampolines: Trampolines) -> None:
         self.name, self.trampolines = name, trampolines
 
     def check(self, target: TraceTarget, prog: BpfProg) -> None:
-        """See Design."""
         self.trampolines.images.check(target, prog)
 
     def attach(self, entry: LinkEntry) -> None:
-        """See Design."""
         with self._held((entry,)) as (trampoline,):
             trampoline.link_prog(entry.link)
 
     def detach(self, entry: LinkEntry) -> None:
-        """See Design."""
         trampoline = self.trampolines.of(entry.target)
         trampoline.unlink_prog(entry.link)
         self._release((entry,), (trampoline,))
 
     def attach_multi(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
-        """See Design."""
         check_distinct([entry.target for entry in entries])
         with self._held(entries) as trampolines:
             attach_multi([*zip(trampolines, [entry.link for entry in entries], strict=True)], progress)
 
     def detach_multi(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
-        """See Design."""
         trampolines = [self.trampolines.of(entry.target) for entry in entries]
         detach_multi([*zip(trampolines, [entry.link for entry in entries], strict=True)], progress)
         self._release(entries, trampolines)
 
     @contextmanager
     def _held(self, entries: Sequence[LinkEntry]) -> Iterator[list[BpfTrampoline]]:
-        """The trampolines of entries, with what their images need; given back if the block raises."""
+        """Holds the trampolines of entries and the data of their images; releases them if the block raises."""
         trampolines = self.trampolines.get(*[entry.target for entry in entries])
         try:
             self.trampolines.images.hold(entries)
@@ -140,7 +133,6 @@ class TrampolineDesign:
         self.trampolines.put(*trampolines)
 
     def time_programs(self, enabled: bool) -> None:
-        """See Design."""
         images = self.trampolines.images
         if images.time_programs(enabled):
             try:

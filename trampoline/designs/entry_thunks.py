@@ -1,9 +1,10 @@
-"""A few bytes for each function whose site jumps: they say which function it is, as the return address of a call would.
+"""Thunks: code for each function whose site jumps, which supplies the function's address as the return address of a
+call would.
 
-A call whose return address is never returned to leaves a CPU's return stack out of step. Where sites may jump (7.0), a
-jump leads to the function's thunk, which leaves the stack as the call would have left it::
+A call whose return address is never returned to unbalances the CPU's return stack buffer. Where sites may jump (7.0),
+the jump leads to the function's thunk, which leaves the stack as the call would have left it::
 
-    push  <where the function goes on>
+    push  <the function's body, after the site>
     mov   r10, <the function>
     mov   rax, <its record>                if it has one
     jmp   <caller>
@@ -22,9 +23,9 @@ from emu.kernel.text.kallsyms import Symbol
 
 KSYM = "tramplab_thunks"
 SIZE = 32
-"""Bytes from one to the next; 27 are used at most."""
+"""Distance between thunks in bytes; at most 27 are used."""
 FIRST_BLOCK, LARGEST_BLOCK = 16, 4096
-"""Thunks that are allocated together: each block twice as many as the one before."""
+"""Thunks allocated together: each block has twice as many as the one before."""
 
 _PUSH_MOV = struct.Struct("<cI3sI")
 _MOVABS = b"\x48\xb8"
@@ -32,7 +33,7 @@ _SIGN_EXTENDED = range(-(1 << 31), 1 << 31)
 
 
 class _Block:
-    """Neighbouring thunks; an ``ImageText``."""
+    """A block of adjacent thunks; an ``ImageText``."""
 
     def __init__(self, kernel: Kernel, count: int) -> None:
         self._kernel = kernel
@@ -47,7 +48,7 @@ class _Block:
         return self.start <= address < self.end
 
     def image_at(self, address: int) -> Image | None:
-        """The thunk that covers an address, made from its bytes."""
+        """Image of the thunk at a guest address, decoded from its bytes; None for a free one."""
         start = address - (address - self.start) % SIZE
         code = self._kernel.machine.read(start, SIZE)
         if code[:1] == INT3:
@@ -60,7 +61,7 @@ class _Block:
         (distance,) = struct.unpack_from("<i", code, end + 1)
         text = f"""
 .phase entry
-push {_signed(body)} ; where the function goes on
+push {_signed(body)} ; the function's body
 mov r10, {_signed(function)} ; the function
 {load}
 {{disp32}} jmp {start + end + 5 + distance:#x}
@@ -68,14 +69,14 @@ mov r10, {_signed(function)} ; the function
         return assemble(text, start, {}, name=f"{KSYM} of {function | 0xFFFFFFFF00000000:#x}")
 
     def give_back(self) -> None:
-        """Free it, when nothing in it is used."""
+        """Frees the block, which must be unused."""
         self._kernel.machine.remove_text(self)
         self._kernel.kallsyms.remove(self._symbol)
         self._kernel.execmem.free(self.start)
 
 
 class Thunks:
-    """The thunks of one kernel."""
+    """Thunks of one kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -84,8 +85,8 @@ class Thunks:
         self._unwritten: dict[int, bytes] = {}
 
     def make(self, function: int, body: int, caller: int, record: int = 0) -> int:
-        """Address of a new thunk, which ``write`` writes. KernelError: -ENOMEM, -ERANGE for a function outside the top
-        2 GiB.
+        """Guest address of a new thunk; ``write`` writes its code. KernelError: -ENOMEM, -ERANGE for a function outside
+        the top 2 GiB.
         """
         for address in (function, body):
             if address - (1 << 64) not in _SIGN_EXTENDED:
@@ -105,7 +106,7 @@ class Thunks:
         return thunk
 
     def write(self) -> None:
-        """Write what was made, neighbours in one piece: of a whole kernel's functions there are thousands."""
+        """Writes new thunks, adjacent ones in one piece: there may be thousands."""
         self._store(self._unwritten)
         self._unwritten.clear()
 
@@ -123,11 +124,11 @@ class Thunks:
             self._kernel.execmem.write(start, bytes(run))
 
     def put(self, thunk: int) -> None:
-        """No site jumps there any more: free it when nobody can be in it."""
+        """Frees a thunk that no site reaches, after a Tasks RCU grace period."""
         self._kernel.rcu.call_bulk(RcuFlavour.RCU_TASKS, self.discard, thunk)
 
     def discard(self, thunks: Iterable[int]) -> None:
-        """Free some now."""
+        """Frees thunks at once."""
         freed: dict[int, bytes] = {}
         for thunk in thunks:
             block = self._of.pop(thunk)

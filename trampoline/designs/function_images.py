@@ -1,4 +1,4 @@
-"""An image for each function: what kernels make (``per-function``, ``batched``)."""
+"""An image for each function, as in kernels (``per-function``, ``batched``)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,36 +15,38 @@ from trampoline.update.bpf_trampoline import KSYM_PREFIX, BpfTrampoline
 from trampoline.update.target import LinkEntry, TraceTarget
 
 FIXED_BYTES, BYTES_PER_SLOT, BYTES_PER_PROGRAM = 384, 48, 192
-"""More than any image takes: for itself, for each argument slot, for each program."""
+"""Upper bounds of an image's size in bytes: fixed, per argument slot, per program."""
 
 
 def most_bytes(slots: int, programs: int) -> int:
-    """More than an image takes that is generated into what was allocated before."""
+    """Upper bound of an image's size in bytes, for images generated into memory allocated before."""
     return FIXED_BYTES + BYTES_PER_SLOT * slots + BYTES_PER_PROGRAM * programs
 
 
 class FunctionImages:
-    """Makes them, each shape assembled once."""
+    """Source of per-function images; each shape is assembled once."""
 
     def __init__(self, kernel: Kernel, flavour: Flavour) -> None:
         self._kernel, self._flavour = kernel, flavour
         self._stamps = Stamps()
 
     def check(self, target: TraceTarget, prog: BpfProg) -> None:
-        """-ENOTSUPP for more argument slots than the release takes."""
+        """Raises KernelError -ENOTSUPP for more argument slots than the release supports."""
         most = self._flavour.max_slots
         # An argument takes two slots at most.
         if 2 * len(target.arg_sizes) > most and target.nr_regs > most:
             raise KernelError(ENOTSUPP, f"{target.name} needs {target.nr_regs} argument slots")
 
     def hold(self, entries: Sequence[LinkEntry]) -> None:
-        """Images hold everything themselves."""
+        """Does nothing: images hold what they need."""
 
     def release(self, entries: Sequence[LinkEntry]) -> None:
-        """Nothing to give back."""
+        """Does nothing."""
 
     def make(self, trampoline: BpfTrampoline, flags: TrampFlag) -> BpfTrampImage:
-        """A filled image. Where the kernel makes a dry run for the size, we allocate enough and give back the rest."""
+        """Makes and fills an image. The kernel makes a dry run for the size; this allocates the upper bound and trims
+        it.
+        """
         kernel, target, links = self._kernel, trampoline.target, trampoline.tramp_links
         image = BpfTrampImage(kernel, most_bytes(target.model.nr_regs, len(links.calls)), f"{KSYM_PREFIX}{target.key}")
         try:
@@ -68,14 +70,16 @@ class FunctionImages:
         return image
 
     def write(self) -> None:
-        """They are written when they are made."""
+        """Does nothing: ``make`` writes images."""
 
     def time_programs(self, enabled: bool) -> bool:
-        """The functions around programs have a static key for that."""
+        """False: __bpf_prog_enter() and its like have a static key for statistics, so images stay."""
         return False
 
     def is_outdated(self, before: TrampFlag, flags: TrampFlag) -> bool:
-        """The original must be called where livepatch wants it, through the return address (ORIG_STACK)."""
+        """True if livepatch started or stopped sharing the site: it redirects the original by the return address
+        (ORIG_STACK).
+        """
         if flags & TrampFlag.SHARE_IPMODIFY:
             return before & (TrampFlag.CALL_ORIG | TrampFlag.ORIG_STACK) == TrampFlag.CALL_ORIG
         return bool(before & TrampFlag.ORIG_STACK)

@@ -1,8 +1,8 @@
-"""The design ``generic``: one trampoline for the most arguments serves every function of a link.
+"""The design ``generic``: one trampoline with the maximum number of arguments for every function of a link.
 
-Programs find 6 argument slots whatever the function has, and 12 where it has arguments on the stack: what it does not
-have is whatever stood there. So the return value is behind the last slot, and programs get at arguments and return
-value with bpf_get_func_arg and bpf_get_func_ret.
+Programs see 6 argument slots, or 12 if the function has arguments on the stack; slots that the function does not have
+contain arbitrary values. The return value follows the last slot, so programs read arguments and return value with
+bpf_get_func_arg and bpf_get_func_ret.
 """
 
 from collections.abc import Hashable
@@ -27,18 +27,20 @@ from trampoline.update.ftrace_sites import SingleOps
 from trampoline.update.target import TraceTarget
 
 KSYM = "generic_trampoline"
-"""What their symbols begin with."""
+"""Prefix of the images' symbols."""
 
 
 class GenericImages(SharedImages):
-    """Makes them as kernels make a function's own, except that the return address at the site tells the function."""
+    """Source of shared images, generated as for one function, except that the return address at the site identifies the
+    function.
+    """
 
     def __init__(self, kernel: Kernel, flavour: Flavour) -> None:
         super().__init__(kernel, flavour)
         self._slots: dict[tuple[int, ...], int] = {}
 
     def slots(self, target: TraceTarget) -> int:
-        """Argument slots that programs see on a function; 0 where they would not be those of the image."""
+        """Number of argument slots that programs see on a function; 0 if its slots do not match those of an image."""
         found = self._slots.get(target.arg_sizes)
         if found is None:
             model = target.model
@@ -52,21 +54,20 @@ class GenericImages(SharedImages):
         return found
 
     def check(self, target: TraceTarget, prog: BpfProg) -> None:
-        """-EOPNOTSUPP for a function with an argument on the stack while a register is free, or used by a later one,
-        and for a program that takes the return value from behind the function's own arguments: its slots would not be
-        those of the image.
+        """Raises KernelError -EOPNOTSUPP for a function with an argument on the stack while a register is free or used
+        by a later one, and for a program that reads the return value in the slot after the function's own arguments:
+        their slots differ from the image's.
         """
         super().check(target, prog)
         slots = self.slots(target)
         if not slots:
-            raise KernelError(EOPNOTSUPP, f"{target.name} has an argument on the stack although there are registers")
+            raise KernelError(EOPNOTSUPP, f"{target.name} has an argument on the stack although registers are free")
         if prog.accesses_ret and slots != target.nr_regs:
             raise KernelError(
-                EOPNOTSUPP, f"{prog.name} reads the return value in slot {target.nr_regs}, where it is in {slots} here"
+                EOPNOTSUPP, f"{prog.name} reads the return value in slot {target.nr_regs}; here it is in slot {slots}"
             )
 
     def key(self, trampoline: BpfTrampoline, flags: TrampFlag) -> Hashable:
-        """See SharedImages."""
         offset = trampoline.site - trampoline.target.address
         slots = self.slots(trampoline.target)
         return identities(trampoline.links), self._known(trampoline, flags), offset, slots, trampoline.boot
@@ -76,7 +77,6 @@ class GenericImages(SharedImages):
         return trampoline.target.address if flags & TrampFlag.SHARE_IPMODIFY else None
 
     def generate(self, trampoline: BpfTrampoline, flags: TrampFlag) -> BpfTrampImage:
-        """See SharedImages."""
         kernel, links = self._kernel, trampoline.tramp_links
         if flags & TrampFlag.CALL_ORIG:
             flags |= TrampFlag.ORIG_STACK | TrampFlag.SKIP_FRAME

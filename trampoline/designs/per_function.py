@@ -1,4 +1,4 @@
-"""The designs ``per-function`` and ``batched``: one trampoline a function, as kernels have them."""
+"""The designs ``per-function`` and ``batched``: one trampoline for each function, as in kernels."""
 
 from errno import EBUSY
 

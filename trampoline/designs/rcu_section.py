@@ -1,6 +1,7 @@
-"""What stands around programs in a caller: their RCU read section, and migrate_disable() where a reader could migrate.
+"""Code around programs in a caller: the RCU read-side section, and migrate_disable() if a reader could migrate.
 
-The work of ``__bpf_prog_enter_recur`` and its like, inline, and once for programs in a row that are alike.
+The work of ``trampoline.c:__bpf_prog_enter_recur()`` and its like, inline, and once for consecutive programs of one
+kind.
 """
 
 from collections.abc import Sequence
@@ -11,19 +12,21 @@ from emu.kernel.routines.rcu import rcu_read_lock, rcu_read_lock_trace, rcu_read
 from emu.kernel.routines.routine import Fragment, body
 
 CURRENT = "r11"
-"""``current``, where somebody needs it: no argument, and no callee has run since it was loaded."""
+"""Register of ``current``: not an argument register, valid until the next call."""
 LOAD_CURRENT = f"mov {CURRENT}, gs:[percpu.current_task]"
 
 _MIGRATION_DISABLED = f"word ptr [{CURRENT} + task_struct.migration_disabled]"
 
 
 def _migrates(config: Config, sleepable: bool) -> bool:
-    """A reader that can't be preempted can't migrate either (rcu_read_lock_dont_migrate())."""
+    """True if a reader could migrate; a non-preemptible reader can't (rcu_read_lock_dont_migrate())."""
     return sleepable or not config.dont_migrate
 
 
 def enter_section(config: Config, label: str, *, sleepable: bool, loaded: bool) -> Fragment:
-    """Into the read section. ``loaded``: CURRENT holds current. Clobbers it and, if ``sleepable``, rax, rcx, rdx."""
+    """Code that enters the read section. ``loaded``: CURRENT holds current. Clobbers it and, if ``sleepable``, rax,
+    rcx, rdx.
+    """
     lock = rcu_read_lock_trace(config, label) if sleepable else rcu_read_lock(config)
     if not _migrates(config, sleepable):
         return lock
@@ -55,7 +58,7 @@ jmp {label}_pinned
 
 
 def leave_section(config: Config, label: str, *, sleepable: bool, account: Sequence[str]) -> Fragment:
-    """Out of it. ``account``: what stands before a call. Clobbers rax, rcx, rdx, rdi and CURRENT."""
+    """Code that leaves the read section. ``account``: lines before a call. Clobbers rax, rcx, rdx, rdi and CURRENT."""
     label_out = f"{label}_out"
     unlock = rcu_read_unlock_trace(config, label_out) if sleepable else rcu_read_unlock(config, label_out)
     if not _migrates(config, sleepable):
@@ -82,7 +85,7 @@ dec dword ptr gs:[runqueues + rq.nr_pinned]
     if config.inline_migrate:
         restore = ["call ___migrate_enable", LOAD_CURRENT, f"jmp {label}_unpin"]
     else:
-        # Up to 6.17 what is rare in migrate_enable() has no symbol of its own: the whole of it is called.
+        # Up to 6.17 the rare part of migrate_enable() has no symbol of its own: the whole function is called.
         restore = ["call migrate_enable", f"jmp {label}_unpinned"]
     rare = body(
         f"""

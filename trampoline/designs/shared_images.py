@@ -1,4 +1,4 @@
-"""Images that functions share: one for all those whose programs, and whatever else it depends on, are the same."""
+"""Images shared by functions with the same programs and the same other inputs of the code."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
@@ -15,11 +15,11 @@ from trampoline.update.image_source import SiteImage
 from trampoline.update.target import LinkEntry, TraceTarget, TrampLink
 
 _NAMED = 4
-"""Programs that a symbol names; of further ones it gives the number."""
+"""Programs named in a symbol; further ones are only counted."""
 
 
 class ReleasedImage(Protocol):
-    """What is shared: an address, and two ways for it to go."""
+    """A shared image: its address, and two ways to free it."""
 
     @property
     def image(self) -> int:
@@ -27,14 +27,14 @@ class ReleasedImage(Protocol):
         ...
 
     def put(self) -> None:
-        """No site reaches it any more: free it when nobody can be in it."""
+        """Frees it, reached by sites before, once no task can be in it."""
 
     def discard(self) -> None:
-        """No site ever reached it: free it."""
+        """Frees it at once: no site ever reached it."""
 
 
 class SharedImage:
-    """An image and the number of trampolines that have it."""
+    """An image and the number of trampolines that use it."""
 
     def __init__(self, among: dict[Hashable, "SharedImage"], key: Hashable, inner: ReleasedImage) -> None:
         self._among, self._key, self.inner = among, key, inner
@@ -49,16 +49,15 @@ class SharedImage:
 
     @property
     def by_jmp(self) -> bool:
-        """Never: the call at the site says which function was entered."""
+        """False: the call at the site identifies the function."""
         return False
 
     def put(self) -> None:
-        """See ``SiteImage``."""
         self._reached = True
         self.discard()
 
     def discard(self) -> None:
-        """See ``SiteImage``; other trampolines' sites may have reached it."""
+        """Drops one user; sites of other trampolines may have reached the image."""
         self.users -= 1
         if not self.users:
             del self._among[self._key]
@@ -69,7 +68,7 @@ class SharedImage:
 
 
 class SharedImages(ABC):
-    """Makes them. Targets that are no ftrace sites (BPF programs) have an image each, as kernels make it."""
+    """Source of shared images. Targets that are no ftrace sites (BPF programs) have one each, as in kernels."""
 
     def __init__(self, kernel: Kernel, flavour: Flavour) -> None:
         self._kernel, self._flavour = kernel, flavour
@@ -78,26 +77,22 @@ class SharedImages(ABC):
 
     @abstractmethod
     def key(self, trampoline: BpfTrampoline, flags: TrampFlag) -> Hashable:
-        """What the image of a trampoline depends on."""
+        """Key of a trampoline's image: all inputs of its code."""
 
     @abstractmethod
     def generate(self, trampoline: BpfTrampoline, flags: TrampFlag) -> ReleasedImage:
-        """A new one. KernelError."""
+        """Generates a new image. KernelError."""
 
     def check(self, target: TraceTarget, prog: BpfProg) -> None:
-        """See ``Images``."""
         self._single.check(target, prog)
 
     def hold(self, entries: Sequence[LinkEntry]) -> None:
-        """See ``Images``."""
         self._single.hold(entries)
 
     def release(self, entries: Sequence[LinkEntry]) -> None:
-        """See ``Images``."""
         self._single.release(entries)
 
     def make(self, trampoline: BpfTrampoline, flags: TrampFlag) -> SiteImage:
-        """See ``Images``."""
         if not trampoline.site:
             return self._single.make(trampoline, flags)
         key = self.key(trampoline, flags)
@@ -108,29 +103,29 @@ class SharedImages(ABC):
         return shared
 
     def write(self) -> None:
-        """See ``Images``."""
         self._single.write()
 
     def time_programs(self, enabled: bool) -> bool:
-        """See ``Images``."""
         return self._single.time_programs(enabled)
 
     def is_outdated(self, before: TrampFlag, flags: TrampFlag) -> bool:
-        """While livepatch shares the site, the return address there does not tell the function."""
+        """True if livepatch started or stopped sharing the site: then the return address there does not identify the
+        function.
+        """
         return bool((before ^ flags) & TrampFlag.SHARE_IPMODIFY)
 
 
 def ksym(prefix: str, slots: int, progs: Sequence[str]) -> str:
-    """The symbol of an image that functions share: the argument slots that it serves and its programs."""
+    """Symbol of a shared image: prefix, argument slots and programs."""
     names = [*progs[:_NAMED], f"{len(progs) - _NAMED}_more"] if len(progs) > _NAMED else progs
     return "_".join([prefix, str(slots), *names])
 
 
 def identities(links: Sequence[tuple[TrampProgType, TrampLink]]) -> tuple[Hashable, ...]:
-    """What the links of functions that share an image have in common: functions of one multi link whose cookies are
-    the same, or are found elsewhere, and a plain link with itself alone.
+    """Part of the key of a shared image for its links: functions of one multi link share if their cookies are equal or
+    in records; a plain link shares with no other.
 
-    Detaching a link then leaves no function with an image that has its program.
+    So after a link is detached no function has an image with its program.
     """
     found = []
     for kind, link in links:

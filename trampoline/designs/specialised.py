@@ -1,4 +1,4 @@
-"""The design ``specialised``: callers made for their programs, shared by functions."""
+"""The design ``specialised``: callers generated for their programs and shared by functions."""
 
 from collections.abc import Hashable, Sequence
 
@@ -26,33 +26,35 @@ from trampoline.update.image_source import SiteImage
 from trampoline.update.target import LinkEntry, TraceTarget, TrampLink
 
 KSYM = "tramplab_caller"
-"""What callers' symbols begin with."""
+"""Prefix of the callers' symbols."""
 _ALIGNED = 16
 
 
 class ThunkedImage:
-    """A caller as one function reaches it: by a jump, through a thunk of its own."""
+    """A caller that one function reaches by a jump, through its own thunk."""
 
     by_jmp = True
 
     def __init__(self, thunks: Thunks, trampoline: BpfTrampoline, caller: SiteImage, record: int) -> None:
-        """``record``: the function's, 0 where the caller needs none. KernelError: the caller is still held."""
+        """``record``: guest address of the function's cookie record, 0 if not needed. KernelError; the caller stays
+        held then.
+        """
         self._thunks, self._caller = thunks, caller
         self.image = thunks.make(trampoline.target.address, trampoline.site + SITE_SIZE, caller.image, record)
 
     def put(self) -> None:
-        """See ``SiteImage``."""
         self._thunks.put(self.image)
         self._caller.put()
 
     def discard(self) -> None:
-        """See ``SiteImage``."""
         self._thunks.discard((self.image,))
         self._caller.discard()
 
 
 class SpecialisedImages(SharedImages):
-    """Chooses a function's caller by its argument places and its programs, and makes it where there is none yet."""
+    """Source of callers: chooses a function's caller by its argument locations and programs, and generates missing
+    ones.
+    """
 
     def __init__(self, kernel: Kernel, flavour: Flavour, programs: BpfPrograms, backend: MetadataBackend) -> None:
         super().__init__(kernel, flavour)
@@ -63,27 +65,26 @@ class SpecialisedImages(SharedImages):
         self._places: dict[tuple[int, ...], Places] = {}
 
     def hold(self, entries: Sequence[LinkEntry]) -> None:
-        """Records for entries of links whose cookies differ."""
+        """Holds cookie records for entries of links whose cookies differ."""
         wanted = [entry for entry in entries if entry.link.own_cookie and entry.link.prog.uses.run_ctx]
         if wanted:
             self.records.hold([entry for entry in wanted if self._tells_function(entry.target)])
 
     def release(self, entries: Sequence[LinkEntry]) -> None:
-        """Give the records back."""
+        """Releases the cookie records."""
         self.records.release(entries)
 
     def time_programs(self, enabled: bool) -> bool:
-        """Callers that time their programs are others: while nobody asks for times, there is no instruction for it."""
+        """True if callers change: with statistics off they contain no instruction for them."""
         changes, self._timed = enabled != self._timed, enabled
         return changes
 
     def _tells_function(self, target: TraceTarget) -> bool:
-        """Whether the return address at the site, rounded down, is the function."""
+        """True if the return address at the site, rounded down to 16 bytes, is the function's address."""
         address = target.address
         return not address % _ALIGNED and site_of(self._kernel, target) + SITE_SIZE - address < _ALIGNED
 
     def make(self, trampoline: BpfTrampoline, flags: TrampFlag) -> SiteImage:
-        """See ``Images``."""
         caller = super().make(trampoline, flags)
         if not trampoline.site or not uses_jmp(self._flavour, flags):
             return caller
@@ -96,11 +97,9 @@ class SpecialisedImages(SharedImages):
             raise
 
     def write(self) -> None:
-        """See ``Images``."""
         self._thunks.write()
 
     def key(self, trampoline: BpfTrampoline, flags: TrampFlag) -> Hashable:
-        """See SharedImages."""
         return (
             self._arguments(trampoline.target),
             identities(trampoline.links),
@@ -123,7 +122,6 @@ class SpecialisedImages(SharedImages):
         return found
 
     def generate(self, trampoline: BpfTrampoline, flags: TrampFlag) -> CallerImage:
-        """See SharedImages."""
         trampoline.target.model.check()
         places, narrow = self._arguments(trampoline.target)
         ip = self._known_ip(trampoline, flags)
@@ -166,7 +164,7 @@ def _caller_prog(kind: TrampProgType, link: TrampLink, *, found: bool) -> Caller
         0 if slot is not None else link.cookie,
         slot,
         kind is TrampProgType.FSESSION,
-        # An LSM cgroup shim keeps none: the programs behind it have their own.
+        # An LSM cgroup shim has no statistics; the programs that it calls have their own.
         timed=prog.attach_type is not AttachType.LSM_CGROUP,
     )
 

@@ -1,11 +1,11 @@
-"""The caller that the ``specialised`` design makes: one image for all functions that have the same programs and take
-their arguments in the same places.
+"""Assembly template of a caller of the ``specialised`` design: one image for all functions with the same programs and
+the same argument locations.
 
-It knows its programs, so it calls them directly and holds no list; it leaves out what none of them uses. From the call
-at the patch site it knows which function was entered::
+It calls its programs directly, without a list, and omits what none of them uses. The return address of the call at the
+patch site identifies the function::
 
     R+8+8k  arguments on the stack           R       return address into the function; later the return value
-    R+8     return address of the caller     below   what the programs see: arguments, count, ip
+    R+8     return address of the caller     below   the programs' context: arguments, count, ip
 """
 
 from collections.abc import Collection, Generator, Iterator
@@ -23,14 +23,14 @@ from trampoline.kfunc_md.lookup import Entered, LookupRegisters
 
 WORD = 8
 WORD_LABEL = ".Lword"
-"""How the labels of pushes begin; after a number and a dot comes what the word is called."""
+"""Prefix of the labels of pushes; a number, a dot and the word's name follow."""
 _BPF_CTX = f"qword ptr [{CURRENT} + task_struct.bpf_ctx]"
 _IMM32 = range(-(1 << 31), 1 << 31)
 
 
 @dataclass(slots=True)
 class _Frame:
-    """Distances below R, in bytes, of what was pushed; ``depth``: of rsp."""
+    """Distances of pushed words below R, in bytes; ``depth``: that of rsp."""
 
     depth: int = 0
     at: dict[str, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class _Frame:
         return self.address(self.at[name])
 
     def address(self, below: int) -> str:
-        """Memory operand for what is so far below R."""
+        """Memory operand of the word ``below`` bytes below R."""
         offset = self.depth - below
         return f"[rsp + {offset:#x}]" if offset else "[rsp]"
 
@@ -58,10 +58,11 @@ def caller_text(
     backend: MetadataBackend | None = None,
     cookies: int = 0,
 ) -> str:
-    """Assembly text. Its labels ``ip_after_call`` (8 bytes) and ``ip_epilogue``: where a released image is patched.
+    """Assembly text of a caller. A released image is patched at its label ``ip_after_call`` (8 bytes) to jump to
+    ``ip_epilogue``.
 
-    ``refs``: per-CPU address of the count of tasks in it. ``backend``: where functions' records are found, ``cookies``
-    the offset of the cookies in one.
+    ``refs``: per-CPU address of the count of tasks in the image. ``backend``: metadata back end of the cookie records;
+    ``cookies``: offset of the cookies in a record, in bytes.
     """
     return "\n".join(_Template(spec, config, boot, refs, backend, cookies).lines())
 
@@ -85,10 +86,10 @@ class _Template:
         self._sleeps = any(prog.sleepable for prog in spec.progs)
         self._session = any(prog.is_session for prog in spec.progs)
         self._early_run_ctx = not spec.calls_original and any(use.run_ctx for use in uses)
-        """current->bpf_ctx is saved above the arguments, where it is popped last."""
+        """True if current->bpf_ctx is saved above the arguments, to be popped last."""
 
     def lines(self) -> Iterator[str]:
-        """The whole text; what is rarely executed stands at the end."""
+        """Lines of the whole text, with rarely executed code at the end."""
         spec = self._spec
         yield ".phase entry"
         if not spec.thunk:
@@ -114,7 +115,9 @@ class _Template:
     # Frame ------------------------------------------------------------------------------------------------------------
 
     def _push(self, operand: str, comment: str = "", name: str = "", *, word: str = "") -> str:
-        """Push something that ``name`` finds again; ``word``: what the word is called, if not so."""
+        """Pushes an operand and records its place under ``name``; ``word``: the word's name for debuggers, if
+        different.
+        """
         line = f"push {operand}" + (f" ; {comment}" if comment else "")
         self._frame.push(name)
         word = word or name
@@ -149,7 +152,7 @@ class _Template:
             yield self._push("0", f"bpf_session_cookie of {prog.name}", f"session{number}")
 
     def _function_address(self) -> Iterator[str]:
-        """Push it where programs see it, and keep it in r10 where the look-up wants it."""
+        """Pushes the function's address for programs, and leaves it in r10 for the look-up."""
         spec, frame = self._spec, self._frame
         if spec.ip is not None:
             yield f"mov rax, {spec.ip:#x} ; the traced function"
@@ -167,7 +170,7 @@ class _Template:
             yield "and qword ptr [rsp], -16 ; sites stand in the first 16 bytes of their functions"
 
     def _look_up(self) -> Iterator[str]:
-        """The cookies, which are read while RCU-tasks still waits for us: before anything may sleep."""
+        """Reads the cookies while Tasks RCU still waits for this code, that is, before it can sleep."""
         spec = self._spec
         clobbered: Collection[str] = ()
         if not spec.thunk:
@@ -185,10 +188,10 @@ class _Template:
             yield from self._load_args(clobbered)
 
     def _find_record(self) -> Generator[str, None, Collection[str]]:
-        """The record in rax; gives the arguments' registers that were used for it."""
+        """Loads the record's address into rax; returns the argument registers that it clobbers."""
         spec, frame = self._spec, self._frame
         assert self._backend is not None
-        # Arguments that were saved may go, unless the original is called with them as they are.
+        # Saved argument registers may be clobbered, unless the original is called with them unchanged.
         scratch = CURRENT if spec.calls_original else "rdx"
         yield from self._backend.lookup(
             Entered("r10"),
@@ -198,7 +201,7 @@ class _Template:
         ).splitlines()
         clobbered = {"rcx", scratch} if self._backend.name == "hash" else set()
         self._cold += ["not_traced:", ".phase leave", *self._load_args(clobbered)]
-        self._cold += [f"add rsp, {frame.depth:#x} ; as if nothing were attached", *self._ret()]
+        self._cold += [f"add rsp, {frame.depth:#x} ; as if nothing was attached", *self._ret()]
         return clobbered
 
     @staticmethod
@@ -214,7 +217,7 @@ class _Template:
     def _group(
         self, first: tuple[CallerProg, ...], modifying: tuple[CallerProg, ...], *, is_exit: bool
     ) -> Iterator[str]:
-        """Programs before the original or after it: current->bpf_ctx is set around them all."""
+        """Code of the programs before or after the original: current->bpf_ctx is set once around all of them."""
         progs = first + modifying
         if not progs:
             return
@@ -256,7 +259,8 @@ class _Template:
         return fragment.text.splitlines()
 
     def _set_run_ctx(self, prog: CallerProg) -> Iterator[str]:
-        """One bpf_tramp_run_ctx for the group, since programs of a group don't nest; its cookie is changed between."""
+        """Sets one bpf_tramp_run_ctx for the group, whose programs don't nest; its cookie is changed between programs.
+        """
         yield ".phase enter"
         if not self._early_run_ctx:
             yield LOAD_CURRENT
@@ -307,7 +311,7 @@ class _Template:
             yield f"jb .Lrecursion{number}"
         if timed:
             yield from self._call("sched_clock")
-            yield self._push("rax", "when it began", word="start")
+            yield self._push("rax", "start time", word="start")
         yield ".phase program"
         below = frame.depth - frame.at["ctx"]
         yield f"lea rdi, [rsp + {below:#x}] ; the context" if below else "mov rdi, rsp ; the context"
@@ -332,7 +336,7 @@ class _Template:
             self._cold += self._recursion(prog, number)
 
     def _recursion(self, prog: CallerProg, number: int) -> list[str]:
-        """bpf_prog_inc_misses_counter(), recursion_detected(); a program that is skipped counts as 0."""
+        """Code of bpf_prog_inc_misses_counter() and recursion_detected(); a skipped program counts as returning 0."""
         return [
             f".Lrecursion{number}:",
             ".phase enter",
@@ -348,20 +352,22 @@ class _Template:
         ]
 
     def _modified(self, label: str, sleepable: bool, run_ctx: bool) -> list[str]:
-        """A program's result takes the place of the original's: out of the section, then to the fexit programs."""
+        """Code after a program's non-zero result, which replaces the original's: leaves the section, then runs fexit
+        programs.
+        """
         lines = [f"{label}_modified:", *self._leave_section(f"{label}m", sleepable)]
         if run_ctx:
             lines += self._reset_run_ctx()
         if self._spec.fexit:
             if outgoing := self._outgoing():
-                lines.append(f"sub rsp, {outgoing:#x} ; as much as the original's arguments take")
+                lines.append(f"sub rsp, {outgoing:#x} ; size of the original's stack arguments")
             return [*lines, "jmp do_fexit"]
         return [*lines, *self._leave_to_caller()]
 
     # The original -----------------------------------------------------------------------------------------------------
 
     def _outgoing(self) -> int:
-        """Bytes of the original's arguments on the stack, which stay there, with what aligns them."""
+        """Bytes of the original's arguments on the stack, which stay there, with alignment."""
         stack = WORD * sum(not in_regs for in_regs, _ in self._spec.places)
         # rsp must be 16-byte aligned at the call of a function that takes arguments on the stack.
         return stack + (WORD if stack and (self._frame.depth + stack + WORD) % 16 == 0 else 0)
@@ -381,7 +387,7 @@ class _Template:
         if not self._sleeps:
             yield self._count("inc")
         yield from self._account("the original")
-        yield f"call qword ptr {frame.address(0)} ; the function, or what livepatch put in its place"
+        yield f"call qword ptr {frame.address(0)} ; the function, or its livepatch"
         if not self._sleeps:
             yield self._count("dec")
         yield "ip_after_call:"
@@ -392,7 +398,7 @@ class _Template:
         self._cold += [f"add rsp, {frame.depth + WORD:#x}", *self._ret()]
 
     def _load_args(self, registers: Collection[str] = ARG_REGISTERS) -> Iterator[str]:
-        """Register arguments from where the programs see them."""
+        """Reloads argument registers from the programs' context."""
         for position, (in_regs, place) in enumerate(self._spec.places):
             if in_regs and ARG_REGISTERS[place] in registers:
                 yield f"mov {ARG_REGISTERS[place]}, {self._frame.address(self._frame.at['ctx'] - WORD * position)}"
@@ -411,7 +417,7 @@ class _Template:
         word = len(self._spec.places) | index << COOKIE_INDEX_SHIFT | (SESSION_IS_RETURN if is_exit else 0)
         if word != self._word:
             self._word = word
-            yield from self._store_word(f"where {prog.name} finds its cookie")
+            yield from self._store_word(f"session cookie of {prog.name}")
 
     def _store_word(self, comment: str) -> Iterator[str]:
         if not self._sees_count:
@@ -475,5 +481,5 @@ class _Template:
 
 
 def _as_entry(prog: CallerProg, cookies: tuple[CallerProg, ...]) -> CallerProg:
-    """The same program as it stands in the list of entries: its cookie slot is the same on the way out."""
+    """The entry-list item of a session program: entry and exit share its session cookie."""
     return next(other for other in cookies if other.prog == prog.prog and other.cookie == prog.cookie)

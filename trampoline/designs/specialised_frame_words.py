@@ -1,4 +1,4 @@
-"""What the words of a ``specialised`` caller's frame are called: its pushes have labels that say so."""
+"""Names of the stack words of a ``specialised`` caller's frame, from the labels of its pushes."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ _NUMBERED = {"session": "session cookie {}", "cookie": "cookie {}"}
 
 
 def caller_words(image: Image, spec: CallerSpec) -> StackNames:
-    """Names of a caller's words."""
+    """Names of the stack words of a caller."""
     stack = [number for number, (in_regs, _) in enumerate(spec.places, 1) if not in_regs]
     pushed = {}
     for label, address in image.symbols.items():

@@ -1,4 +1,4 @@
-"""A caller of the ``specialised`` design in guest memory, and how long it must live."""
+"""A caller of the ``specialised`` design in guest memory, and its lifetime."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ LONGEST_INSTRUCTION = 15
 
 
 class CallerImage:
-    """A caller in guest memory. It holds its programs, so that who is on the way to one finds it."""
+    """A caller in guest memory. It holds references to its programs, for tasks that are about to call them."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class CallerImage:
         backend: MetadataBackend | None,
         name: str,
     ) -> None:
-        """Allocate and write it: KernelError (-ENOMEM) at any step leaves nothing behind."""
+        """Allocates and writes it. KernelError -ENOMEM at any step frees everything."""
         self._kernel, self._programs, self.spec = kernel, programs, spec
         self._refs = kernel.percpu.alloc(8, f"count of {name}") if spec.counted else 0
         try:
@@ -58,11 +58,13 @@ class CallerImage:
             programs.get(prog)
 
     def put(self) -> None:
-        """Release it once no CPU and no task can be in it.
+        """Frees it once no CPU and no task can be in it.
 
-        1 Tasks that return from the original jump over the programs; 2 RCU-tasks for those in its first instructions,
-        which aren't counted yet, or, where nothing in it sleeps, anywhere; 3 its count, for those that sleep;
-        4 RCU-tasks for those in its last instructions.
+        1. Tasks that return from the original are made to skip the programs (text patch).
+        2. A Tasks RCU grace period: tasks in its first instructions, which aren't counted yet, or anywhere in it if
+           nothing in it sleeps.
+        3. Its count reaches 0: sleeping tasks.
+        4. A Tasks RCU grace period: tasks in its last instructions.
         """
         rcu = self._kernel.rcu
         if not self.spec.counted:
@@ -81,7 +83,7 @@ class CallerImage:
             kernel.text_poke.text_poke_bp(self._after_call, jmp_rel32(self._after_call, self._epilogue))
 
     def discard(self) -> None:
-        """Free it now."""
+        """Frees it at once."""
         kernel = self._kernel
         kernel.kallsyms.remove(self._symbol)
         kernel.execmem.free(self.image)

@@ -1,7 +1,7 @@
-"""The tracing-multi series of 2025 as it was posted, in process context: ``bpf_gtrampoline_link_prog`` and its like.
+"""The tracing-multi series of 2025 as posted, its process-context part: ``bpf_gtrampoline_link_prog`` and its like.
 
 Sites of traced functions call a global caller, kernel text that is never freed; it finds a function's programs through
-the function's metadata. Programs of plain links have trampolines of their own, on other functions.
+the function's metadata. Programs of plain links have trampolines, on other functions.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -32,7 +32,7 @@ from trampoline.update.ftrace_sites import OpsEach
 from trampoline.update.target import LinkEntry, TraceTarget
 
 MAX_ARGS = tracing_multi_v2_caller.MAX_ARGS
-"""Argument slots of a function that a multi link may be on."""
+"""Maximum number of argument slots of a function with a multi link."""
 _ALIGNMENT = 16
 
 
@@ -45,8 +45,8 @@ class _GlobalTrampoline:
 
 
 class TracingMultiDesign:
-    """The posted series. ``callers``: its stubs, one for each argument count or one for all, none where it can't
-    have them.
+    """The posted series. ``callers``: guest addresses of its stubs: one for each argument count, one for all, or none
+    if the kernel can't have them.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class TracingMultiDesign:
         self._lock = Lock(kernel.process, "global_tr_lock")
 
     def check(self, target: TraceTarget, prog: BpfProg) -> None:
-        """See Design. For a multi link -EINVAL for fsession programs; -EOPNOTSUPP for more than 6 argument slots, for a
-        BPF program as target, and where there is no stub or no look-up that finds the function.
+        """Raises KernelError for a multi link: -EINVAL for fsession programs; -EOPNOTSUPP for more than 6 argument
+        slots, for a BPF program as target, and without a stub or a look-up that finds the function.
         """
         if not prog.attach_type.is_multi:
             self._plain.check(target, prog)
@@ -88,18 +88,17 @@ class TracingMultiDesign:
             raise KernelError(EOPNOTSUPP, f"{target.name} is not {_ALIGNMENT}-byte aligned")
 
     def attach(self, entry: LinkEntry) -> None:
-        """See Design. -EEXIST where the function has a multi link."""
+        """Attaches the program of a plain link. KernelError as Design, and -EEXIST if the function has a multi link."""
         with self._lock:
             self._refuse_site(entry.target)
             self._plain.attach(entry)
 
     def detach(self, entry: LinkEntry) -> None:
-        """See Design."""
         self._plain.detach(entry)
 
     def attach_multi(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
-        """See Design. -EEXIST where a function has the program or a plain link; -EOPNOTSUPP, -ENOMEM and what patching
-        raises. Defects leave behind what they say.
+        """Attaches the program of a multi link. KernelError as Design, and -EEXIST if a function has the program or a
+        plain link; -EOPNOTSUPP, -ENOMEM and the errors of patching. Defects leave the traces that they name.
         """
         if not entries:
             return
@@ -109,7 +108,6 @@ class TracingMultiDesign:
                 progress()
 
     def detach_multi(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
-        """See Design."""
         if not entries:
             return
         with self._lock:
@@ -118,7 +116,7 @@ class TracingMultiDesign:
                 progress()
 
     def time_programs(self, enabled: bool) -> None:
-        """See Design. The callers' own statistics hang on the static key."""
+        """Turns statistics on or off; the callers' own use the static key."""
         self._plain.time_programs(enabled)
 
     # Multi links ----------------------------------------------------------------------------------------------------
@@ -130,7 +128,7 @@ class TracingMultiDesign:
         for entry in entries:
             plain = self.trampolines.find(entry.target)
             if plain is not None and plain.links:
-                # The cover letter's answer; register_ftrace_direct() would say -EBUSY.
+                # As the cover letter says; register_ftrace_direct() would return -EBUSY.
                 raise KernelError(EEXIST, f"{entry.target.name} has a trampoline of its own")
         with ExitStack() as undo:
             self._targets.update((entry.target.address, entry.target) for entry in entries)
@@ -149,7 +147,7 @@ class TracingMultiDesign:
             undo.pop_all()
 
     def _detach_multi(self, entries: Sequence[LinkEntry]) -> None:
-        """``bpf_gtrampoline_unlink_prog``. The repaired series first takes the sites off that will have no program."""
+        """``bpf_gtrampoline_unlink_prog``. The repaired series first removes the sites that will have no program."""
         prog, kind = _program(entries)
         functions = [entry.target.address for entry in entries]
         if not self._defects.unlink_stops:
@@ -167,7 +165,7 @@ class TracingMultiDesign:
             self._forget(functions)
 
     def _update_all(self, without: Collection[int] = ()) -> None:
-        """``bpf_gtrampoline_update_all``: let the sites of functions with programs call their stubs, and no others."""
+        """``bpf_gtrampoline_update_all``: patches exactly the sites of functions with programs to call their stubs."""
         ips: dict[int, set[int]] = {tramp.image: set() for tramp in self._global}
         location = self._kernel.ftrace.ftrace_location
         for function, count in self.mds.counts(self._targets).items():
@@ -225,7 +223,7 @@ _TRAITS = Traits(
 
 
 def tracing_multi_v2(name: str, defects: TracingMultiDefects | None = None) -> DesignInfo:
-    """The second version: C callers, hash. As posted, unless ``defects`` says which of its defects stay."""
+    """The second version: C callers, hash table. As posted, or with only the given ``defects``."""
     kept = TracingMultiDefects.as_posted() if defects is None else defects
 
     def make(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
@@ -240,12 +238,12 @@ def tracing_multi_v2(name: str, defects: TracingMultiDefects | None = None) -> D
 
 
 def tracing_multi_v1(name: str) -> DesignInfo:
-    """The first version: one caller in assembly, function padding; with none of the later version's defects."""
+    """The first version: one caller in assembly, function padding; without the later version's defects."""
 
     def make(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
         mds = KfuncMds(kernel, "padding", max_links=flavour.max_links)
         stubs: list[int] = []
-        # Without padding there is no look-up to make.
+        # Without padding no look-up is possible.
         with suppress(KernelError):
             routines = tracing_multi_v1_caller.routines(kernel.config, mds.backend)
             kernel.add_routines(*checked_routines(routines), constants=asm_symbols())

@@ -1,8 +1,8 @@
 """The global caller of the posted series' first version: one stub in assembly for every traced function.
 
 It always saves and restores all six argument registers, and runs programs between the kernel's own
-``__bpf_prog_enter*`` and ``__bpf_prog_exit*``, called out of line. Metadata is found in the function's padding. The
-series' call that rebalances the CPU's return stack is left out: what it did is not known.
+``__bpf_prog_enter*`` and ``__bpf_prog_exit*``, called out of line. Metadata is found through the function's padding.
+The series' call that rebalances the CPU's return stack buffer is omitted: its code is not known.
 
 ::
 
@@ -23,12 +23,12 @@ from trampoline.kfunc_md.lookup import Entered
 NAME = "bpf_global_caller"
 _KEPT = {"rbx": 0x10, "rbp": 0x18, "r12": 0x20, "r13": 0x28, "r14": 0x30}
 SIX_ARGUMENTS = "return value of six arguments"
-"""The word in which it is where there are six; with fewer it is behind the last one."""
+"""Name of the return value's word for six arguments; with fewer it follows the last argument."""
 _IP, _COUNT, _ARGS, _FRAME = 0x38, 0x40, 0x48, 0x80
 
 
 def routines(config: Config, backend: MetadataBackend) -> list[Routine]:
-    """The stub and its callees. KernelError (-EOPNOTSUPP) where functions have no padding."""
+    """The stub and its callees. KernelError -EOPNOTSUPP if functions have no padding."""
     look = backend.lookup(Entered("rdi"), label="kfunc_md_get_noref", missing="kfunc_md_get_noref_none", checked=True)
     get = percpu_ref_get(config, "rdi", "kfunc_md.pcref", "kfunc_md_enter")
     put = percpu_ref_put(config, "rdi", "kfunc_md.pcref", "kfunc_md_exit")
@@ -42,7 +42,7 @@ def routines(config: Config, backend: MetadataBackend) -> list[Routine]:
 
 
 def _words() -> dict[int, str]:
-    """What the words of the stub's frame are called, by the distance from the address behind its return address."""
+    """Names of the stub's stack words, by distance in bytes from the address after its return address."""
     found = {at: f"saved {register}" for register, at in _KEPT.items()}
     found |= {_ARGS + 8 * slot: f"arg{slot + 1}" for slot in range(len(ARG_REGISTERS))}
     found |= {_IP: "ip", _COUNT: "nr_args", _FRAME - 8: SIX_ARGUMENTS}
@@ -56,7 +56,9 @@ def _moves(form: str, places: dict[str, int]) -> str:
 
 
 def _stub() -> str:
-    """rbx: node of a list, rbp: metadata, r12: start time, r13: where the return value is, r14: bpf_origin_call."""
+    """Code of the stub. rbx: list node, rbp: metadata, r12: start time, r13: address of the return value, r14:
+    bpf_origin_call.
+    """
     save, restore = "[rsp + {at:#x}], {register}", "{register}, [rsp + {at:#x}]"
     args = {register: _ARGS + 8 * slot for slot, register in enumerate(ARG_REGISTERS)}
     cold: list[str] = []
@@ -76,7 +78,7 @@ def _stub() -> str:
     mov [rsp + {_IP:#x}], rdi                      ; ctx[-2]: bpf_get_func_ip()
     call kfunc_md_get_noref
     test rax, rax
-    je {NAME}_continue                             ; the last program went while this CPU was on its way here
+    je {NAME}_continue                             ; the last program was detached meanwhile
     mov rbp, rax
 .phase save
     movzx eax, byte ptr [rbp + kfunc_md.nr_args]
@@ -96,13 +98,13 @@ def _stub() -> str:
     test r14d, r14d
     je {NAME}_continue
 .phase save
-    mov qword ptr [r13], 0                         ; a program that is skipped counts as 0
+    mov qword ptr [r13], 0                         ; a skipped program counts as 0
 """,
         fmod_ret,
         f"""
 .phase origin
 {_moves(restore, args)}
-    mov rax, [rsp + {_FRAME:#x}]                   ; behind the site
+    mov rax, [rsp + {_FRAME:#x}]                   ; the function's body, after the site
     call rax
     mov [r13], rax
 {NAME}_fexit:

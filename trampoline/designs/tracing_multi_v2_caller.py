@@ -1,13 +1,13 @@
-"""The global callers of the posted series' second version: what the sites of traced functions call.
+"""The global callers of the posted series' second version, which the sites of traced functions call.
 
-A naked stub for each argument count saves the arguments on the stack, calls C that looks the function's metadata up and
-runs its programs, and goes on into the function or returns to its caller. Written as gcc -O2 would compile it; for each
-argument count the C is a function of its own, because the count is a constant of everything inlined there.
+A naked stub for each argument count saves the arguments on the stack, calls C code that looks up the function's
+metadata and runs its programs, and continues in the function or returns to its caller. The code is what gcc -O2 would
+produce; each argument count has its own C function, because the count is a constant in all inlined code.
 
 ::
 
     rsp of the stub   +0  ctx[-2]: the function        +8  ctx[-1]: number of arguments
-                     +16  args[0] to args[5], what programs get as context
+                     +16  args[0] to args[5], the programs' context
                           args[nr_args]: the return value, for six arguments at +64
                      +72  return address into the function
 """
@@ -24,19 +24,19 @@ from trampoline.kfunc_md.backend import MetadataBackend
 from trampoline.kfunc_md.lookup import Entered, LookupRegisters
 
 MAX_ARGS = 6
-"""Arguments of a function that has a stub."""
+"""Maximum number of arguments of a function with a stub."""
 _FRAME, _ARGS = 72, 16
 _PUSHED = 6
-"""Registers that the C pushes."""
+"""Number of registers that the C function pushes."""
 
 
 def stub_name(nr_args: int) -> str:
-    """The symbol of a stub; that of the C which it calls is the same with ``_run``."""
+    """Symbol of a stub; its C function has the suffix ``_run``."""
     return f"bpf_global_caller_{nr_args}"
 
 
 def routines(config: Config, backend: MetadataBackend, *, clobbers: bool) -> list[Routine]:
-    """Every stub and what it calls. ``clobbers``: the calls of programs declare which registers they change."""
+    """All stubs and their callees. ``clobbers``: the calls of programs declare the registers that they change."""
     made = []
     for nr_args in range(MAX_ARGS + 1):
         made.append(Routine(stub_name(nr_args), _stub(nr_args), stack=_stub_words(nr_args)))
@@ -45,7 +45,7 @@ def routines(config: Config, backend: MetadataBackend, *, clobbers: bool) -> lis
 
 
 def _stub_words(nr_args: int) -> dict[int, str]:
-    """What the words of a stub's frame are called, by the distance from the address behind its return address."""
+    """Names of a stub's stack words, by distance in bytes from the address after its return address."""
     found = {0: "ip", 8: "nr_args", _ARGS + 8 * nr_args: "return value"}
     found |= {_ARGS + 8 * slot: f"arg{slot + 1}" for slot in range(nr_args)}
     return {at - _FRAME - 8: name for at, name in found.items()}
@@ -64,7 +64,7 @@ def _stub(nr_args: int) -> str:
 {saved}
 .phase entry
     lea rdi, [rsp + {_ARGS}]                       ; args
-    lea rsi, [rsp + {_FRAME}]                      ; where the return address into the function is
+    lea rsi, [rsp + {_FRAME}]                      ; address of the return address into the function
     call {name}_run
 .phase leave
     test eax, eax
@@ -75,7 +75,7 @@ def _stub(nr_args: int) -> str:
     add rsp, {_FRAME}
     ret                                            ; on into the function
 {name}_return:
-    mov rax, {slots[-1]}                           ; what it returned, or what a program gave in its place
+    mov rax, {slots[-1]}                           ; its return value, or a program's
     add rsp, {_FRAME + 8}
     ret                                            ; to the function's caller
 """
@@ -83,9 +83,9 @@ def _stub(nr_args: int) -> str:
 
 
 class _Run:
-    """``bpf_global_caller_N_run(args, ip)``: 0 where the function is still to run, 1 where it is done.
+    """``bpf_global_caller_N_run(args, ip)``: 0 if the function is still to run, 1 if it is done.
 
-    rbx: node of a list, rbp: its program, r12: args, r13: metadata, r14: ip, r15: whether the original is called here.
+    rbx: node of a list, rbp: its program, r12: args, r13: metadata, r14: ip, r15: bpf_origin_call.
     """
 
     def __init__(self, config: Config, backend: MetadataBackend, nr_args: int, clobbers: bool) -> None:
@@ -96,8 +96,8 @@ class _Run:
         # run_ctx, the start time where it must survive the program's call, the canary.
         self._canary = 0x18 if clobbers else 0x10
         self._start = "qword ptr [rsp + 0x10]" if clobbers else "r9"
-        # Without clobbers the compiler keeps these over the call. Which registers it took is not known: here those that
-        # a JITed program changes only through what it calls.
+        # Without clobbers the compiler keeps these values over the call. Its choice of registers is not known; these
+        # are changed by a JITed program only through its callees.
         self._current, self._active = ("rdx", "rcx") if clobbers else ("r10", "r11")
 
     def routine(self) -> Routine:
@@ -160,7 +160,7 @@ class _Run:
             f"""
 .phase origin
 {loads}
-    mov rax, qword ptr [r14]                       ; behind the site, or where livepatch wants the original to go on
+    mov rax, qword ptr [r14]                       ; the function's body, or livepatch's target
     call rax
     mov {result}, rax
 {name}_fexit:
@@ -176,7 +176,7 @@ class _Run:
         return Routine(name, body(text, *self._cold), jump_entries=tuple(self._entries), stack=self._words())
 
     def _words(self) -> dict[int, str]:
-        """What the words of the frame are called below the registers that are pushed."""
+        """Names of the stack words below the pushed registers."""
         found = {
             bpf_tramp_run_ctx.offset("bpf_cookie"): "run_ctx.cookie",
             bpf_tramp_run_ctx.offset("saved_run_ctx"): "run_ctx.saved_run_ctx",
@@ -189,7 +189,7 @@ class _Run:
         return {at - size: name for at, name in found.items()}
 
     def _fragment(self, fragment: Fragment, phase: str) -> str:
-        """Its instructions in line; those out of line go behind the function."""
+        """Inline code of a fragment; its out-of-line code is added after the function."""
         if fragment.cold:
             self._cold.append(f".phase {phase}\n{fragment.cold}")
         return fragment.text
@@ -236,14 +236,16 @@ class _Run:
 """
 
     def _missing(self) -> str:
-        """Without metadata the function runs as if nothing were attached to it."""
+        """Code for missing metadata: the function runs as if nothing was attached."""
         unlock = self._fragment(rcu_read_unlock(self._config, f"{self._name}_none"), "lookup")
         return f".phase lookup\n{self._name}_missing:\n{unlock}"
 
     # A list of programs ---------------------------------------------------------------------------------------------
 
     def _programs(self, kind: str, place: int, result: str = "") -> str:
-        """Run a list; with ``result`` each program's goes there, and one that is not 0 skips the original."""
+        """Code that runs a list of programs; with ``result`` it stores each program's return value there, and a
+        non-zero one skips the original.
+        """
         label = f"{self._name}_{kind}"
         stop = f"    cmp {result}, 0\n    jne {self._name}_fexit" if result else ""
         return body(
@@ -350,7 +352,7 @@ class _Run:
         return f"    mov r9d, {value}" if value else "    xor r9d, r9d"
 
     def _held_registers(self) -> str:
-        """What the posted series' compiler keeps in caller-saved registers over the program's call."""
+        """Values that the posted series' compiler keeps in caller-saved registers over the program's call."""
         if self._clobbers:
             return ""
         return f"""

@@ -1,4 +1,4 @@
-"""Traits of a design: its documented differences, as data, from which a model says what will be seen."""
+"""Traits of a design: its documented differences as data, the input of the reference model."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,62 +9,62 @@ from trampoline.rules import Flavour
 
 
 class Order(Enum):
-    """Which of two programs of a kind on one function runs first."""
+    """Order of two programs of one kind on one function."""
 
     NEWEST_FIRST = "newest first"
     OLDEST_FIRST = "oldest first"
 
 
 class AfterSleep(Enum):
-    """Which programs run behind an original function that slept, when programs came or went meanwhile."""
+    """Programs that run after an original that slept while programs were attached or detached."""
 
     NONE = "none"
-    """The image that the call is in is on its way out: it jumps over them (``bpf_tramp_image_put``)."""
+    """None: the call's image is released and skips them (``trampoline.c:bpf_tramp_image_put()``)."""
     CURRENT = "current"
-    """Those that are there then: metadata is read anew."""
+    """Those attached at that time: metadata is read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What is documented of a design (docs/designs.md). The defaults are a trampoline's."""
+    """Documented properties of a design (docs/designs.md). The defaults are those of a trampoline."""
 
     order: Order = Order.NEWEST_FIRST
     after_sleep: AfterSleep = AfterSleep.NONE
     max_slots: int = 12
-    """Argument slots at most; a flavour may take fewer."""
+    """Maximum number of argument slots; a flavour may support fewer."""
     struct_on_stack: bool = True
     """Structs by value may be on the stack while registers are free."""
     sessions: bool = True
     mixes_plain_and_multi: bool = True
     plain: "Traits | None" = None
-    """What holds of functions with plain links, where the design leaves those to trampolines."""
+    """Traits of functions with plain links, if the design leaves those to trampolines."""
     shares_sites: bool = True
     """Function tracers and livepatch may be on its functions."""
     count_is_actual: bool = True
     """``bpf_get_func_arg_cnt`` is the function's own count."""
     program_twice: int = EBUSY
-    """Error code for a program that the function has already."""
+    """Error code for a program that the function already has."""
     function_twice: int = EINVAL
-    """And for a function that a link names twice."""
+    """Error code for a function that a link names twice."""
     site_taken: int = EINVAL
-    """And for a function whose site has somebody else's direct caller."""
+    """Error code for a function whose site has another direct caller."""
     times_by_image: bool = False
-    """Images are made anew when run-time statistics are turned on or off; one that counts runs counts all of them."""
+    """Images are rebuilt when run-time statistics are turned on or off; an image counts all runs or none."""
     accounts_calls: bool = True
-    """Calls are accounted on boots that want that."""
+    """Calls are accounted on boots with call-depth tracking."""
     keeps: str = ""
-    """What the name of the one object begins with that stays when all programs have gone: a table that has grown."""
+    """Prefix of the name of the one object that stays after all detaches: a table that has grown."""
     needs_padding: bool = False
-    """Only kernels with padding in front of functions will do."""
+    """Needs a kernel with padding in front of functions."""
     image_per_function: bool = False
-    """A function with programs has exactly one image of its own."""
+    """Each function with programs has exactly one image of its own."""
 
     def runs_on(self, flavour: Flavour) -> bool:
-        """Whether multi links work on a flavour at all."""
+        """True if multi links work on a flavour."""
         return not self.needs_padding or flavour.entry.padding > 0
 
     def slots(self, flavour: Flavour) -> int:
-        """Argument slots at most on a flavour."""
+        """Maximum number of argument slots on a flavour."""
         return min(self.max_slots, flavour.max_slots)
 
     def kinds(self, flavour: Flavour) -> tuple[AttachType, ...]:
@@ -76,4 +76,4 @@ class Traits:
 
 
 KEPT_TABLE = "kfunc_md_array of"
-"""The name of a table of metadata that has grown begins so (``Traits.keeps``)."""
+"""Name prefix of a metadata table that has grown (``Traits.keeps``)."""

@@ -1,4 +1,4 @@
-"""The functions of a BTF by what a call of each needs: bodies for a kernel that has them all, and who may be traced."""
+"""Functions of a BTF: their argument shapes, guest code for a kernel that has all of them, and which may be traced."""
 
 from array import array
 from collections import Counter
@@ -23,10 +23,10 @@ _NEAR = 1 << 31
 
 
 class Shape(NamedTuple):
-    """How arguments and return value of a function travel.
+    """Argument slots and return size of a function.
 
-    ``ret_size`` is 0, 1, 2, 4, 8 or 16 bytes, or -1 where the caller gives the memory for it. ``narrow``: the only
-    slot on the stack is of 4 bytes at most, so that its upper half is nobody's.
+    ``ret_size`` is 0, 1, 2, 4, 8 or 16 bytes, or -1 if the caller passes a buffer for it. ``narrow``: the only slot on
+    the stack has 4 bytes at most, so its upper half is undefined.
     """
 
     reg_slots: int
@@ -36,15 +36,15 @@ class Shape(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """Words of all arguments."""
+        """Number of 8-byte words of all arguments."""
         return self.reg_slots + self.stack_slots
 
     def result(self, *words: int) -> int | None:
-        """What a stamped function of this shape returns in rax for the words of its arguments, those in registers
-        first: their sum modulo its size. None: it returns nothing.
+        """Value in rax of a stamped function of this shape for its argument words, register words first: their sum
+        modulo the return size; None for void. ValueError for another number of words.
         """
         if len(words) != self.slots:
-            raise ValueError(f"{self.slots} words wanted, {len(words)} given")
+            raise ValueError(f"{self.slots} argument words expected, got {len(words)}")
         if not self.ret_size:
             return None
         if self.ret_size < 0:
@@ -57,14 +57,14 @@ class Shape(NamedTuple):
         if not self.ret_size:
             return "ret"
         if self.ret_size < 0:
-            return "mov rax, rdi ; where the caller wants the return value\nret"
+            return "mov rax, rdi ; the caller's buffer for the return value\nret"
         wide = self.ret_size >= 8
         total, word = ("rax", "qword") if wide else ("eax", "dword")
         names = [register if wide else _LOW_HALVES[register] for register in ARG_REGISTERS[: self.reg_slots]]
         lines = [f"mov {total}, {names[0]}" if names else "xor eax, eax"]
         lines += [f"add {total}, {name}" for name in names[1:]]
         if self.narrow and wide:
-            lines += ["mov r11d, dword ptr [rsp + 8] ; the upper half is nobody's", "add rax, r11"]
+            lines += ["mov r11d, dword ptr [rsp + 8] ; the upper half is undefined", "add rax, r11"]
         else:
             lines += [f"add {total}, {word} ptr [rsp + {8 + 8 * slot:#x}]" for slot in range(self.stack_slots)]
         lines += {1: ["movzx eax, al"], 2: ["movzx eax, ax"], 16: ["xor edx, edx"]}.get(self.ret_size, [])
@@ -79,13 +79,14 @@ _RUNS_BEFORE = frozenset({AttachType.TRACE_FENTRY, AttachType.TRACE_FENTRY_MULTI
 
 
 class BtfFunctions:
-    """Every function of a BTF, by rising type id: a source of kernel text whose functions return ``Shape.result``."""
+    """Every function of a BTF, by ascending type id: a source of kernel text whose functions return ``Shape.result``.
+    """
 
     def __init__(self, btf: Btf) -> None:
         self.btf = btf
         records = list(btf.signatures())
         self.ids = array("I", [record[0] for record in records])
-        """Type ids, rising."""
+        """Type ids, ascending."""
         self.names: Sequence[str] = [record[1] for record in records]
         self._protos = array("I", [record[2] for record in records])
         shapes: dict[Shape, int] = {}
@@ -93,7 +94,7 @@ class BtfFunctions:
             proto: shapes.setdefault(_shape(btf, proto), len(shapes)) for proto in dict.fromkeys(self._protos)
         }
         self.shapes: Sequence[Shape] = list(shapes)
-        """The shapes that there are."""
+        """Distinct shapes."""
         self._shape_of = array("H", [number_of[proto] for proto in self._protos])
         self._sizes: dict[tuple[int, str], tuple[int, ...]] = {}
 
@@ -102,22 +103,22 @@ class BtfFunctions:
 
     @cached_property
     def positions(self) -> Mapping[int, int]:
-        """The position of each type id."""
+        """Position of each type id."""
         return dict(zip(self.ids, range(len(self)), strict=True))
 
     def shape(self, position: int) -> Shape:
-        """The shape of the function at a position."""
+        """Shape of the function at a position."""
         return self.shapes[self._shape_of[position]]
 
     def stamp(self, start: int, entry: EntryLayout, symbols: Mapping[str, int]) -> StampedText:
-        """Lay out the functions that the kernel's text does not have yet: of a name that it has the first one is
-        that.
+        """Lays out, from guest address ``start``, the functions that the kernel's text does not have yet. If the text
+        has a name, the first function of that name is taken to be it.
         """
-        standing = {name for name in symbols if 0 <= start - symbols[name] < _NEAR}
+        present = {name for name in symbols if 0 <= start - symbols[name] < _NEAR}
         kept = []
         for position, name in enumerate(self.names):
-            if name in standing:
-                standing.discard(name)
+            if name in present:
+                present.discard(name)
             else:
                 kept.append(position)
         names, shapes, ids = self.names, self._shape_of, self.ids
@@ -129,7 +130,7 @@ class BtfFunctions:
         ).stamp(start, entry, symbols)
 
     def model(self, type_id: int, flavour: Flavour) -> FuncModel:
-        """The model of a function. KernelError: -EINVAL, -ENOTSUPP as ``model_of``, and for more slots than the
+        """Model of a function. KernelError: -EINVAL, -ENOTSUPP as ``model_of``; -ENOTSUPP for more slots than the
         flavour takes.
         """
         model = model_of(self.btf.function(type_id), union_args=flavour.union_args)
@@ -140,7 +141,7 @@ class BtfFunctions:
         return model
 
     def arg_sizes(self, type_id: int, flavour: Flavour) -> tuple[int, ...]:
-        """Bytes of each argument of a function, without reading its model. KernelError as ``model``."""
+        """Size in bytes of each argument of a function, without reading its model. KernelError as ``model``."""
         key = self._protos[self.positions[type_id]], flavour.name
         sizes = self._sizes.get(key)
         if sizes is None:
@@ -151,10 +152,10 @@ class BtfFunctions:
         return sizes
 
     def refusals(self, flavour: Flavour, attach_type: AttachType = AttachType.TRACE_FENTRY) -> Sequence[int]:
-        """For each function the errno that attaching a program of a type is refused with, 0 where it is not.
+        """For each function the positive errno with which attaching a program of a type fails, 0 if it succeeds.
 
-        -EINVAL: deny lists, and what ``model_of`` says. -ENOTSUPP: too many argument slots. -EBUSY, or -EINVAL for
-        multi links: the kernel's routines, which stand here without a patch site.
+        -EINVAL: deny lists, and as ``model_of``. -ENOTSUPP: too many argument slots. -EBUSY, or -EINVAL for multi
+        links: the kernel's routines, which have no patch site here.
         """
         protos = {proto: self._refusal(proto, flavour) for proto in set(self._protos)}
         errnos = array("H", map(protos.__getitem__, self._protos))
@@ -169,7 +170,7 @@ class BtfFunctions:
         return errnos
 
     def _refusal(self, proto: int, flavour: Flavour) -> int:
-        """The errno of ``model``, without making one."""
+        """Positive errno of ``model``, without building a model; 0 for none."""
         passed = self.btf.passed
         params, ret = self.btf.prototype(proto)
         taken = _TAKEN | {BtfKind.UNION} if flavour.union_args else _TAKEN
@@ -187,9 +188,7 @@ class BtfFunctions:
 def attachable(
     flavour: Flavour, btf: Btf | BtfFunctions, attach_type: AttachType = AttachType.TRACE_FENTRY
 ) -> tuple[list[int], Counter[int]]:
-    """Type ids of the functions that a program of a type may be attached to, and how many others there are by errno:
-    together all functions of the BTF.
-    """
+    """Type ids of the functions that a program of a type may be attached to, and the number of all others by errno."""
     functions = btf if isinstance(btf, BtfFunctions) else BtfFunctions(btf)
     refusals = functions.refusals(flavour, attach_type)
     refused = Counter(refusals)
@@ -198,14 +197,16 @@ def attachable(
 
 
 def denied_names(flavour: Flavour, attach_type: AttachType) -> frozenset[str]:
-    """Functions that a program of a type is refused on by their name: -EINVAL."""
+    """Names of functions that a program of a type must not be attached to (-EINVAL): the deny lists of
+    ``verifier.c:bpf_check_attach_target()``.
+    """
     denied = NOTRACE | flavour.btf_id_deny
     return denied if attach_type in _RUNS_BEFORE else denied | flavour.noreturn_deny
 
 
 @cache
 def _without_site() -> frozenset[str]:
-    """Names of the kernel's routines: guest code here, without a patch site."""
+    """Names of the kernel's routines, which are guest code without a patch site."""
     routines = {**kernel_routines(VOLUNTARY), **callees(VOLUNTARY)}
     return frozenset(name for name, routine in routines.items() if not routine.host_call)
 

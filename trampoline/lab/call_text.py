@@ -19,12 +19,12 @@ _ARGUMENT = re.compile(
 )
 _MASK = (1 << 64) - 1
 _BYTES = 64
-"""What a number's pointer points to: the number, and zeros behind it."""
+"""Size of the buffer of a ``&number`` argument, in bytes: the number, then zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument: its words, or the bytes that it points to."""
+    """One argument: its 8-byte words, or the bytes that it points to."""
 
     words: tuple[int, ...]
     pointed: bytes | None = None
@@ -40,12 +40,13 @@ class CallText:
 
     @classmethod
     def parse(cls, text: str) -> "CallText":
-        """Read a call. Arguments are numbers (``-5``, ``0x10``), ``"text"`` (a pointer to it), ``&5`` (a pointer to a
-        number with zeros behind it), and ``{2, 3}`` (the words of a struct by value). TrampolineError with the place.
+        """Parses a call. Arguments are numbers (``-5``, ``0x10``), ``"text"`` (a pointer to it), ``&5`` (a pointer to a
+        number followed by zeros), and ``{2, 3}`` (the words of a struct by value). TrampolineError names the wrong
+        argument.
         """
         match = _CALL.fullmatch(text)
         if match is None:
-            raise TrampolineError(f"{text!r} is no call: f(1, 2) is one")
+            raise TrampolineError(f"{text!r} is not a call such as f(1, 2)")
         function, rest = match.groups()
         args: list[Argument] = []
         place = 0
@@ -59,9 +60,9 @@ class CallText:
         return cls(function, tuple(args), text)
 
     def place(self, model: FuncModel, kernel: Kernel) -> "PlacedCall":
-        """The registers and stack words of the call, what it points to in guest memory.
+        """Places a call: its register and stack words, with pointed-to bytes in guest memory.
 
-        TrampolineError where the function takes other arguments; KernelError -ENOMEM.
+        TrampolineError if the function takes other arguments; KernelError -ENOMEM.
         """
         slots = [arg.slots for arg in model.args]
         if len(self.args) != len(slots):
@@ -88,14 +89,14 @@ class CallText:
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """A call's words, and the guest memory that it points to: address and first content."""
+    """Words of a call, and the guest memory that they point to: address and initial content."""
 
     registers: tuple[int, ...]
     stack: tuple[int, ...]
     memory: tuple[tuple[int, bytes], ...]
 
     def free(self, kernel: Kernel) -> None:
-        """Give the memory back."""
+        """Frees the memory."""
         for address, _ in self.memory:
             kernel.slab.free(address)
 
@@ -114,7 +115,7 @@ def _number(text: str, whole: str) -> int:
     try:
         value = int(text.strip().replace(" ", ""), 0)
     except ValueError:
-        raise TrampolineError(f"{whole!r}: {text.strip()!r} is no number") from None
+        raise TrampolineError(f"{whole!r}: {text.strip()!r} is not a number") from None
     if not -(1 << 63) <= value <= _MASK:
         raise TrampolineError(f"{whole!r}: {text.strip()} has more than 64 bits")
     return value & _MASK

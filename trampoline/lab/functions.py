@@ -1,4 +1,4 @@
-"""The functions of a kernel by name, address, BTF id and pattern; a kernel that has every function of a BTF.
+"""Functions of a kernel by name, address, BTF id and pattern; a kernel that has every function of a BTF.
 
 >>> with Lab("6.12", btf=Btf.read("/sys/kernel/btf/vmlinux")) as lab:
 ...     targets = lab.population.select(["tcp_*"])
@@ -23,12 +23,13 @@ from trampoline.lab.btf_functions import BtfFunctions, Shape
 from trampoline.rules import Flavour
 
 EXEC_SIZE = 256 << 20
-"""Address space for the images of a populated kernel: a page for each function where images do not share pages."""
+"""Address space in bytes for the images of a populated kernel: a page for each function if images do not share pages.
+"""
 SLAB_SIZE = 128 << 20
 PERCPU_SIZE = 4 << 20
-"""For a reference count of each image, old ones included."""
+"""Bytes of per-CPU memory: a reference count for each image, old ones included."""
 RAM_SIZE = 512 << 20
-"""Guest RAM of a populated kernel; the host commits what is touched."""
+"""Guest RAM of a populated kernel, in bytes; the host commits touched pages only."""
 SCHEDULE = "schedule"
 
 _VMLINUX = 1 << 32 | 0x80000000
@@ -37,12 +38,12 @@ _GLOB = re.compile(r"[*?\[]")
 
 
 def is_glob(pattern: str) -> bool:
-    """Whether a text is a pattern, not a name."""
+    """True if a text is a pattern, not a name."""
     return _GLOB.search(pattern) is not None
 
 
 class KernelFunction(NamedTuple):
-    """A function that can be named as a target; ``site`` is its patch site's address, 0 where it has none."""
+    """A function that can be named as a target; ``site`` is the guest address of its patch site, 0 if it has none."""
 
     name: str
     address: int
@@ -52,12 +53,12 @@ class KernelFunction(NamedTuple):
 
     @property
     def key(self) -> int:
-        """The key of its trampoline (``bpf_trampoline_compute_key``)."""
+        """Key of its trampoline (``bpf_verifier.h:bpf_trampoline_compute_key()``)."""
         return _VMLINUX | self.btf_id
 
     @property
     def qualified(self) -> str:
-        """``module:name``, or the name alone for the kernel's own."""
+        """``module:name``, or the plain name of a kernel function."""
         return f"{self.module}:{self.name}" if self.module else self.name
 
 
@@ -68,14 +69,14 @@ class HostCallEntries:
     names: tuple[str, ...]
 
     def place(self, start: int, entry: EntryLayout, symbols: Mapping[str, int]) -> list[PlacedFunction]:
-        """Lay them out. KeyError where there is no such host call."""
+        """Lays them out from guest address ``start``. KeyError if a host call is missing."""
         functions = tuple(FunctionText(name, f"jmp {name}.host_call") for name in self.names)
         constants = {f"{name}.host_call": symbols[name] for name in self.names}
         return AssemblyFunctions(functions, constants=constants).place(start, entry, symbols)
 
 
 class KernelSizes(TypedDict, total=False):
-    """The sizes of a kernel that are not its defaults, in bytes."""
+    """Sizes of a kernel that differ from the defaults, in bytes."""
 
     exec_size: int
     slab_size: int
@@ -84,7 +85,7 @@ class KernelSizes(TypedDict, total=False):
 
 
 def memory_of(functions: BtfFunctions | None) -> KernelSizes:
-    """What a kernel with these functions needs, so that each may be attached to; the defaults for None."""
+    """Sizes with which every one of these functions can be attached to; the defaults for None."""
     if functions is None:
         return {}
     return {"exec_size": EXEC_SIZE, "slab_size": SLAB_SIZE, "percpu_size": PERCPU_SIZE, "ram_bytes": RAM_SIZE}
@@ -93,9 +94,9 @@ def memory_of(functions: BtfFunctions | None) -> KernelSizes:
 def populate(
     functions: BtfFunctions | None, routines: Mapping[str, Routine]
 ) -> tuple[FunctionSource | TextSource, ...]:
-    """The sources of a kernel's text that has every function of a BTF, behind all others; none for None.
+    """Sources of a kernel's text for every function of a BTF, placed after all others; none for None.
 
-    What stands in the text already keeps its meaning: the kernel's routines, the selftests' functions.
+    Functions already in the text stay: the kernel's routines, the selftests' functions.
     """
     if functions is None:
         return ()
@@ -104,9 +105,9 @@ def populate(
 
 
 class Population:
-    """The functions of one kernel. ``functions`` are those of its BTF, None where it has none.
+    """Functions of one kernel. ``functions`` are those of its BTF, None without a BTF.
 
-    Without a BTF, functions that have a prototype get ids in the order in which they are asked for.
+    Without a BTF, functions that have a prototype get ids in the order of their first look-up.
     """
 
     def __init__(self, kernel: Kernel, flavour: Flavour, functions: BtfFunctions | None = None) -> None:
@@ -115,10 +116,10 @@ class Population:
         self._models: dict[int, FuncModel] = {}
 
     def btf_id(self, function: PlacedFunction) -> int:
-        """The type id of a function. One that the BTF does not have gets an id behind its last."""
+        """Type id of a function. A function that the BTF does not have gets an id after its last."""
         if function.btf_id:
             return function.btf_id
-        found = None if function.module else self._standing.get(function.name)
+        found = None if function.module else self._present.get(function.name)
         if found is not None:
             return found
         first = len(self.functions.btf) if self.functions else 1
@@ -126,7 +127,7 @@ class Population:
         return self._others.setdefault(name, first + len(self._others))
 
     def model(self, btf_id: int) -> FuncModel | None:
-        """The model of a function from BTF, None where BTF does not have it. KernelError: as ``BtfFunctions.model``."""
+        """Model of a function from BTF, None if BTF does not have it. KernelError as ``BtfFunctions.model``."""
         if self.functions is None or btf_id not in self.functions.positions:
             return None
         model = self._models.get(btf_id)
@@ -135,25 +136,25 @@ class Population:
         return model
 
     def arg_sizes(self, btf_id: int) -> tuple[int, ...] | None:
-        """Bytes of each argument of a function, None where BTF does not have it. KernelError as ``model``."""
+        """Size in bytes of each argument of a function, None if BTF does not have it. KernelError as ``model``."""
         if self.functions is None or btf_id not in self.functions.positions:
             return None
         return self.functions.arg_sizes(btf_id, self._flavour)
 
     def shape(self, btf_id: int) -> Shape:
-        """The shape of a function of the BTF: its argument slots, and what it returns. KernelError (-ENOENT)."""
+        """Shape of a function of the BTF: its argument slots and return size. KernelError (-ENOENT)."""
         if self.functions is None or btf_id not in self.functions.positions:
             raise KernelError(ENOENT, f"the BTF has no function with type id {btf_id}")
         return self.functions.shape(self.functions.positions[btf_id])
 
     def select(self, patterns: Iterable[str | int]) -> list[KernelFunction]:
-        """The functions that patterns name, in their order: names, ``module:name``, globs (``tcp_*``), addresses, BTF
-        ids (below 2^32).
+        """Functions that patterns name, in their order: names, ``module:name``, globs (``tcp_*``), addresses, BTF ids
+        (below 2^32).
 
-        A name stands for the first function by address that has it, a module's where the kernel has none. A glob stands
-        for all functions with a prototype, by address: with a BTF, those that it has. It takes a module's only if it
-        says so (``mod*:*``), and none that is there already. KernelError: -ENOENT where nothing is found, -EINVAL for
-        a type id that does not exist, 0 among them, or is no function's.
+        A name selects the first function by address that has it, a module's if the kernel has none. A glob selects all
+        functions with a prototype, by address: with a BTF, those that it has. It selects module functions only if it
+        names a module (``mod*:*``), and skips functions already selected. KernelError: -ENOENT if nothing is found,
+        -EINVAL for a type id that does not exist, such as 0, or is not a function's.
         """
         chosen: list[KernelFunction] = []
         for pattern in patterns:
@@ -168,7 +169,7 @@ class Population:
         return chosen
 
     def find(self, where: str | int) -> KernelFunction:
-        """One function by name, ``module:name``, address or BTF id, as ``select`` finds it."""
+        """One function by name, ``module:name``, address or BTF id, as in ``select``."""
         if isinstance(where, str):
             return self.row(self._kernel.function(where))
         return self._by_id(where) if where < _BTF_IDS else self._at(where)
@@ -183,16 +184,16 @@ class Population:
                 return self.row(self._kernel.function(name))
         if self.functions is not None and 0 < btf_id < len(self.functions.btf):
             raise KernelError(EINVAL, f"type id {btf_id} is not a function's")
-        raise KernelError(EINVAL, f"there is no type id {btf_id}")
+        raise KernelError(EINVAL, f"no type id {btf_id} in the BTF")
 
     def _at(self, address: int) -> KernelFunction:
         function = self._kernel.function_at(address)
         if function is None or function.address != address:
-            raise KernelError(ENOENT, f"no function begins at {address:#x}")
+            raise KernelError(ENOENT, f"no function starts at {address:#x}")
         return self.row(function)
 
     def row(self, function: PlacedFunction) -> KernelFunction:
-        """A function that is known by its place in the text."""
+        """Row of a function in the kernel's text."""
         return KernelFunction(
             function.name, function.address, function.site or 0, self.btf_id(function), function.module
         )
@@ -212,7 +213,7 @@ class Population:
 
     @property
     def _rows(self) -> list[KernelFunction]:
-        """The kernel's own functions that have a prototype, by address."""
+        """Kernel functions with a prototype, without those of modules, by address."""
         if self.functions is not None:
             return self._btf_rows
         single = self._kernel.functions.single.values()
@@ -221,7 +222,7 @@ class Population:
 
     @cached_property
     def _btf_rows(self) -> list[KernelFunction]:
-        rows = [self.row(self._kernel.function(name)) for name in self._standing]
+        rows = [self.row(self._kernel.function(name)) for name in self._present]
         for text in self._kernel.functions.texts:
             rows += map(KernelFunction, text.names, text.addresses, text.sites, text.btf_ids)
         return sorted(rows, key=lambda row: row.address)
@@ -237,8 +238,8 @@ class Population:
         return {row.btf_id: position for position, row in enumerate(self._btf_rows)}
 
     @cached_property
-    def _standing(self) -> dict[str, int]:
-        """BTF ids of the functions that stood in the kernel before it was populated."""
+    def _present(self) -> dict[str, int]:
+        """BTF ids of the functions that were in the kernel before it was populated."""
         if self.functions is None:
             return {}
         stamped = {btf_id for text in self._kernel.functions.texts for btf_id in text.btf_ids}

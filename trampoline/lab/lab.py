@@ -55,16 +55,16 @@ if TYPE_CHECKING:
     from trampoline.lab.loader import Loader
 
 MAX_MULTI = 1 << 20
-"""Functions of one multi link at most (as many as a kprobe_multi link takes)."""
+"""Maximum number of functions of one multi link, as for a kprobe_multi link."""
 
 
 class Lab:
     """A kernel of one flavour and configuration, with programs and trampolines.
 
     ``functions`` are added to the kernel's text. With ``btf`` the kernel has every function of that BTF, with its type
-    id and the prototype there, which comes before any other. ``design``: one of ``DESIGNS``, a DesignInfo, or what
-    makes one; ``metadata``: one of its back ends (``DesignInfo.metadata``). Raises TrampolineError for an unknown
-    flavour, configuration, design or back end.
+    id and prototype, which take precedence. ``design``: one of ``DESIGNS``, a DesignInfo or a factory; ``metadata``:
+    one of its back ends (``DesignInfo.metadata``). TrampolineError for an unknown flavour, configuration, design or
+    back end.
     """
 
     def __init__(
@@ -128,14 +128,15 @@ class Lab:
         accessed_args: Collection[int] = (),
         accesses_ret: bool = False,
     ) -> BpfProg:
-        """Load a program: assembly text, machine code, or a Python function that takes a ProgContext.
+        """Loads a program: assembly text, machine code, or a Python function that takes a ProgContext.
 
-        ``attach_type``: one of ``ATTACH_WORDS`` (``"fexit"``), by its word or itself.
-        ``uses``: what it reads beside its arguments; without it, code is taken not to ask for the function's address,
-        and a Python function to ask for everything. A multi program may say what function it is made for, and which of
-        its arguments, from 0, and whether its return value it reads: only those are compared on other functions.
-        Raises TrampolineError for an unknown attach type, asm.AsmError, KernelError: -ENOMEM; for ``attach_func`` what
-        ``target`` raises, -EINVAL where it has no such argument or is not to be traced by such a program.
+        ``attach_type``: one of ``ATTACH_WORDS`` (``"fexit"``), or its AttachType. ``uses``: what it reads besides its
+        arguments; by default machine code does not read the function's address, and a Python function reads everything.
+        ``attach_func``: the function that a multi program is loaded for; ``accessed_args``, numbered from 0, and
+        ``accesses_ret``: what it reads there, which must match on every function that it is attached to.
+
+        TrampolineError for an unknown attach type; asm.AsmError; KernelError -ENOMEM; for ``attach_func`` as
+        ``target``, and -EINVAL if it has no such argument or must not be traced by such a program.
         """
         attach = ATTACH_WORDS.get(str(attach_type))
         if attach is None:
@@ -157,60 +158,60 @@ class Lab:
         return prog
 
     def unload(self, prog: BpfProg) -> None:
-        """Drop the reference that loading gave; links hold their own."""
+        """Drops the reference that loading took; links hold their own."""
         for found in prog.own_maps:
             found.close()
         prog.own_maps = ()
         self.programs.put(prog)
         self.kernel.rcu.settle()
 
-    # What programs run on -------------------------------------------------------------------------------------------
+    # Helpers, maps, loading -----------------------------------------------------------------------------------------
 
     @cached_property
     def runtime(self) -> Runtime:
-        """Helpers and maps, which come into the kernel when somebody asks for them first."""
+        """Helpers and maps, which are added to the kernel on first use."""
         return Runtime(self.programs, self.kernel, map_layout(self.flavour.name))
 
     @cached_property
     def installer(self) -> "Installer":
-        """What compiles programs into guest memory."""
+        """Compiles programs into guest memory."""
         from trampoline.bpf.install.installer import Installer  # with what follows: most kernels have no real program
 
         return Installer(self.runtime, self.flavour.name, self.boot)
 
     @cached_property
     def loader(self) -> "Loader":
-        """What puts real programs into the kernel. Without a BTF the types are those that functions declare."""
+        """Loads BPF programs into the kernel. Without a BTF the types are those of the functions' declarations."""
         from trampoline.lab.loader import Loader
 
         return Loader(self, without_functions() if self.btf is None else self.btf)
 
     def load(self, program: BpfProgram, maps: Mapping[str, BpfMap] | None = None) -> BpfProg:
-        """Load a real program: ``Loader.load``."""
+        """Loads a BPF program: ``Loader.load``."""
         return self.loader.load(program, maps)
 
     def open(self, obj: "BpfObject", **options: Any) -> "LoadedObject":
-        """Load the programs and maps of a compiled object: ``Loader.open``."""
+        """Loads the programs and maps of a compiled object: ``Loader.open``."""
         return self.loader.open(obj, **options)
 
     @property
     def maps(self) -> dict[str, BpfMap]:
-        """The maps that exist, by name; of several of one name the last made."""
+        """Existing maps by name; of several with one name the newest."""
         return {found.name: found for found in self.runtime.maps}
 
     def map(self, spec: MapSpec, btf: Btf | None = None) -> BpfMap:
-        """Make a map; ``btf`` has the types of its keys and values. What ``Maps.create`` raises."""
+        """Creates a map; ``btf`` has the types of its keys and values. Raises as ``Maps.create``."""
         return self.runtime.maps.create(spec, btf)
 
     @property
     def trace(self) -> list[TraceLine]:
-        """What programs printed (bpf_trace_printk), the oldest line first."""
+        """Lines printed by programs (bpf_trace_printk), oldest first."""
         return self.runtime.trace
 
     # Links ----------------------------------------------------------------------------------------------------------
 
     def target(self, where: str | int | KernelFunction | BpfProg, prototype: str | None = None) -> TraceTarget:
-        """A kernel function or BPF program as what programs attach to: ``Targets.find``."""
+        """Attach target of a kernel function or BPF program: ``Targets.find``."""
         return self.targets.find(where, prototype)
 
     def attach(
@@ -221,11 +222,12 @@ class Lab:
         cookie: int = 0,
         prototype: str | None = None,
     ) -> TracingLink:
-        """Attach a program (``bpf_tracing_prog_attach``). On any error nothing is attached and no text is patched.
+        """Attaches a program (``syscall.c:bpf_tracing_prog_attach()``). On any error nothing is attached and no text is
+        patched.
 
-        KernelError: -EBUSY where it is attached already, -E2BIG beyond the limit, -ENOTSUPP for too many argument
-        slots, -EINVAL for a multi program, -EINVAL and -ENOENT as ``target`` says, -ERANGE where the image can't be
-        reached. TrampolineError for a cookie that is no unsigned 64-bit number.
+        KernelError: -EBUSY if it is already attached there, -E2BIG beyond the limit, -ENOTSUPP for too many argument
+        slots, -EINVAL for a multi program, -EINVAL and -ENOENT as ``target``, -ERANGE if the image can't be reached.
+        TrampolineError for a cookie that is not an unsigned 64-bit number.
         """
         if prog.attach_type.is_multi:
             raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) is attached by a multi link")
@@ -245,13 +247,13 @@ class Lab:
         skip_invalid: bool = False,
         progress: Callable[[], object] | None = None,
     ) -> TracingMultiLink:
-        """Attach a program to many functions: to all of them, or, on any error, to none.
+        """Attaches a program to many functions: to all of them or, on any error, to none.
 
-        ``functions``: names, addresses, BTF ids, and, where there are no cookies, globs. With ``skip_invalid`` what
-        can't be traced is left out and reported. Each function may have a cookie of its own. ``progress`` is called
-        once for each function. KernelError: -EINVAL for no function, one given twice, cookies that don't match, a
-        program that is no ``_multi`` one, a function on which it would read something else than where it was loaded
-        for; -E2BIG for too many; what ``check_wanted`` and, for one function, ``attach`` raise.
+        ``functions``: names, addresses, BTF ids and, without cookies, globs. ``cookies``: one for each function. With
+        ``skip_invalid`` functions that can't be traced are left out and reported. ``progress`` is called once for each
+        function. KernelError: -EINVAL for no function, a duplicate, a wrong number of cookies, a program that is not a
+        ``_multi`` one, a function on which it would read something else than on the one it was loaded for; -E2BIG for
+        too many; as ``check_wanted`` and, for one function, ``attach``.
         """
         with no_collections():
             return self._attach_multi(prog, functions, cookies, skip_invalid, progress or no_progress)
@@ -298,21 +300,21 @@ class Lab:
     def call(
         self, function: str | int, *args: int, stack_args: Iterable[int] = (), cpu: int = 0, **options: Any
     ) -> Call:
-        """Call a kernel function with register and stack arguments; its value and what it cost."""
+        """Calls a kernel function with register and stack arguments; returns its value and instruction counts."""
         return self.kernel.call(function, *args, stack_args=stack_args, cpu=cpu, **options)
 
     def load_testmod(self) -> None:
-        """Load bpf_testmod: functions with many arguments and with structs by value."""
+        """Loads bpf_testmod: functions with many arguments and with structs by value."""
         self.kernel.load_module("bpf_testmod", AssemblyFunctions(TESTMOD_FUNCTIONS, module="bpf_testmod"))
 
     def stats(self, *, enabled: bool) -> None:
-        """Run-time statistics of programs (``kernel.bpf_stats_enabled``)."""
+        """Turns run-time statistics of programs on or off (``kernel.bpf_stats_enabled``)."""
         self.design.time_programs(enabled)
         self.kernel.static_key(BPF_STATS_ENABLED_KEY, enabled=enabled)
         self.kernel.rcu.settle()
 
     def close(self) -> None:
-        """Give the machine back."""
+        """Frees the machine."""
         self.kernel.close()
 
     def __enter__(self) -> "Lab":

@@ -1,4 +1,4 @@
-"""A compiled object in a lab: its programs and maps, its global variables by name, its links."""
+"""A compiled object in a lab: its programs, maps, global variables and links."""
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ class Variables(MutableMapping[str, Any]):
         variable = self._variables[name]
         found = self._maps[variable.map]
         if not isinstance(found, ArrayMap):
-            raise TrampolineError(f"{name} is in {found.name}, which is no array")
+            raise TrampolineError(f"{name} is in the map {found.name}, which is not an array")
         return variable, found, format_of(self._btf, variable.type_id, variable.size)
 
     def __getitem__(self, name: str) -> Any:
@@ -46,7 +46,7 @@ class Variables(MutableMapping[str, Any]):
         return {variable.map for variable in self._variables.values()}
 
     def __delitem__(self, name: str) -> None:
-        raise TypeError("a global variable stays")
+        raise TypeError("global variables can't be deleted")
 
     def __iter__(self) -> Iterator[str]:
         return (name for name, variable in self._variables.items() if variable.map in self._maps)
@@ -56,7 +56,7 @@ class Variables(MutableMapping[str, Any]):
 
 
 class LoadedObject:
-    """What ``Lab.open`` gives; a context manager that detaches, unloads and frees everything."""
+    """Result of ``Lab.open``; a context manager that detaches, unloads and frees everything."""
 
     def __init__(
         self,
@@ -68,17 +68,17 @@ class LoadedObject:
     ) -> None:
         self._lab, self._sources = lab, sources
         self.programs: dict[str, BpfProg] = dict(programs)
-        """Its programs by name."""
+        """Programs by name."""
         self.maps: dict[str, BpfMap] = dict(maps)
-        """Its maps by name, those of global data too."""
+        """Maps by name, with those of global data."""
         self.data = data
         self.links: list[Link] = []
-        """What ``attach_all`` made and ``close`` detaches."""
+        """Links made by ``attach`` and ``attach_all``, which ``close`` detaches."""
 
     def attach(self, name: str, where: Any = None, *, cookie: int = 0) -> Link:
-        """Attach a program to what its section says, or to ``where`` (a list or glob for a multi program).
+        """Attaches a program to the target of its section, or to ``where`` (a list or glob for a multi program).
 
-        What ``Lab.attach`` and ``attach_multi`` raise; TrampolineError where nothing says where to.
+        Raises as ``Lab.attach`` and ``attach_multi``; TrampolineError without any target.
         """
         link = self._attach(name, where, cookie)
         self.links.append(link)
@@ -89,13 +89,13 @@ class LoadedObject:
         if prog.attach_type.is_multi:
             targets = where if where is not None else source.target
             if not targets:
-                raise TrampolineError(f"{name}: attach it to which functions?")
+                raise TrampolineError(f"attach: {name} has no target functions; pass where=")
             wanted: Sequence[Any] = targets.split(",") if isinstance(targets, str) else targets
             return self._lab.attach_multi(prog, wanted)
         return self._lab.attach(prog, self._target(name, source) if where is None else where, cookie=cookie)
 
     def function(self, name: str) -> str:
-        """The kernel function that a program's section is about, of several the first; empty for none or a program."""
+        """Kernel function of a program's section, the first of several; empty for none or for a BPF program."""
         source = self._sources[name]
         if source.attach_prog is not None:
             return ""
@@ -109,14 +109,14 @@ class LoadedObject:
             for other, found in self._sources.items():
                 if found is source.attach_prog:
                     return self.programs[other]
-            raise TrampolineError(f"{name} is for a program that is not of this object")
+            raise TrampolineError(f"{name} is for a program that is not in this object")
         target = self._lab.loader.target_name(source)
         if not target:
-            raise TrampolineError(f"{name}: attach it to what?")
+            raise TrampolineError(f"attach: {name} has no target; pass where=")
         return target
 
     def attach_all(self, cookies: Mapping[str, int] | None = None) -> list[Link]:
-        """Attach every program as its section says: all, or on any error none. ``cookies`` by program."""
+        """Attaches every program to the target of its section: all, or on any error none. ``cookies`` by program."""
         made: list[Link] = []
         with ExitStack() as undo:
             for name in self.programs:
@@ -127,7 +127,7 @@ class LoadedObject:
         return made
 
     def close(self) -> None:
-        """Detach what is still attached, unload the programs, let go of the maps."""
+        """Detaches the attached links, unloads the programs and releases the maps."""
         for link in reversed(self.links):
             if link.attached:
                 link.detach()

@@ -1,4 +1,4 @@
-"""Real programs into a lab: maps made, program verified, rewritten, compiled, placed. All of it, or nothing."""
+"""Loader of BPF programs: creates maps, verifies, rewrites, compiles and places the program; all of it or nothing."""
 
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from trampoline.lab.lab import Lab
 
 _RUNNABLE = frozenset(ATTACH_WORDS.values()) - {AttachType.MODIFY_RETURN_MULTI}
-"""Attach types of programs that run in a lab; the one left out is no release's."""
+"""Attach types of programs that run in a lab; no release has MODIFY_RETURN_MULTI."""
 
 VERSIONS = {"6.1": (6, 1, 192), "6.12": (6, 12, 107), "7.2": (7, 2, 13)}
-"""What LINUX_KERNEL_VERSION says of each release."""
+"""LINUX_KERNEL_VERSION of each release."""
 
 PERCPU_VARIABLES = {
     "cpu_number": PERCPU.offset("cpu_number"),
@@ -47,7 +47,7 @@ PERCPU_VARIABLES = {
     "pcpu_hot.current_task": PERCPU.offset("current_task"),
     "this_cpu_off": PERCPU.offset("this_cpu_off"),
 }
-"""Per-CPU variables that rewritten programs read, under the names that releases have for them."""
+"""Offsets of per-CPU variables that rewritten programs read, by their names in the releases."""
 
 
 class Loader:
@@ -61,11 +61,11 @@ class Loader:
 
     @property
     def btf(self) -> Btf:
-        """The types that programs are verified against."""
+        """Types that programs are verified against."""
         return self.view.btf
 
-    def _know(self, targets: Collection[str]) -> None:
-        """Where the kernel's BTF lacks a target that the lab has, take in the functions of modules and of the lab."""
+    def _declare(self, targets: Collection[str]) -> None:
+        """Adds the functions of modules and of the lab to the BTF, if it lacks one of the targets."""
         lab = self._lab
         if all(not name or "*" in name or self.btf.functions_named(name) for name in targets):
             return
@@ -93,11 +93,11 @@ class Loader:
         *,
         capabilities: Capabilities | None = None,
     ) -> BpfProg:
-        """Load a program. ``maps``: those that exist already, by name; the others are made, and go with the program.
+        """Loads a program. ``maps``: existing maps by name; the others are created, and freed with the program.
 
-        Raises VerifierError with the kernel's errno, summary and log where the kernel refuses; Unsupported for what
-        is not modelled; KernelError for a map that can't be made and -ENOMEM; UnsupportedMap, RewriteError, JitError.
-        Nothing is left behind then.
+        VerifierError with the kernel's errno, summary and log for a refused program; Unsupported for what is not
+        modelled; KernelError for a map that can't be created and -ENOMEM; UnsupportedMap, RewriteError, JitError. An
+        error leaves no trace.
         """
         attach_type = self._attach_type(program)
         program = self._with_target(program)
@@ -130,15 +130,15 @@ class Loader:
         return AttachType(attach)
 
     def _with_target(self, program: BpfProgram) -> BpfProgram:
-        """A program that only names its target gets its BTF id."""
+        """Sets the BTF id of a program that only names its target."""
         if program.attach_btf_id or not program.target or program.attach_prog is not None:
             return program
-        self._know([program.target])
+        self._declare([program.target])
         functions = self.btf.functions_named(program.target)
         return replace(program, attach_btf_id=functions[0].id) if functions else program
 
     def target_name(self, program: BpfProgram) -> str:
-        """The function that a program is for."""
+        """Name of the function that a program is for."""
         program = self._with_target(program)
         return self.btf.type(program.attach_btf_id).name if program.attach_btf_id else program.target
 
@@ -187,12 +187,12 @@ class Loader:
         )
 
     def _functions(self, rewritten: RewrittenProgram, maps: list[BpfMap]) -> list[InstallFunction]:
-        """The functions for the installer, which finds out their addresses."""
+        """Functions for the installer, which chooses their addresses."""
         pokes = []
         for call in rewritten.tail_calls:
             found = maps[call.map]
             if not isinstance(found, ProgArray):
-                raise TrampolineError(f"a tail call through {found.name}, which is no program array")
+                raise TrampolineError(f"tail call through {found.name}, which is not a program array")
             pokes.append(PokeKey(found, call.key))
         unplaced = rewritten.link([rewritten.call_base] * len(rewritten.funcs))
         return [
@@ -218,15 +218,15 @@ class Loader:
         kconfig: Mapping[str, ConfigValue] | None = None,
         maps: Mapping[str, BpfMap] | None = None,
     ) -> LoadedObject:
-        """Load the programs of an object, with one map for all that name it.
+        """Loads the programs of an object; programs that name the same map share it.
 
-        ``names``: which programs. ``data``: first values of global variables, read-only ones too. ``targets``: by
-        program, the function instead of its section's. ``kconfig``: values of ``CONFIG_`` externs. ``maps``: existing
-        ones instead of the object's. Raises what ``load`` and ``BpfObject.resolve`` raise; KeyError for a variable
-        that there is not; nothing is left behind then.
+        ``names``: programs to load. ``data``: initial values of global variables, also read-only ones. ``targets``:
+        functions by program, instead of those of the sections. ``kconfig``: values of ``CONFIG_`` externs. ``maps``:
+        existing maps instead of the object's. Raises as ``load`` and ``BpfObject.resolve``; KeyError for an unknown
+        variable. An error leaves no trace.
         """
         wanted = [entry.name for entry in obj.entries if (entry.autoload if names is None else entry.name in names)]
-        self._know([(targets or {}).get(one.name, one.kind.target) for one in obj.entries if one.name in wanted])
+        self._declare([(targets or {}).get(one.name, one.kind.target) for one in obj.entries if one.name in wanted])
         version = VERSIONS[self.release]
         known: dict[str, ConfigValue] = {"LINUX_KERNEL_VERSION": version[0] << 16 | version[1] << 8 | version[2]}
         known |= kconfig or {}
@@ -262,7 +262,7 @@ class Loader:
 
     @staticmethod
     def _first_values(obj: BpfObject, data: Mapping[str, Any]) -> dict[str, MapSpec]:
-        """The maps of global data whose first values the caller chose."""
+        """Maps of global data with initial values from the caller."""
         changed: dict[str, MapSpec] = {}
         for name, value in data.items():
             variable = obj.variables[name]

@@ -1,4 +1,4 @@
-"""The prototypes of a kernel's functions with their types, from BTF or from C declarations."""
+"""Prototypes of a kernel's functions with their types, from BTF or from C declarations."""
 
 from emu.kernel.kernel import Kernel
 from trampoline.bpf.btf.btf import Btf, BtfKind
@@ -9,11 +9,11 @@ from trampoline.lab.btf_functions import BtfFunctions
 from trampoline.update.target import TraceTarget
 
 _BTF_ID = 0x7FFFFFFF
-"""The bits of a trampoline's key that are a BTF id (``bpf_trampoline_unpack_key``)."""
+"""Mask of the BTF id in a trampoline's key (``bpf_verifier.h:bpf_trampoline_unpack_key()``)."""
 
 
 class FuncProtos:
-    """The prototypes of one kernel's functions: from BTF where they are there, from their C declarations else."""
+    """Prototypes of one kernel's functions: from BTF if it has them, else from their C declarations."""
 
     def __init__(self, kernel: Kernel, functions: BtfFunctions | None) -> None:
         self._kernel, self._functions = kernel, functions
@@ -21,7 +21,7 @@ class FuncProtos:
         self._in_btf: dict[int, FuncProto] = {}
 
     def of(self, target: TraceTarget) -> FuncProto:
-        """The prototype of a kernel function. PrototypeError where none is known."""
+        """Prototype of a kernel function. PrototypeError if none is known."""
         functions, btf_id = self._functions, target.key & _BTF_ID
         if functions is not None and not target.module and btf_id in functions.positions:
             proto_id = functions.btf.type(btf_id).type_id
@@ -37,7 +37,7 @@ class FuncProtos:
 
 
 def proto_in_btf(btf: Btf, func_id: int) -> FuncProto:
-    """The prototype of the function with a BTF id. BtfError where it is none."""
+    """Prototype of the function with a BTF id. BtfError if the id is not a function's."""
     func = btf.function(func_id)
     params, ret = btf.prototype(func.proto_id)
     args = (_type_in_btf(btf, param, arg.name) for param, arg in zip(params, func.model.args, strict=True))
@@ -49,5 +49,5 @@ def _type_in_btf(btf: Btf, type_id: int, name: str) -> ParamType:
     if record.kind is BtfKind.PTR:
         target = btf.unmodified(record.type_id)
         points_to = target.name if target.kind in (BtfKind.STRUCT, BtfKind.UNION) else None
-    # An array's count is no part of its info, but arrays never match.
+    # An array's count is not part of its info, but arrays never match.
     return ParamType(name, value.type, value.kind, value.size, record.name, record.count, record.flag, points_to)

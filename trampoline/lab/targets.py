@@ -1,4 +1,4 @@
-"""Targets: what users name, as what programs attach to; deny lists, and prototypes that programs are compared with."""
+"""Attach targets by name, address, BTF id or program; deny lists, and the prototype match of multi programs."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -23,7 +23,7 @@ PROG_MODEL = FuncModel("bpf_prog", (FuncArg("ctx", "void *", 8),))
 
 
 class Targets:
-    """The targets of one kernel. ``functions`` are those of its BTF, None where it has none."""
+    """Targets of one kernel. ``functions`` are those of its BTF, None without a BTF."""
 
     def __init__(
         self, kernel: Kernel, flavour: Flavour, population: Population, functions: BtfFunctions | None
@@ -34,10 +34,11 @@ class Targets:
         self._models: dict[str, FuncModel] = {}
 
     def find(self, where: str | int | KernelFunction | BpfProg, prototype: str | None = None) -> TraceTarget:
-        """Find a target: a kernel function by name, ``module:function``, address or BTF id, or a BPF program.
+        """Finds a target: a kernel function by name, ``module:function``, address or BTF id, or a BPF program.
 
-        KernelError -ENOENT for an unknown function, -EINVAL for one that must not be traced, and as its model in BTF
-        is refused; PrototypeError where the prototype can't be read, contradicts the one that is known, or is missing.
+        KernelError -ENOENT for an unknown function, -EINVAL for one that must not be traced, and as
+        ``BtfFunctions.model``; PrototypeError if the prototype can't be parsed, contradicts the known one, or is
+        missing.
         """
         if isinstance(where, BpfProg):
             return TraceTarget(
@@ -74,11 +75,11 @@ class Targets:
                 raise PrototypeError(f"{function.qualified} is {known}, not {given!r}")
             return model
         if known is None:
-            raise PrototypeError(f"no prototype of {function.qualified} is known; give one")
+            raise PrototypeError(f"no prototype of {function.qualified} is known; pass prototype=")
         return known
 
     def model_at(self, ip: int) -> FuncModel | None:
-        """The model of the function that an address is in; None for another address, and where it is not known."""
+        """Model of the function that contains a guest address; None outside functions or if it is not known."""
         function = self._kernel.function_at(ip) if ip else None
         return self._known_model(self._population.row(function)) if function else None
 
@@ -95,39 +96,41 @@ class Targets:
         return self._models[name]
 
     def check_returns(self, attach: AttachType, target: TraceTarget) -> None:
-        """Raise KernelError -EINVAL for a function that never returns, and programs that run after it."""
+        """Raises KernelError -EINVAL for a function that never returns and a program that runs after it
+        (``verifier.c:noreturn_deny``).
+        """
         if target.name in self._denied[attach]:
-            raise KernelError(EINVAL, f"{target.name} does not return: {attach} must not be on it")
+            raise KernelError(EINVAL, f"{target.name} does not return; {attach} programs can't be attached to it")
 
     def attach_func(
         self, attach: AttachType, where: str | int | KernelFunction | None, args: Collection[int], ret: bool
     ) -> AttachFunc | None:
-        """The function that a multi program is loaded for, and what it reads there: compared with other functions.
+        """Function that a multi program is loaded for and what it reads there, for comparison with other functions.
 
-        KernelError -EINVAL where it must not be on that function, what ``find`` raises.
+        KernelError -EINVAL if the program must not be attached to it; raises as ``find``.
         """
         if where is None:
             if args or ret:
-                raise TrampolineError("what a program reads is compared with a function: which one?")
+                raise TrampolineError("accessed_args and accesses_ret need a function; pass attach_func=")
             return None
         if not attach.is_multi:
-            raise TrampolineError(f"{attach} programs are on the function that they are attached to, and no other")
+            raise TrampolineError(f"attach_func is for multi programs, not for {attach}")
         if ret and attach is AttachType.TRACE_FENTRY_MULTI:
-            raise KernelError(EINVAL, "a function has not returned yet when fentry programs run")
+            raise KernelError(EINVAL, "fentry programs run before the return value exists")
         target = self.find(where)
         self.check_returns(attach, target)
         return AttachFunc.of(target.name, self._protos.of(target), args, ret=ret)
 
     def check_match(self, prog: BpfProg, target: TraceTarget) -> None:
-        """Check a function against the one that a multi program was loaded for.
+        """Checks a function against the one that a multi program was loaded for.
 
-        KernelError -EINVAL where the program would read something else there; PrototypeError where none is known.
+        KernelError -EINVAL if the program would read something else there; PrototypeError if no prototype is known.
         """
         if prog.attach_func:
             btf_check_func_part_match(prog.attach_func, target.name, self._protos.of(target))
 
     def expanded(self, functions: Sequence[str | int | KernelFunction]) -> list[str | int | KernelFunction]:
-        """Globs replaced by the functions that they match and that are not there already."""
+        """Functions with globs replaced by their matches, without those already listed."""
         if not any(isinstance(where, str) and is_glob(where) for where in functions):
             return list(functions)
         found: list[str | int | KernelFunction] = []
@@ -139,7 +142,7 @@ class Targets:
                 found += rows
                 continue
             found.append(where)
-            # What is not found is refused, or skipped, by whoever attaches to it.
+            # Unknown functions are refused or skipped later, at the attach.
             with suppress(KernelError):
                 there.add((where if isinstance(where, KernelFunction) else self._population.find(where)).address)
         return found

@@ -29,10 +29,10 @@ from trampoline.lab.links.link import Link
 from trampoline.lab.loaded_object import LoadedObject
 
 RETURN_0 = "xor eax, eax\nret"
-"""The programs of a function or prototype, and the function that a prototype stands for."""
+"""Code of the programs of a function or prototype, and of the function made from a prototype."""
 MAX_CPUS = 8
 MAX_INSTRUCTIONS = 50_000_000
-"""Of one call: what takes longer is taken for a loop without an end."""
+"""Limit of one call, in instructions; a longer call is taken for an endless loop."""
 _ON_CPU = re.compile(r"(?P<call>.*\))\s*@\s*(?P<cpu>\d+)\s*", re.DOTALL)
 
 
@@ -40,13 +40,12 @@ _ON_CPU = re.compile(r"(?P<call>.*\))\s*@\s*(?P<cpu>\d+)\s*", re.DOTALL)
 class Workload:
     """A function, a C prototype or an object with programs on it, and calls, as on the command line of ``tramp step``.
 
-    ``target``: text, of which ``*.o`` is an object; a path is one whatever its name. ``programs``: attach types, for a
-    function or prototype; none given is one fentry. ``calls``: ``f(1, 2)``, with ``@1`` after it on that CPU; None is
-    one call of the target (of an object: of the first function that it has programs on). ``parallel``: a call that
-    names no CPU has one of its own; else it is made on CPU 0. ``live``: programs are attached by operations.
-    ``cookies``: by program, "" for all. Of an object: ``names`` of the programs to load, None for all; ``data``, first
-    values of global variables by name; ``targets``, other functions than the sections' by program. ``testmod``:
-    bpf_testmod is loaded.
+    ``target``: text (``*.o`` is an object), or the path of an object. ``programs``: attach types for a function or
+    prototype; empty: one fentry. ``calls``: ``f(1, 2)``, or ``f(1, 2)@1`` on CPU 1; None: one call of the target (for
+    an object: of the first function that it has programs on). ``parallel``: each call without a CPU has its own; else
+    it runs on CPU 0. ``live``: programs are attached by operations. ``cookies``: by program, "" for all. For an object:
+    ``names`` of the programs to load, None for all; ``data``, initial values of global variables by name; ``targets``,
+    functions by program instead of those of the sections. ``testmod``: load bpf_testmod.
     """
 
     target: str | Path
@@ -69,13 +68,13 @@ class Workload:
 
     @property
     def is_object(self) -> bool:
-        """Whether the target is a compiled object."""
+        """True if the target is a compiled object."""
         return isinstance(self.target, Path) or self.target.endswith(".o")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyCall:
-    """A call whose arguments stand in guest memory. ``stack`` are words, ``text`` is what was asked for."""
+    """A call whose arguments are in guest memory. ``stack`` are 8-byte words, ``text`` is the call as written."""
 
     text: str
     function: str
@@ -87,57 +86,57 @@ class ReadyCall:
 
 
 class Threads(Protocol):
-    """What a debugger is asked for here."""
+    """Part of a debugger that a workload needs."""
 
     def call(
         self, function: str | int, *args: int, stack_args: Sequence[int] = (), cpu: int = 0, name: str = ""
     ) -> object:
-        """A thread that calls a function."""
+        """Starts a thread that calls a function."""
         ...
 
     def operation(self, name: str, do: Callable[[], object]) -> object:
-        """A thread that is an operation of process context."""
+        """Starts a thread that runs an operation of process context."""
         ...
 
 
 @dataclass(slots=True)
 class ReadyWorkload:
-    """A kernel with everything in place; nothing has been called yet."""
+    """A kernel ready to run; nothing has been called yet."""
 
     lab: Lab
     title: str
     """Target, release and design."""
     calls: tuple[ReadyCall, ...] = ()
     operations: tuple[tuple[str, Callable[[], object]], ...] = ()
-    """What attaches, by name, where that is to be stepped as well."""
+    """Attach operations by name, if they are to be stepped too."""
     links: list[Link] = field(default_factory=list)
-    """What was attached, in order."""
+    """Attached links, in order."""
     loaded: LoadedObject | None = None
-    """The object, where the target is one."""
+    """The object, if the target is one."""
 
     def begin(self, debugger: Threads) -> None:
-        """Give a debugger its threads: the calls first, then the operations."""
+        """Starts a debugger's threads: the calls first, then the operations."""
         for call in self.calls:
             debugger.call(call.address, *call.registers, stack_args=call.stack, cpu=call.cpu, name=call.text)
         for name, do in self.operations:
             debugger.operation(name, do)
 
     def attach(self) -> None:
-        """Do the operations here and now."""
+        """Runs the attach operations."""
         for _, do in self.operations:
             do()
 
     def attached(self) -> Iterator[str]:
-        """Each program that is attached, its attach type and where it is."""
+        """Description of each attached program: name, attach type and functions."""
         for link in self.links:
             first, count = link.functions[0], len(link.functions)
             where = first if count == 1 else f"{count} functions, {first} first"
             yield f"{link.program.name} ({link.program.attach_type}) on {where}"
 
     def place(self, call: CallText, cpu: int = 0) -> ReadyCall:
-        """Put a call's arguments into guest memory.
+        """Places a call's arguments in guest memory.
 
-        TrampolineError where the function takes other arguments; what ``Lab.target`` raises; KernelError -ENOMEM.
+        TrampolineError if the function takes other arguments; raises as ``Lab.target``; KernelError -ENOMEM.
         """
         target = self.lab.target(call.function)
         placed = call.place(target.model, self.lab.kernel)
@@ -146,7 +145,7 @@ class ReadyWorkload:
         )
 
     def call(self, call: ReadyCall) -> Call:
-        """Make a call. Where it faults, TrampolineError with the source line of the program that is to blame."""
+        """Makes a call. TrampolineError for a fault, with the program's source line if it is known."""
         try:
             return self.lab.call(
                 call.address,
@@ -163,20 +162,20 @@ class ReadyWorkload:
 
 @contextmanager
 def open_workload(workload: Workload) -> Iterator[ReadyWorkload]:
-    """Boot, load, and attach unless the workload is ``live``. The kernel is there until the block is left.
+    """Boots, loads, and attaches unless the workload is ``live``. The kernel is closed at the end of the block.
 
-    TrampolineError for options that contradict each other, and for a call that can't be read or made; whatever loading
-    and attaching raise.
+    TrampolineError for contradicting options and for a call that can't be parsed or placed; raises as loading and
+    attaching.
     """
     _check(workload)
     wanted = [_split(text) for text in workload.calls or ()]
     alone = range(len(wanted)) if workload.parallel else [0] * len(wanted)
     cpus = [own if cpu is None else cpu for own, (_, cpu) in zip(alone, wanted, strict=True)]
     if max(cpus, default=0) >= MAX_CPUS:
-        raise TrampolineError(f"{MAX_CPUS} CPUs can be had, from 0: no {max(cpus)}; 'f(1)@0' names the CPU of a call")
+        raise TrampolineError(f"no CPU {max(cpus)} in 0 to {MAX_CPUS - 1}; 'f(1)@0' names the CPU of a call")
     name, functions, obj = str(workload.target), tuple[AssemblyFunctions, ...](), None
     if workload.is_object:
-        from trampoline.bpf.objects.bpf_object import BpfObject  # only here: its ELF library is slow to load
+        from trampoline.bpf.objects.bpf_object import BpfObject  # late: its ELF library is slow to load
 
         obj = BpfObject.open(Path(name))
     elif "(" in name:
@@ -208,9 +207,11 @@ def open_workload(workload: Workload) -> Iterator[ReadyWorkload]:
 
 
 def default_call(lab: Lab, function: str) -> CallText:
-    """A call of a function with 1, 2, ... as its arguments: pointers to them, where it takes pointers."""
+    """Call of a function with 1, 2, ... as arguments, or pointers to them for pointer arguments. TrampolineError for no
+    function.
+    """
     if not function:
-        raise TrampolineError("no function to call: name one by --call 'f(1)'")
+        raise TrampolineError("no function to call; pass --call 'f(1)'")
     args = []
     words = count(1)
     for arg in lab.target(function).model.args:
@@ -224,7 +225,7 @@ def default_call(lab: Lab, function: str) -> CallText:
 
 
 _Operation = tuple[str, Callable[[], object]]
-"""What it is called, and what attaches a program."""
+"""Name of an operation, and the callable that attaches a program."""
 
 
 def _check(options: Workload) -> None:
@@ -241,11 +242,11 @@ def _check(options: Workload) -> None:
         (options.session_cookie, "--session-cookie"),
     ):
         if given:
-            raise TrampolineError(f"{flag} is for functions; an object's programs say it themselves")
+            raise TrampolineError(f"{flag} is for functions; an object's programs declare it")
 
 
 def _split(text: str) -> tuple[CallText, int | None]:
-    """A call, and the CPU after its @."""
+    """Parses a call and the CPU after its @."""
     match = _ON_CPU.fullmatch(text)
     return (CallText.parse(text), None) if match is None else (CallText.parse(match["call"]), int(match["cpu"]))
 

@@ -109,9 +109,9 @@ def test_a_path_is_an_object_whatever_its_name():
     ("wanted", "error", "message"),
     [
         (Workload("nothing_there"), KernelError, "nothing_there"),
-        (Workload("bpf_fentry_test1", calls=("bpf_fentry_test1",)), TrampolineError, "is no call"),
+        (Workload("bpf_fentry_test1", calls=("bpf_fentry_test1",)), TrampolineError, "is not a call"),
         (Workload("bpf_fentry_test1", calls=("bpf_fentry_test1()",)), TrampolineError, "takes 1 arguments, not 0"),
-        (Workload("bpf_fentry_test1", calls=("bpf_fentry_test1(1)@8",)), TrampolineError, "no 8"),
+        (Workload("bpf_fentry_test1", calls=("bpf_fentry_test1(1)@8",)), TrampolineError, "no CPU 8"),
         (Workload("bpf_fentry_test1", names=("a",)), TrampolineError, "--program"),
         (Workload("bpf_fentry_test1", cookies={"a": 1}), TrampolineError, "no program a"),
         (Workload(str(OBJECTS / "fentry_test.o"), programs=("fmod_ret",)), TrampolineError, "--fmod-ret"),

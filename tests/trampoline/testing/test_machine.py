@@ -81,7 +81,7 @@ def test_shrinking_gives_a_shorter_program():
 
 def test_an_own_design_needs_traits():
     factory = DESIGNS["batched"].make
-    with pytest.raises(TrampolineError, match="no traits are known of '_batched'"):
+    with pytest.raises(TrampolineError, match="design '_batched' has no traits"):
         lab_machine(factory)
     documented = DesignInfo("mine", factory, traits=Traits(image_per_function=True))
     assert lab_machine(documented).SUBJECT.traits is documented.traits

@@ -73,7 +73,7 @@ def test_every_function_runs_the_program_with_its_own_cookie(multi_lab, kind):
     link.detach()
     assert state(lab) == before
     assert call_all(lab) == VALUES
-    with pytest.raises(TrampolineError, match="detached already"):
+    with pytest.raises(TrampolineError, match="already detached"):
         link.detach()
 
 

@@ -1,4 +1,4 @@
-"""``struct bpf_link``: the interface of every kind of link, and what all kinds have in common (``syscall.c``)."""
+"""``struct bpf_link``: the interface and common part of every kind of link (``syscall.c``)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,9 +17,9 @@ def no_progress() -> None:
 
 
 class Link(ABC):
-    """A program on one or more targets. While it is attached it holds a reference of the program.
+    """A program on one or more targets. An attached link holds a reference to the program.
 
-    A kind implements ``functions``, ``cookie``, ``_attach`` and ``_release``, and overrides ``update`` where its
+    A kind implements ``functions``, ``cookie``, ``_attach`` and ``_release``, and overrides ``update`` if its
     ``bpf_link_ops`` have ``update_prog``.
     """
 
@@ -30,43 +30,44 @@ class Link(ABC):
     @property
     @abstractmethod
     def functions(self) -> tuple[str, ...]:
-        """The functions or programs that it is on, in the order given."""
+        """Names of its functions or programs, in the order given."""
 
     @abstractmethod
     def cookie(self, function: str = "") -> int:
-        """The cookie on one of ``functions``, by its name; of a link on one of them the name may be left out.
+        """Cookie on one of ``functions``, by name; the name of a single function may be omitted.
 
-        TrampolineError for a function that it is not on.
+        TrampolineError for a function that it is not attached to.
         """
 
     def attach(self, progress: Callable[[], object] = no_progress) -> None:
-        """Put the program on all functions or, on any error, on none (``BPF_LINK_CREATE``).
+        """Attaches the program to all functions or, on any error, to none (``BPF_LINK_CREATE``).
 
-        ``progress`` is called once for each function. TrampolineError if it is attached; KernelError as
+        ``progress`` is called once for each function. TrampolineError if it is already attached; KernelError as
         ``Design.attach`` and ``Design.attach_multi``.
         """
         if self.attached:
-            raise TrampolineError(f"{self.program.name} is attached already")
+            raise TrampolineError(f"{self.program.name} is already attached")
         self._attach(progress)
         self.attached = True
         self._lab.programs.get(self.program)
         self._lab.kernel.rcu.settle()
 
     def update(self, program: BpfProg, *, replaces: BpfProg | None = None) -> None:
-        """Replace the program (``BPF_LINK_UPDATE``), if it is ``replaces`` (``BPF_F_REPLACE``).
+        """Replaces the program (``BPF_LINK_UPDATE``), if it is ``replaces`` (``BPF_F_REPLACE``).
 
-        KernelError: -EINVAL for kinds without ``update_prog``, as tracing links and all other probes in every release
+        KernelError: -EINVAL for kinds without ``update_prog``: tracing links and all other probes, in every release
         (``syscall.c:link_update()``).
         """
         raise KernelError(EINVAL, f"{type(self).__name__}: {self.program.name} can't be replaced by {program.name}")
 
     def detach(self, progress: Callable[[], object] = no_progress) -> None:
-        """Take the program off all functions: the last reference of the link is dropped (``bpf_link_free``).
+        """Detaches the program from all functions, as when the link's last reference is dropped
+        (``syscall.c:bpf_link_free()``).
 
-        TrampolineError if it is detached already.
+        TrampolineError if it is not attached.
         """
         if not self.attached:
-            raise TrampolineError(f"{self.program.name} is detached already")
+            raise TrampolineError(f"{self.program.name} is already detached")
         self._release(progress)
         self.attached = False
         self._lab.programs.put(self.program)
@@ -74,11 +75,11 @@ class Link(ABC):
 
     @abstractmethod
     def _attach(self, progress: Callable[[], object]) -> None:
-        """Put the program on all functions, or raise; nothing is changed then."""
+        """Attaches the program to all functions, or raises and changes nothing."""
 
     @abstractmethod
     def _release(self, progress: Callable[[], object]) -> None:
-        """Take it off (``bpf_link_ops.release``)."""
+        """Detaches the program (``bpf_link_ops.release``)."""
 
     def __enter__(self) -> Self:
         return self

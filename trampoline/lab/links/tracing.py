@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TracingLink(Link):
-    """A program on one target. KernelError as ``Design.check`` for a target that the design can't take."""
+    """A program on one target. KernelError as ``Design.check`` for a target that the design does not support."""
 
     def __init__(self, lab: "Lab", program: BpfProg, target: TraceTarget, cookie: int = 0) -> None:
         super().__init__(lab, program)
@@ -24,18 +24,16 @@ class TracingLink(Link):
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The one function or program."""
         return (self._entry.target.name,)
 
     def cookie(self, function: str = "") -> int:
-        """See Link."""
         if function not in ("", *self.functions):
             raise TrampolineError(f"{self.program.name} is on {self._entry.target.name}, not on {function}")
         return self._entry.link.cookie
 
     @property
     def trampoline(self) -> BpfTrampoline:
-        """The trampoline that runs it, or ran it. TrampolineError where the target has none."""
+        """Trampoline that runs it, or ran it. TrampolineError if the target has none."""
         if self._trampoline is None:
             raise TrampolineError(f"{self._lab.design.name} has no trampoline for {self._entry.target.name}")
         return self._trampoline

@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 
 def modules_of(entries: Iterable[LinkEntry]) -> list[str]:
-    """The modules that a multi link holds, each once, whatever its design holds."""
+    """Modules that a multi link holds, each once, independent of its design."""
     return sorted({entry.target.module for entry in entries} - {""})
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A function that a multi link left out; ``errno`` is what it would have been refused with."""
+    """A function that a multi link left out; ``errno`` is that of the refused attach."""
 
     name: str
     error: KernelError | PrototypeError
 
     @property
     def errno(self) -> int:
-        """A positive error code; an unknown prototype is -EINVAL, as a missing BTF type is."""
+        """Positive error code; EINVAL for an unknown prototype, as for a missing BTF type."""
         return self.error.errno if isinstance(self.error, KernelError) else EINVAL
 
 
 class TracingMultiLink(Link):
-    """A program on many functions, with a cookie for each. ``skipped``: the functions left out, and why."""
+    """A program on many functions, with a cookie for each. ``skipped``: the functions left out, with their errors."""
 
     def __init__(
         self,
@@ -53,11 +53,9 @@ class TracingMultiLink(Link):
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The functions that it is on, in the order given."""
         return tuple(entry.target.name for entry in self._entries)
 
     def cookie(self, function: str = "") -> int:
-        """See Link."""
         found = [entry for entry in self._entries if function in ("", entry.target.name)]
         if len(found) != 1:
             raise TrampolineError(f"{self.program.name} is on {len(self._entries)} functions, none is {function!r}")

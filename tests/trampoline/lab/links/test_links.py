@@ -108,10 +108,10 @@ def test_attached_until_detached(linked_lab, kind, prog, seen):
 
 def test_attached_and_detached_again(linked_lab, kind, prog, seen):
     link = kind.attach(linked_lab, prog)
-    with pytest.raises(TrampolineError, match="linked is attached already"):
+    with pytest.raises(TrampolineError, match="linked is already attached"):
         link.attach()
     link.detach()
-    with pytest.raises(TrampolineError, match="linked is detached already"):
+    with pytest.raises(TrampolineError, match="linked is already detached"):
         link.detach()
     link.attach()
     assert runs(linked_lab, seen) == list(kind.cookies.items())
