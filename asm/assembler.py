@@ -1,4 +1,4 @@
-"""`assemble`: a text to an `Image`. Labels, branches, alignment and rip-relative operands are laid out here."""
+"""`assemble`: from text to `Image`, with the layout of labels, branches, alignment and rip-relative operands."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from asm.operands import Immediate, Refusal, RegisterOperand, fixed_width, numbe
 from asm.resolve import evaluate, resolve, symbolic_text
 from asm.syntax import Align, Data, ParsedLine, PhaseChange, Statement, parse_line
 
-# Branches only grow; labels in immediates could in theory make sizes swing, and are stopped here.
+# Branches only grow; labels in immediates could in theory make sizes oscillate.
 _MOST_ROUNDS = 64
 
 _parsed: dict[str, ParsedLine] = {}
-# Images of one template share most of their lines; finding one takes a seventh of the time of making it.
+# Images of one template share most of their lines; a cached one takes a seventh of the time.
 _lines: dict[tuple[int, int, str, str, str | None], Line] = {}
-# Every kernel that boots assembles the same text again, and twice: with its callees' addresses guessed, then known.
+# Every boot assembles the same text, and twice: with guessed, then with known addresses of its callees.
 _images: dict[tuple[str, int, str], tuple[_Made, ...]] = {}
 _MOST_IMAGES = 1 << 12
 _MADE_OF_ONE_TEXT = 4
 
 
 class _Made(NamedTuple):
-    """An image, and the values of the symbols from outside that went into it."""
+    """An image, and the values of the external symbols that it depends on."""
 
     image: Image
     used: dict[str, int | None]
 
 
 class _Piece:
-    """One statement, or directive that makes bytes, on its way to a place in the image."""
+    """A statement or data directive, with its encoding, size and offset."""
 
     __slots__ = ("comment", "encoded", "item", "late", "line", "long", "offset", "phase", "raw", "size")
 
@@ -66,13 +66,13 @@ class _Piece:
 def assemble(
     text: str, address: int = 0, symbols: Mapping[str, int] = MappingProxyType({}), *, name: str = "<asm>"
 ) -> Image:
-    """The text as machine code at the guest address `address`.
+    """Assembles a text for the guest address `address`.
 
-    `symbols` gives names their values; the text's own labels come first. Raises AssemblySyntaxError and
-    EncodingMismatch with the place in the text (`name` stands for it), DisplacementError for a target out of reach.
+    `symbols`: values by name; the text's own labels take precedence. Raises AssemblySyntaxError and EncodingMismatch
+    with the position in the text, called `name`; DisplacementError for a target out of reach; AsmError.
     """
     if not 0 <= address <= MASK:
-        raise AsmError(f"{address:#x} is no 64-bit address")
+        raise AsmError(f"{address:#x} is not a 64-bit address")
     key = (text, address, name)
     known = _images.get(key, ())
     for made in known:
@@ -88,14 +88,14 @@ class _Assembly:
     def __init__(self, address: int, symbols: Mapping[str, int], name: str) -> None:
         self.address = address
         self.symbols = symbols
-        # What was asked of them, and the answers: the image depends on no others.
+        # The external symbols that the image depends on, with their values.
         self.used: dict[str, int | None] = {}
         self.name = name
         self.pieces: list[_Piece] = []
-        # Each label's piece: the one that follows it.
+        # Index of the piece after each label.
         self.labels: dict[str, int] = {}
         self.places: dict[str, int] = {}
-        # What the layout may still change.
+        # Pieces whose size or operands depend on the layout.
         self.movable: list[_Piece] = []
 
     def assemble(self, text: str) -> Image:
@@ -143,12 +143,12 @@ class _Assembly:
         return value
 
     def outside(self, symbol: str) -> int | None:
-        """The value of a symbol that is no label of the text; None where there is none."""
+        """Value of a symbol that is not a label of the text; None if it is unknown."""
         value = self.used[symbol] = self.symbols.get(symbol)
         return value
 
     def encode(self) -> None:
-        """Finds the encodings that don't depend on the layout, those that are new in one go."""
+        """Finds the encodings that don't depend on the layout, new ones in one call of Keystone."""
         wanted: list[tuple[_Piece, Request]] = []
         labels = self.labels
         for piece in self.pieces:
@@ -173,7 +173,7 @@ class _Assembly:
         self.encode_wanted(wanted)
 
     def find(self, piece: _Piece, wanted: list[tuple[_Piece, Request]]) -> None:
-        """The encoding of a statement from the table or the cache; else it is added to `wanted`."""
+        """Finds the encoding of a statement in the table or the cache; else adds it to `wanted`."""
         item = piece.item
         assert type(item) is Statement
         try:
@@ -191,7 +191,7 @@ class _Assembly:
             self.settle(piece, encoded)
 
     def mov_number(self, item: Statement) -> Encoded | None:
-        """The encoding of a move of a number to a register, without the detour of a Request: most new lines are one."""
+        """Encoding of `mov register, number`, without a Request: most new lines are one."""
         if len(item.operands) != 2 or item.long_form:
             return None
         register, number = item.operands
@@ -229,7 +229,7 @@ class _Assembly:
         raise AssemblySyntaxError(self.name, piece.line, column, piece.raw, failure.reason) from None
 
     def lay_out(self) -> None:
-        """Gives every piece its offset; short branches grow until all reach."""
+        """Assigns offsets to all pieces; branches out of reach become long."""
         self.place()
         if not self.movable:
             return
@@ -276,7 +276,7 @@ class _Assembly:
         return True
 
     def target(self, piece: _Piece, item: Statement) -> int:
-        """The address that a branch or a rip-relative operand names, with the labels where they are now."""
+        """Address that a branch or rip-relative operand names, with the present label addresses."""
         assert item.target is not None
         terms = item.target.terms
         if len(terms) == 1 and terms[0].sign > 0 and type(symbol := terms[0].content) is str:
@@ -330,7 +330,7 @@ class _Assembly:
     def emit_relative(
         self, piece: _Piece, item: Statement, code: bytearray, expected: list[tuple[int, int, str, str]]
     ) -> str:
-        """A branch, or an instruction with a rip-relative operand; gives its text."""
+        """Emits a branch, or an instruction with a rip-relative operand; returns its text."""
         at = self.address + piece.offset
         target = self.target(piece, item)
         assert item.target is not None
@@ -378,7 +378,7 @@ class _Assembly:
             offset += size
 
     def check(self, code: bytes, spans: list[tuple[int, int]], expected: list[tuple[int, int, str, str]]) -> None:
-        """Decodes the finished code end to end: boundaries, mnemonics, operands and targets have to be as laid out."""
+        """Decodes the finished code and checks boundaries, mnemonics, operands and targets. AsmError."""
         engine = capstone()
         decoded: list[tuple[int, int, str, str]] = []
         for start, end in spans:

@@ -1,4 +1,4 @@
-"""Branches relative to the next instruction: their forms, and the choice of a form."""
+"""Branches relative to the next instruction: short and long forms."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from asm.encodings import CONDITION_ALIASES, CONDITIONS, MASK, condition_code, d
 
 @dataclass(frozen=True, slots=True)
 class BranchForm:
-    """The opcodes of a branch with an 8-bit and with a 32-bit displacement; empty where there is none."""
+    """Opcodes of a branch with an 8-bit and with a 32-bit displacement; empty if the form does not exist."""
 
     mnemonic: str
     short: bytes
     long: bytes
 
     def size(self, long: bool) -> int:
-        """Bytes of the chosen form."""
+        """Size of a form in bytes."""
         return len(self.long) + 4 if long else len(self.short) + 1
 
     def encode(self, at: int, target: int, long: bool) -> bytes:
-        """The branch placed at `at`. Raises DisplacementError."""
+        """Encodes the branch for the address `at`. Raises DisplacementError."""
         if long:
             return self.long + struct.pack("<i", displacement(at + len(self.long) + 4, target, 32, at))
         return self.short + struct.pack("<b", displacement(at + len(self.short) + 1, target, 8, at))
 
     def reaches(self, at: int, target: int) -> bool:
-        """Whether the short form placed at `at` reaches."""
+        """True if the short form at `at` reaches the target."""
         distance = (target - at - len(self.short) - 1 + 128) & MASK
         return distance < 256
 

@@ -1,4 +1,4 @@
-"""Bytes to instructions."""
+"""Decoder: bytes to instructions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _decode(code: bytes, address: int) -> Iterator[tuple[int, int, str, str]]:
 
 
 def _effective(operands: str, after: int) -> str:
-    """The operands with the address that a rip-relative one names in place of its displacement."""
+    """Operands with the address of a rip-relative one instead of its displacement."""
 
     def address(match: re.Match[str]) -> str:
         shift = int(match[2], 0) if match[2] else 0
@@ -59,7 +59,7 @@ def decode(code: bytes, address: int) -> list[Instruction]:
 
 
 def image_of(code: bytes, address: int, name: str) -> Image:
-    """Foreign bytes as an Image: no labels, comments or phases. Raises AsmError at undecodable bytes."""
+    """Image of given bytes, without labels, comments or phases. Raises AsmError at undecodable bytes."""
     lines = tuple(
         Line(insn.address - address, insn.size, insn.text, "", None) for insn in decode(code, address)
     )
@@ -72,5 +72,5 @@ def instruction_starts(code: bytes, address: int) -> list[int]:
 
 
 def instruction_count(code: bytes) -> int:
-    """How many instructions the bytes hold. Raises AsmError at undecodable bytes."""
+    """Number of instructions in the bytes. Raises AsmError at undecodable bytes."""
     return sum(1 for _ in _decode(code, 0))

@@ -1,4 +1,5 @@
-"""One statement with its numbers to bytes: own table first, else Keystone; every encoding is decoded and compared."""
+"""Encoder of one statement with numeric operands: a table first, else Keystone; every encoding is decoded and compared.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from capstone import CsInsn
 
 CACHE_SIZE = 16384
-# Stands for a displacement that is written later: needs 32 bits, and no instruction of ours means it.
+# Placeholder of a displacement that is written later: needs 32 bits, and no real instruction contains it.
 PLACEHOLDER = 0x11223344
 _PLACEHOLDER_BYTES = struct.pack("<i", PLACEHOLDER)
 _PLACEHOLDER_TEXT = f"rip + {PLACEHOLDER:#x}"
@@ -27,9 +28,9 @@ _NO_INDEX_NO_BASE = 0x25
 
 @dataclass(slots=True)
 class Encoded:
-    """An encoding that holds at any address: `text` is its canonical disassembly. Shared, never changed.
+    """A position-independent encoding: `text` is its canonical disassembly. Shared and immutable.
 
-    `rip_at` is the offset of the displacement of a rip-relative operand, which stays to be written; -1 without one.
+    `rip_at` is the offset of the displacement of a rip-relative operand, which is written later; -1 without one.
     """
 
     code: bytes
@@ -44,14 +45,14 @@ class Encoded:
 
 
 class Request(NamedTuple):
-    """An encoding that is wanted: what is meant, and whether its displacement has to take 32 bits."""
+    """Request for an encoding: the intended instruction, and True for a 32-bit displacement."""
 
     meant: Meant
     long_form: bool
 
 
 class EncodeFailure(Exception):
-    """Why a request has no encoding; with `got` and `code` if something else came out."""
+    """Failure of a request; with `got` and `code` if Keystone produced another instruction."""
 
     def __init__(self, reason: str, got: str = "", code: bytes = b"") -> None:
         super().__init__(reason, got, code)
@@ -83,12 +84,12 @@ _TABLE = {
     # Keystone knows the first name only.
     "sysret": _fixed(b"\x48\x0f\x07", "sysretq"),
     "sysretq": _fixed(b"\x48\x0f\x07", "sysretq"),
-    # Keystone takes the names without q for the 16-bit forms.
+    # Keystone encodes the names without q as the 16-bit forms.
     "pushf": _fixed(b"\x9c", "pushfq"),
     "popf": _fixed(b"\x9d", "popfq"),
     **{f"nop{size}": encoded for size, encoded in NOP_ENCODINGS.items()},
 }
-# As the kernel's nops print; the plain encoding of the same text is shorter and none of the kernel's.
+# Texts of the kernel's nops; the plain encoding of the same text is shorter and not one of the kernel's.
 _NOP_TEXTS = {
     (False, "dword ptr [rax + rax]"): NOP_ENCODINGS[5],
     (False, "word ptr [rax + rax]"): NOP_ENCODINGS[6],
@@ -108,7 +109,7 @@ def remember(cache: dict[Any, Any], key: object, value: object, size: int = CACH
 
 
 def from_table(request: Request) -> Encoded | None:
-    """The encoding of what is never left to Keystone, or None. Raises EncodeFailure."""
+    """Encoding of an instruction that Keystone does not encode as needed, or None. Raises EncodeFailure."""
     mnemonic, operands = request.meant
     if not operands:
         return None if request.long_form else _TABLE.get(mnemonic)
@@ -148,8 +149,8 @@ def mov_number(mnemonic: str, register: str, value: int) -> Encoded | None:
 
 
 def _push_number(value: int) -> Encoded | None:
-    """`push imm` as 6a if 8 sign-extended bits hold the number, else as 68: Keystone takes 0xff80 to 0xffff for
-    16-bit numbers, which it then extends.
+    """`push imm` as 6a if 8 sign-extended bits hold the number, else as 68: Keystone sign-extends 0xff80 to 0xffff from
+    16 bits.
     """
     if not fits(value, 64):
         return None
@@ -162,12 +163,12 @@ def _push_number(value: int) -> Encoded | None:
 
 
 def cached(request: Request) -> Encoded | None:
-    """The encoding if it is known already."""
+    """Cached encoding, or None."""
     return _cache.get(request)
 
 
 def encode_all(requests: Iterable[Request]) -> dict[Request, Encoded | EncodeFailure]:
-    """Encodes what is not in the cache, with one call of Keystone if all of it is right."""
+    """Encodes requests, with one call of Keystone if all of them are correct."""
     wanted = list(dict.fromkeys(requests))
     results: dict[Request, Encoded | EncodeFailure] = {}
     codes = _encode_together(wanted) if len(wanted) > 1 else None
@@ -183,20 +184,22 @@ def encode_all(requests: Iterable[Request]) -> dict[Request, Encoded | EncodeFai
 
 
 def _source(request: Request) -> str:
-    """What Keystone is asked for: no symbols, no decimal numbers above 9, and displacements that it can't get wrong."""
+    """Source text for Keystone: without symbols and decimal numbers above 9, with displacements that it encodes
+    correctly.
+    """
     mnemonic, operands = request.meant
     operands = signed_immediates(operands, mnemonic)
     if mnemonic == "nop":
         match operands:
             case (MeantMemory(size=2 | 4 | 8 as size) as memory,):
-                # Keystone's own opcode for it is wrong; the operand is encoded as in this store.
+                # Keystone's opcode for it is wrong; the operand is encoded as in this store.
                 return _source(Request(Meant("mov", (memory, {2: "ax", 4: "eax", 8: "rax"}[size])), request.long_form))
         raise EncodeFailure("nop takes a word, dword or qword memory operand, or nothing")
     texts = []
     for operand in operands:
         if isinstance(operand, MeantMemory):
             if _absolute(operand):
-                # Without a base Keystone would take it relative to rip: the SIB byte is rewritten afterwards.
+                # Without a base Keystone would encode it rip-relative: the SIB byte is rewritten afterwards.
                 operand = operand._replace(indexed="rax", scale=2, displacement=PLACEHOLDER)
             elif request.long_form:
                 operand = operand._replace(displacement=PLACEHOLDER)
@@ -234,7 +237,7 @@ def _encode_alone(request: Request) -> bytes:
 
 
 def _encode_together(requests: list[Request]) -> list[bytes] | None:
-    """The code of each request out of one call, or None if they have to be told apart one at a time."""
+    """Code of each request from one call of Keystone, or None if they must be encoded one at a time."""
     try:
         code = _assemble("\n".join(map(_source, requests)))
     except EncodeFailure:
@@ -253,7 +256,7 @@ def _decode_one(code: bytes) -> CsInsn | None:
 
 
 def _finish(request: Request, code: bytes) -> Encoded:
-    """Writes the displacements that Keystone was not told, decodes the result and compares it with what is meant."""
+    """Writes the displacements in place of the placeholders, decodes the result and compares it with the request."""
     mnemonic, operands = request.meant
     memory = next((operand for operand in operands if isinstance(operand, MeantMemory)), None)
     if mnemonic == "nop":
@@ -264,7 +267,7 @@ def _finish(request: Request, code: bytes) -> Encoded:
         if (absolute or request.long_form) and memory.base != "rip":
             if not -(1 << 31) <= memory.displacement < (1 << 31):
                 raise EncodeFailure(f"{memory.displacement:#x} is out of reach of a displacement of 32 bits")
-            # Capstone's own disp_offset and disp_size are wrong behind a 66 prefix.
+            # Capstone's own disp_offset and disp_size are wrong after a 66 prefix.
             at = code.find(_PLACEHOLDER_BYTES)
             if at > 0:
                 changed = bytearray(code)
@@ -274,7 +277,7 @@ def _finish(request: Request, code: bytes) -> Encoded:
                 code = bytes(changed)
                 insn = _decode_one(code)
     if insn is None or not agrees(request.meant, insn):
-        shown = f"{insn.mnemonic} {insn.op_str}".rstrip() if insn else "something that is no single instruction"
+        shown = f"{insn.mnemonic} {insn.op_str}".rstrip() if insn else "not a single instruction"
         raise EncodeFailure("", shown, code)
     rip_at = code.find(_PLACEHOLDER_BYTES) if memory is not None and memory.base == "rip" else -1
     text = f"{insn.mnemonic} {insn.op_str}".rstrip()

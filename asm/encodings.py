@@ -1,4 +1,4 @@
-"""The kernel's own byte sequences: those that an assembler can't make, or would choose otherwise."""
+"""Byte sequences of the kernel that an assembler can't make, or would encode differently."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from asm.errors import DisplacementError
 
 MASK = (1 << 64) - 1
-"""Addresses and numbers are 64 bits wide."""
+"""Mask of 64-bit addresses and numbers."""
 
 # arch/x86/include/asm/nops.h: x86_nops[], the 64-bit ones.
 NOPS = MappingProxyType(
@@ -58,7 +58,7 @@ _CONDITION_CODES.update({alias: _CONDITION_CODES[name] for alias, name in CONDIT
 
 
 def emit_nops(size: int, longest: int = LONGEST_NOP) -> bytes:
-    """`size` bytes of nops as emit_nops() of the BPF JIT fills them: as many of the longest as fit, then the rest."""
+    """`size` bytes of nops as in `bpf_jit_comp.c:emit_nops()`: as many of the longest as fit, then the rest."""
     if size < 0:
         raise ValueError(f"a filler of {size} bytes")
     full, rest = divmod(size, longest)
@@ -66,7 +66,7 @@ def emit_nops(size: int, longest: int = LONGEST_NOP) -> bytes:
 
 
 def displacement(after: int, target: int, bits: int, at: int) -> int:
-    """The signed distance from `after` (the next instruction) to `target`, modulo 2**64, or DisplacementError."""
+    """Signed distance from `after` (the next instruction) to `target`, modulo 2**64. Raises DisplacementError."""
     half = 1 << (bits - 1)
     distance = ((target - after + (1 << 63)) & MASK) - (1 << 63)
     if not -half <= distance < half:
@@ -98,7 +98,7 @@ def jmp_rel8(at: int, target: int) -> bytes:
 
 
 def condition_code(cc: str) -> int:
-    """The four bits of a condition's opcodes, for a name or alias such as `ne` or `nz`. KeyError if there is none."""
+    """Four bits of a condition's opcodes, for a name or alias such as `ne` or `nz`. KeyError if unknown."""
     return _CONDITION_CODES[cc]
 
 
@@ -118,8 +118,8 @@ CALL_DEPTH_ACCOUNT_SIZE = 9
 def call_depth_account(at: int, gs_offset: int) -> bytes:
     """`sar qword ptr gs:[rip + gs_offset], 5` placed at `at`, 9 bytes.
 
-    That is how x86_call_depth_emit_accounting() of 6.12 and later counts a call; `gs_offset` is the counter's
-    per-CPU offset, which the next instruction's address plus the sign-extended disp32 must give modulo 2**64.
+    The accounting of a call by `callthunks.c:x86_call_depth_emit_accounting()` of 6.12 and later. `gs_offset` is the
+    counter's per-CPU offset, equal to the next instruction's address plus the sign-extended disp32, modulo 2**64.
     """
     distance = displacement(at + CALL_DEPTH_ACCOUNT_SIZE, gs_offset, 32, at)
     return b"\x65\x48\xc1\x3d" + struct.pack("<i", distance) + b"\x05"

@@ -1,4 +1,4 @@
-"""The two engines, one of each for a thread, made when they are first needed."""
+"""Keystone and Capstone engines, one of each per thread, created on first use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _engines = _Engines()
 
 
 def keystone() -> Ks:
-    """This thread's encoder. Whether it reads 10 as ten or as sixteen is not certain: numbers go to it as 0xa."""
+    """This thread's encoder. It may read 10 as ten or as sixteen, so numbers are passed as 0xa."""
     engine = _engines.keystone
     if engine is None:
         from keystone import KS_ARCH_X86, KS_MODE_64, Ks
@@ -31,7 +31,7 @@ def keystone() -> Ks:
 
 
 def capstone() -> Cs:
-    """This thread's quick disassembler: text only."""
+    """This thread's fast disassembler: text only."""
     engine = _engines.capstone
     if engine is None:
         from capstone import CS_ARCH_X86, CS_MODE_64, Cs
@@ -41,7 +41,7 @@ def capstone() -> Cs:
 
 
 def detailed_capstone() -> Cs:
-    """This thread's disassembler that gives operands and encodings."""
+    """This thread's disassembler with operands and encodings."""
     engine = _engines.detailed
     if engine is None:
         from capstone import CS_ARCH_X86, CS_MODE_64, Cs

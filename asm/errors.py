@@ -1,4 +1,4 @@
-"""What can go wrong between text and machine code. One root, `AsmError`."""
+"""Errors of the assembler, with the root `AsmError`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import errno as _errno
 
 
 class AsmError(Exception):
-    """The root of everything that this package raises."""
+    """Root of all errors of this package."""
 
 
 class LocatedError(AsmError):
-    """An error with a place in a source text: its `name`, `line` and `column` (1-based), that line (`source`)."""
+    """Error at a position in a source text: its `name`, `line` and `column` (1-based), and the line itself (`source`).
+    """
 
     def __init__(self, name: str, line: int, column: int, source: str, reason: str) -> None:
         super().__init__(name, line, column, source, reason)
@@ -21,17 +22,17 @@ class LocatedError(AsmError):
         self.reason = reason
 
     def __str__(self) -> str:
-        # Tabs stay tabs, so that the caret stands under the character that it means.
+        # Tabs stay tabs, so that the caret is under its character.
         indent = "".join("\t" if char == "\t" else " " for char in self.source[: self.column - 1])
         return f"{self.name}:{self.line}:{self.column}: {self.reason}\n  {self.source}\n  {indent}^"
 
 
 class AssemblySyntaxError(LocatedError):
-    """The text is no statement that can be assembled."""
+    """The text is not a valid statement."""
 
 
 class EncodingMismatch(LocatedError):
-    """The encoder made another instruction (`got`, a disassembly, and `code`, its bytes) than the one `meant`."""
+    """The encoder produced another instruction (`got`, a disassembly, and `code`, its bytes) than the one `meant`."""
 
     def __init__(self, name: str, line: int, column: int, source: str, meant: str, got: str, code: bytes) -> None:
         super().__init__(name, line, column, source, f"'{meant}' would be encoded as '{got}' ({code.hex()})")
@@ -42,7 +43,7 @@ class EncodingMismatch(LocatedError):
 
 
 class DisplacementError(AsmError):
-    """`target` is out of reach of the instruction at `address` (guest addresses). A kernel answers -ERANGE."""
+    """`target` is out of reach of the instruction at `address` (guest addresses). The kernel returns -ERANGE."""
 
     errno = _errno.ERANGE
 

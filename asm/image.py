@@ -1,4 +1,4 @@
-"""An `Image`: machine code as a value, with its address, labels and one `Line` an instruction."""
+"""`Image`: machine code as a value, with its address, labels and one `Line` per instruction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Image:
-    """Machine code placed at the guest address `address`; `symbols` are its own labels (name to guest address)."""
+    """Machine code at the guest address `address`; `symbols` are its labels (name to guest address)."""
 
     address: int
     code: bytes
@@ -40,15 +40,15 @@ class Image:
 
     @property
     def end(self) -> int:
-        """The guest address after the last byte."""
+        """Guest address after the last byte."""
         return self.address + len(self.code)
 
     def __len__(self) -> int:
-        """The size in bytes."""
+        """Size in bytes."""
         return len(self.code)
 
     def __bool__(self) -> bool:
-        """An image is one, even when it is empty."""
+        """True, also for an empty image."""
         return True
 
     @cached_property
@@ -56,7 +56,7 @@ class Image:
         return [line.offset for line in self.lines]
 
     def line_at(self, address: int) -> Line | None:
-        """The line whose bytes hold the guest address, also when that is not its first byte."""
+        """Line whose bytes contain the guest address, or None."""
         offset = address - self.address
         index = bisect_right(self._offsets, offset) - 1
         if index < 0:
@@ -65,7 +65,7 @@ class Image:
         return line if offset < line.offset + line.size else None
 
     def code_of(self, line: Line) -> bytes:
-        """The bytes of a line of this image."""
+        """Bytes of a line of this image."""
         return self.code[line.offset : line.offset + line.size]
 
     def listing(
@@ -75,8 +75,8 @@ class Image:
         names: Mapping[int, str] | None = None,
         phase_colors: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
-        """The image as text: offset, bytes, phase, instruction, comment; `names` gives addresses their symbols,
-        `phase_colors` the phases their escape sequences where the listing is coloured.
+        """The image as text: offset, bytes, phase, instruction, comment; `names`: symbols by address; `phase_colors`:
+        escape sequences by phase, for a coloured listing.
         """
         from asm.listing import render
 

@@ -1,4 +1,4 @@
-"""An image as text for people."""
+"""Listing of an image."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _RESET = "\x1b[0m"
 _FAINT = "\x1b[2m"
 _LABEL = "\x1b[1;33m"
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-# Ten bytes is the longest instruction that trampolines hold (movabs); a longer one pushes its own line to the right.
+# Trampolines contain instructions of up to ten bytes (movabs); a longer one shifts its own line to the right.
 _CODE_WIDTH = 20
 _PHASE_WIDTH = 7  # at least; a longer phase widens the column
 _TEXT_WIDTH = 40
 
 
 def render(image: Image, *, color: bool, names: Mapping[int, str], phase_colors: Mapping[str, str]) -> str:
-    """The text that `Image.listing` returns."""
+    """Text of `Image.listing`."""
 
     def paint(code: str, text: str) -> str:
         return f"{code}{text}{_RESET}" if color and code and text else text

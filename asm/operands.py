@@ -1,4 +1,4 @@
-"""Operands: registers, numbers and memory, out of the text that follows a mnemonic."""
+"""Parser of operands: registers, numbers and memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"0x[0-9a-f]+|0b[01]+|0|[1-9][0-9]*", re.ASCII | re.IGNOREC
 
 
 class Refusal(Exception):
-    """Why a line is refused, at which column (1-based)."""
+    """Refusal of a line, with its reason and column (1-based)."""
 
     def __init__(self, column: int, reason: str) -> None:
         super().__init__(column, reason)
@@ -35,7 +35,7 @@ def number_text(value: int) -> str:
 
 @dataclass(slots=True)
 class Term:
-    """A number or the name of a symbol, added or taken away (`sign`)."""
+    """A number or symbol name, added or subtracted (`sign`)."""
 
     sign: int
     content: int | str
@@ -59,7 +59,7 @@ class AsmExpression:
     constant: int | None
 
     def text(self) -> str:
-        """The sum as it is printed: ` + ` and ` - ` between its terms."""
+        """Text of the sum: ` + ` and ` - ` between its terms."""
         if len(self.terms) == 1 and self.terms[0].sign > 0 and isinstance(self.terms[0].content, str):
             return self.terms[0].content
         text = ""
@@ -73,7 +73,7 @@ class AsmExpression:
 
 
 def expression(terms: list[Term], column: int) -> AsmExpression:
-    """The sum of the terms; Refusal if it is constant and no 64-bit number."""
+    """Sum of the terms. Raises Refusal if it is constant and not a 64-bit number."""
     if any(isinstance(term.content, str) for term in terms):
         return AsmExpression(tuple(terms), column, None)
     value = sum(term.sign * term.content for term in terms if isinstance(term.content, int))
@@ -82,7 +82,7 @@ def expression(terms: list[Term], column: int) -> AsmExpression:
 
 
 def check_range(value: int, column: int) -> None:
-    """Refuses a number that 64 bits can't hold, signed or unsigned."""
+    """Raises Refusal for a number that does not fit 64 bits, signed or unsigned."""
     if not LOWEST <= value <= HIGHEST:
         raise Refusal(column, f"{value:#x} does not fit 64 bits")
 
@@ -125,7 +125,7 @@ def parse_operands(code: str, position: int) -> tuple[Operand, ...]:
 
 
 class _Parser:
-    """A recursive-descent parser of what follows a mnemonic."""
+    """Recursive-descent parser of the text after a mnemonic."""
 
     def __init__(self, code: str, position: int) -> None:
         self.tokens: list[tuple[int, str]] = []
@@ -268,7 +268,7 @@ class _Parser:
 
 
 def _address_registers(registers: list[tuple[str, int, int]]) -> tuple[str, str, int]:
-    """Base, index and scale as the processor has them: rsp is never an index, a lone unscaled register is the base."""
+    """Base, index and scale for the processor: rsp is never an index, a single unscaled register is the base."""
     if not registers:
         return "", "", 1
     if len(registers) > 2:

@@ -1,4 +1,4 @@
-"""The registers that a statement may name, by what they may stand for."""
+"""Registers of statements, by width and use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REGISTERS_8 = (
 )
 SEGMENTS = ("es", "cs", "ss", "ds", "fs", "gs")
 
-# Numbers as they stand in ModRM and opcodes.
+# Numbers in ModRM and opcodes.
 NUMBER_64 = {name: number for number, name in enumerate(REGISTERS_64)}
 NUMBER_32 = {name: number for number, name in enumerate(REGISTERS_32)}
 
@@ -48,5 +48,5 @@ OPERANDS = frozenset(
     )
 )
 
-# Names that are registers to a reader, though no operand of their own: never a symbol.
+# Names of registers that are not operands of their own, and never symbols.
 RESERVED = OPERANDS | {"rip", "eip", "ip", "riz", "eiz", "rflags", "eflags", "flags", "st"}

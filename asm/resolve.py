@@ -1,4 +1,4 @@
-"""A parsed statement and the values of its symbols to what is asked of the encoder, and to the text of the listing."""
+"""Resolution of a parsed statement with the values of its symbols: the encoder's request, and the listing's text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from asm.syntax import Statement
 
 Lookup = Callable[[str, int], int]
 
-# Keystone dies of memory operands here that are not the ones that the processor uses.
+# Keystone crashes on memory operands of these other than those that the processor uses.
 _IMPLICIT = frozenset(
     (*STRING_OPERANDS, "movs", "stos", "lods", "scas", "cmps", "ins", "insq", "outs", "outsq", "xlat", "xlatb")
 )
-# Memory operands of these are 8 bytes in 64-bit mode unless said otherwise.
+# Memory operands of these have 8 bytes in 64-bit mode by default.
 _STACK_SIZED = frozenset({"call", "jmp", "push", "pop"})
-# Here another operand says nothing about the size of the memory operand, so that Keystone would guess.
+# Here the other operand does not determine the size of the memory operand; Keystone would guess.
 _OWN_SIZE = frozenset({"movzx", "movsx", "movsxd", "cvtsi2sd", "cvtsi2ss", "crc32"})
 _SHIFTS = frozenset({"shl", "sal", "shr", "sar", "rol", "ror", "rcl", "rcr"})
 # Instructions whose memory operand has one size only.
@@ -31,7 +31,7 @@ _SIZE = re.compile(r"(?:\w+ )?ptr (?=\w\w:\[|\[)")
 
 
 def evaluate(expression: AsmExpression, lookup: Lookup) -> int:
-    """The value of an expression; `lookup` gives the value of a symbol or refuses it at its column."""
+    """Value of an expression; `lookup` returns the value of a symbol or raises Refusal at its column."""
     if expression.constant is not None:
         return expression.constant
     total = 0
@@ -43,7 +43,7 @@ def evaluate(expression: AsmExpression, lookup: Lookup) -> int:
 
 
 def resolve(statement: Statement, lookup: Lookup) -> Request:
-    """What is meant, with numbers in place of symbols; a rip-relative displacement stays open. Raises Refusal."""
+    """Request with numbers in place of symbols; a rip-relative displacement is written later. Raises Refusal."""
     name = statement.mnemonic.rpartition(" ")[2]
     operands = tuple(_meant(operand, name, lookup) for operand in statement.operands)
     _check_high_bytes(statement)
@@ -60,7 +60,8 @@ def resolve(statement: Statement, lookup: Lookup) -> Request:
 
 
 def _check_high_bytes(statement: Statement) -> None:
-    """Refuses what Keystone aborts the process for: ah, bh, ch and dh in an instruction with a REX prefix."""
+    """Raises Refusal for ah, bh, ch and dh in an instruction with a REX prefix, on which Keystone aborts the process.
+    """
     high = [op for op in statement.operands if isinstance(op, RegisterOperand) and op.name in HIGH_BYTES]
     if not high:
         return
@@ -103,7 +104,7 @@ def _meant(operand: RegisterOperand | Immediate | MemoryOperand, name: str, look
 
 
 def symbolic_text(statement: Statement, encoded: Encoded) -> str:
-    """The canonical text of a statement with its symbols' names in place of their values."""
+    """Canonical text of a statement with symbol names in place of their values."""
     size = _SIZE.search(encoded.operands)
     texts = []
     for operand in statement.operands:

@@ -1,4 +1,4 @@
-"""What was meant (a statement with numbers in place of symbols), compared with what was encoded."""
+"""Comparison of an intended instruction, with numbers in place of symbols, with the decoded encoding."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from asm.registers import WIDTHS
 if TYPE_CHECKING:
     from capstone import CsInsn
 
-# capstone's X86_OP_* numbers; the module itself is imported only where something is decoded.
+# capstone's X86_OP_* numbers; the module itself is imported only for decoding.
 _REG, _IMM, _MEM = 1, 2, 3
 
 SIZE_NAMES = {1: "byte", 2: "word", 4: "dword", 6: "fword", 8: "qword", 10: "xword", 16: "xmmword", 32: "ymmword"}
 
-# Instructions whose operands are fixed; a disassembler prints them, whoever writes one need not.
+# Instructions whose operands are fixed: disassemblers print them, sources may omit them.
 _STRINGS = {
     **{f"movs{suffix}": "{m} ptr [rdi], {m} ptr [rsi]" for suffix in "bwdq"},
     **{f"stos{suffix}": "{m} ptr [rdi], {r}" for suffix in "bwdq"},
@@ -34,13 +34,13 @@ _ALIASES = {
     **{f"{stem}{alias}": f"{stem}{name}" for stem in ("j", "set", "cmov") for alias, name in CONDITION_ALIASES.items()},
     **{"movabs": "mov", "sal": "shl", "fwait": "wait", "xlat": "xlatb"},
 }
-# The processor knows one encoding for both orders.
+# One encoding for both orders of operands.
 _COMMUTATIVE = frozenset({"xchg", "test"})
 _BRANCH_RELATIVE_GROUP = 7
 
 
 class MeantMemory(NamedTuple):
-    """A memory operand with its displacement; size 0 is any."""
+    """A memory operand with its displacement; size in bytes, 0 is any."""
 
     size: int
     segment: str
@@ -50,7 +50,7 @@ class MeantMemory(NamedTuple):
     displacement: int
 
     def text(self, displacement: str | None = None) -> str:
-        """As Intel syntax writes it; `displacement` with its sign takes the place of the number."""
+        """Intel syntax; `displacement`, with its sign, replaces the number."""
         size = f"{SIZE_NAMES[self.size]} ptr " if self.size else ""
         segment = f"{self.segment}:" if self.segment else ""
         parts = [self.base] if self.base else []
@@ -74,30 +74,30 @@ class Meant(NamedTuple):
     operands: tuple[MeantOperand, ...]
 
     def text(self) -> str:
-        """As Intel syntax writes it, numbers in hexadecimal."""
+        """Intel syntax, numbers in hexadecimal."""
         return f"{self.mnemonic} {', '.join(map(operand_text, self.operands))}".rstrip()
 
 
 def operand_text(operand: MeantOperand) -> str:
-    """One operand as Intel syntax writes it."""
+    """One operand in Intel syntax."""
     if isinstance(operand, str):
         return operand
     return f"{operand:#x}" if isinstance(operand, int) else operand.text()
 
 
 def signed(value: int, bits: int) -> int:
-    """The number modulo 2**bits, as a signed one."""
+    """Signed number congruent to `value` modulo 2**bits."""
     half = 1 << (bits - 1)
     return ((value + half) & ((1 << bits) - 1)) - half
 
 
 def fits(value: int, bits: int) -> bool:
-    """Whether the number fits `bits` bits, signed or unsigned."""
+    """True if the number fits `bits` bits, signed or unsigned."""
     return -(1 << (bits - 1)) <= value < (1 << bits)
 
 
 def signed_immediates(operands: tuple[MeantOperand, ...], mnemonic: str) -> tuple[MeantOperand, ...]:
-    """Immediates as signed numbers of the destination's width, so that the short sign-extended forms are found."""
+    """Immediates as signed numbers of the destination's width, for the short sign-extended forms."""
     width = 0
     if operands and isinstance(operands[0], str):
         width = WIDTHS.get(operands[0], 0)
@@ -121,7 +121,7 @@ def _canonical(mnemonic: str) -> str:
 
 
 def agrees(meant: Meant, insn: CsInsn) -> bool:
-    """Whether a decoded instruction is the one meant."""
+    """True if a decoded instruction is the intended one."""
     mnemonic = _canonical(meant.mnemonic)
     if mnemonic != _canonical(insn.mnemonic) or insn.group(_BRANCH_RELATIVE_GROUP):
         return False
@@ -144,7 +144,7 @@ def _operands_agree(operands: tuple[MeantOperand, ...], insn: CsInsn, name: str)
         elif isinstance(meant, int):
             bits = 64 if name == "push" else got.size * 8
             if got.type != _IMM or got.size * 8 < bits or not fits(meant, bits):
-                # An unsigned 64-bit number may stand for the sign-extended immediate.
+                # An unsigned 64-bit number may mean the sign-extended immediate.
                 return False
             if (meant - got.imm) & ((1 << bits) - 1):
                 return False

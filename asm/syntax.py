@@ -1,7 +1,7 @@
-"""The source language: one line of text to a `ParsedLine`, or a `Refusal` with its column.
+"""Parser of the source language: one line of text to a `ParsedLine`, or a `Refusal` with its column.
 
-Every operand is understood here, so that it is known what was meant before an encoder sees it. Parsed lines are kept
-and shared: nothing in them changes but what a Statement remembers. (Frozen dataclasses would take three times as long.)
+Every operand is parsed here, before encoding. Parsed lines are cached and shared: nothing in them changes but
+`Statement.fixed`. (Frozen dataclasses would take three times as long.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PREFIXES = frozenset({"lock", "rep", "repe", "repne", "repz", "repnz"})
 _BARE_PREFIXES = PREFIXES | {"data16", "data32", "addr32", "rex64", "xacquire", "xrelease", "bnd", "notrack"}
 _DATA_WIDTHS = {".byte": 1, ".word": 2, ".short": 2, ".long": 4, ".quad": 8}
 
-# By far the most frequent line that was never seen before, so it has a path of its own.
+# By far the most frequent new line, so it has its own path.
 _MOV_NUMBER = re.compile(r"\s*(mov|movabs) (r[a-z0-9]{1,2}), (0x[0-9a-f]{1,16})\s*(?:[;#](.*))?", re.ASCII)
 _COMMENT = re.compile(r"[;#]")
 _LABEL = re.compile(r"\s*([A-Za-z_.$@?][\w.$@?]*)\s*:", re.ASCII)
@@ -44,10 +44,10 @@ _MNEMONIC = re.compile(r"[a-z][a-z0-9]{0,31}")
 
 @dataclass(slots=True)
 class Statement:
-    """One instruction as it was meant.
+    """One parsed instruction.
 
-    `names` are the symbols that its encoding depends on. `target` is what a branch, or else a rip-relative operand,
-    refers to: laid out afterwards. `fixed` is the encoding, once it is known, if no symbol has a part in it.
+    `names` are the symbols that its encoding depends on. `target` is the target of a branch or of a rip-relative
+    operand, evaluated during layout. `fixed` is the encoding, once known, if it depends on no symbol.
     """
 
     mnemonic: str
@@ -62,7 +62,7 @@ class Statement:
 
 @dataclass(slots=True)
 class Data:
-    """Values of `width` bytes each."""
+    """Data directive with values of `width` bytes each."""
 
     directive: str
     width: int
@@ -72,7 +72,7 @@ class Data:
 
 @dataclass(slots=True)
 class Align:
-    """Fill with nops of at most `longest_nop` bytes up to a multiple of `boundary` bytes of the image."""
+    """Alignment with nops of at most `longest_nop` bytes, up to a multiple of `boundary` bytes of the image."""
 
     boundary: int
     longest_nop: int = LONGEST_NOP
@@ -80,14 +80,14 @@ class Align:
 
 @dataclass(slots=True)
 class PhaseChange:
-    """From here on instructions belong to this phase, whatever its word means to whoever wrote the text."""
+    """Start of a phase; the meaning of its word is the source's."""
 
     phase: str | None
 
 
 @dataclass(slots=True)
 class ParsedLine:
-    """What one source line holds; labels with their columns."""
+    """Parsed source line; labels with their columns."""
 
     labels: tuple[tuple[str, int], ...]
     item: Statement | Data | Align | PhaseChange | None
@@ -95,7 +95,7 @@ class ParsedLine:
 
 
 def parse_line(raw: str) -> ParsedLine:
-    """The content of one source line. Raises Refusal."""
+    """Parses one source line. Raises Refusal."""
     if len(raw) > LONGEST_LINE:
         raise Refusal(LONGEST_LINE + 1, f"a line is longer than {LONGEST_LINE} characters")
     if (move := _MOV_NUMBER.fullmatch(raw)) and move[2] in NUMBER_64:

@@ -12,7 +12,7 @@ __all__ = ["Lab", "TrampolineError", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # Not before somebody asks: the pytest plugin is loaded by every run of pytest, and must not load the machine.
+    # On first use only: every run of pytest loads the pytest plugin, which must not load the machine.
     if name == "TrampolineError":
         from trampoline.bpf.errors import TrampolineError
 

@@ -1,4 +1,4 @@
-"""The optional dependencies: which extra of the package to install where one of them is missing."""
+"""Optional dependencies: the error for a missing one names the extra to install."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,14 +9,14 @@ _OWN = ("asm", "emu", "trampoline")
 
 
 class MissingExtra(TrampolineError, ImportError):
-    """A package that only an extra of this project installs is not there."""
+    """A package of an extra that is not installed."""
 
 
 @contextmanager
 def extra(name: str, purpose: str) -> Iterator[None]:
-    """A block that imports what the extra `name` (of pyproject.toml) installs, for `purpose`: the subject of the error.
+    """Block that imports packages of the extra `name` (pyproject.toml); `purpose` is the subject of the error.
 
-    Raises MissingExtra where a package outside this project can't be imported.
+    Raises MissingExtra if a package outside this project can't be imported.
     """
     try:
         yield

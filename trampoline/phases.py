@@ -1,4 +1,4 @@
-"""The phases of a trampoline: what its instructions are there for, and for which phase its callees work."""
+"""Phases of a trampoline, the purposes of its instructions, and the phases of its callees."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from emu.kernel.routines.routine import Routine
 from trampoline.bpf.errors import TrampolineError
 
 PHASES = ("entry", "save", "lookup", "enter", "program", "exit", "origin", "restore", "leave")
-"""The words that `.phase` takes in the text of a trampoline, in the order in which a call comes through them."""
+"""Words of `.phase` in the text of a trampoline, in the order of a call."""
 
 PHASE_COLORS = MappingProxyType(
     {
@@ -35,22 +35,22 @@ _CALLEES = {
     "migrate_disable": "enter",
     "migrate_enable": "exit",
 }
-"""By the beginning of a routine's name."""
+"""Phase by prefix of a routine's name."""
 _KNOWN = {*PHASES, "none"}
 _DIRECTIVE = re.compile(r"\.phase[ \t]+([^\s;#]*)")
 
 
 def check_phase(name: str) -> str:
-    """`name`, which is one of PHASES. Raises TrampolineError for any other."""
+    """Returns `name` if it is one of PHASES. TrampolineError for any other."""
     if name not in PHASES:
         raise TrampolineError(f"no phase {name!r}; there are {', '.join(PHASES)}")
     return name
 
 
 def check_phases(text: str, name: str) -> str:
-    """`text`, the assembly of `name`, whose `.phase` directives all name one of PHASES, or `none`.
+    """Returns `text`, the assembly of `name`, if all its `.phase` directives name one of PHASES, or `none`.
 
-    Raises TrampolineError with the line of one that does not.
+    TrampolineError with the line of one that does not.
     """
     for found in _DIRECTIVE.finditer(text):
         if found[1] not in _KNOWN:
@@ -63,14 +63,14 @@ def check_phases(text: str, name: str) -> str:
 
 
 def checked_routines(routines: Iterable[Routine]) -> Iterable[Routine]:
-    """The routines of a trampoline. Raises TrampolineError as `check_phases` does."""
+    """Returns the routines of a trampoline after `check_phases` of each. TrampolineError."""
     for routine in routines:
         check_phases(routine.text, routine.name)
         yield routine
 
 
 def with_phases(routines: Mapping[str, Routine]) -> dict[str, Routine]:
-    """The routines, each with the phase that its instructions count for."""
+    """Copies of the routines, marked with the phase of their instructions."""
     marked = {}
     for name, routine in routines.items():
         phase = next((phase for prefix, phase in _CALLEES.items() if name.startswith(prefix)), None)

@@ -1,6 +1,6 @@
-"""Kernel flavours: what releases do differently, as data that one generator reads.
+"""Kernel flavours: differences between releases as data of the generator.
 
-Each value was read from images of the release named; the golden files hold it (docs/golden.md).
+Each value was read from images of its release; the golden files check it (docs/golden.md).
 """
 
 from dataclasses import dataclass
@@ -12,32 +12,34 @@ from trampoline.bpf.function_lists import names
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flavour:
-    """One release's trampolines. A new release is a new value here and a golden file."""
+    """Trampoline rules of one release. A new release is a new value here and a golden file."""
 
     name: str
     entry: EntryLayout
     saves_rbx_by_push: bool
-    """rbx is pushed below the frame; since 6.5 it has a slot in the frame."""
+    """rbx is pushed below the frame; since 6.5 it is in a slot of the frame."""
     stack_args: bool
-    """More than six argument slots are possible (473e3150e30a, 6.7)."""
+    """More than six argument slots are supported (473e3150e30a, 6.7)."""
     sign_extended_imm: bool
-    """A constant that fits in a sign-extended imm32 takes the 7-byte ``mov r64, imm32``; older emitters take movabs."""
+    """A constant that fits in a sign-extended imm32 is loaded by the 7-byte ``mov r64, imm32``; older emitters use
+    movabs.
+    """
     longest_nop: int
-    """Bytes of the longest nop that fills an alignment (ASM_NOP_MAX)."""
+    """Size in bytes of the longest alignment nop (ASM_NOP_MAX)."""
     packs_images: bool
-    """Images share pages (prog pack allocator); older kernels give each a page."""
+    """Images share pages (prog pack allocator); in older kernels each has its own page."""
     jmp_sites: bool
     """A site whose trampoline calls the original is patched with jmp (CONFIG_DYNAMIC_FTRACE_WITH_JMP)."""
     skip_nops: bool
-    """A nop5 stands before every program; ``bpf_tramp_image.skips`` replaces ip_after_call and ip_epilogue."""
+    """A nop5 precedes every program; ``bpf_tramp_image.skips`` replaces ip_after_call and ip_epilogue."""
     fsession: bool
     """fsession programs exist."""
     sls: bool = True
     """int3 follows a plain ret (CONFIG_MITIGATION_SLS; on in the recorded kernels)."""
     max_links: int = 38
-    """BPF_MAX_TRAMP_LINKS: programs on one function, all kinds together."""
+    """BPF_MAX_TRAMP_LINKS: maximum number of programs on one function, all kinds together."""
     union_args: bool = False
-    """Unions by value are arguments like structs are."""
+    """Unions by value are supported as arguments, like structs."""
 
     @property
     def btf_id_deny(self) -> frozenset[str]:
@@ -46,12 +48,12 @@ class Flavour:
 
     @property
     def noreturn_deny(self) -> frozenset[str]:
-        """Functions that don't return, on which fexit and fmod_ret are refused."""
+        """Functions that don't return, for which fexit and fmod_ret are refused."""
         return names("noreturn_deny", self.name).exact
 
     @property
     def max_slots(self) -> int:
-        """Argument slots at most: those in registers, or MAX_BPF_FUNC_ARGS."""
+        """Maximum number of argument slots: those in registers, or MAX_BPF_FUNC_ARGS."""
         return 12 if self.stack_args else 6
 
 
@@ -101,7 +103,7 @@ FLAVOURS = {
 
 
 def flavour(name: str) -> Flavour:
-    """The flavour of a release, ``"6.12"``; TrampolineError names those there are."""
+    """Flavour of a release, such as ``"6.12"``. TrampolineError lists the known ones."""
     try:
         return FLAVOURS[name]
     except KeyError:

@@ -1,4 +1,4 @@
-"""``bpf_arch_text_poke``: patch one site of kernel text or of a BPF image between nop5, call and jmp
+"""``bpf_arch_text_poke()``: patches one site of kernel text or of a BPF image between nop5, call and jmp
 (arch/x86/net/bpf_jit_comp.c).
 """
 
@@ -33,12 +33,11 @@ def bpf_arch_text_poke(
     old_addr: int | None,
     new_addr: int | None,
 ) -> int:
-    """Patch the 5 bytes at ``ip`` from a call or jmp to ``old_addr`` (None: a nop5) to one to ``new_addr``.
+    """Patches the 5 bytes at ``ip`` from a call or jmp to ``old_addr`` (None: a nop5) to one to ``new_addr``.
 
-    0 when patched, 1 when the new bytes stand there already. Raises KernelError: -EINVAL where ``ip`` is neither
-    kernel text nor a BPF image, -EBUSY where the old bytes are others; asm.DisplacementError (-ERANGE) where a target
-    is beyond 2 GiB.
-    Nothing is written then.
+    Returns 0 if patched, 1 if the new bytes are already there. KernelError: -EINVAL if ``ip`` is neither in kernel text
+    nor in a BPF image, -EBUSY if the present bytes are not the old ones; asm.DisplacementError (-ERANGE) for a target
+    beyond 2 GiB. Nothing is written then.
     """
     if not kernel.is_kernel_text(ip) and not kernel.execmem.contains(ip):
         raise KernelError(EINVAL, f"{ip:#x} is neither kernel text nor a BPF image")

@@ -1,4 +1,4 @@
-"""What an attach type means for a trampoline: its kind, the order of programs, flags, enter and exit functions.
+"""Attach types in a trampoline: program kind, order of programs, flags, enter and exit functions.
 
 The choices of ``bpf_trampoline_update``, ``bpf_attach_type_to_tramp`` and ``bpf_trampoline_enter`` in
 kernel/bpf/trampoline.c.
@@ -24,7 +24,7 @@ class TrampProgType(enum.Enum):
 
     @property
     def weight(self) -> int:
-        """How many links it counts as: an fsession program stands in two lists."""
+        """Number of links that it counts as: an fsession program is in two lists."""
         return 2 if self is TrampProgType.FSESSION else 1
 
 
@@ -41,16 +41,16 @@ _KINDS = {
 
 
 class TracedSite(Protocol):
-    """What is known of a traced function."""
+    """Part of a traced function that its kinds depend on."""
 
     @property
     def returns_void(self) -> bool:
-        """Whether there is no return value."""
+        """True for a void function."""
         ...
 
 
 def kind_of(attach: AttachType, function: TracedSite) -> TrampProgType:
-    """The kind that programs of an attach type have on a function (``bpf_attach_type_to_tramp``)."""
+    """Kind of programs of an attach type on a function (``trampoline.c:bpf_attach_type_to_tramp()``)."""
     kind = _KINDS.get(attach)
     if kind is None:
         # LSM programs: a void hook has no return value to modify.
@@ -59,7 +59,7 @@ def kind_of(attach: AttachType, function: TracedSite) -> TrampProgType:
 
 
 def enter_exit(attach: AttachType, *, sleepable: bool) -> tuple[str, str]:
-    """Names of the functions around a program (``bpf_trampoline_enter``, ``bpf_trampoline_exit``)."""
+    """Names of the functions around a program (``trampoline.c:bpf_trampoline_enter()``, ``bpf_trampoline_exit()``)."""
     if attach is AttachType.LSM_CGROUP:
         suffix = "_lsm_cgroup"
     else:
@@ -70,7 +70,7 @@ def enter_exit(attach: AttachType, *, sleepable: bool) -> tuple[str, str]:
 
 
 def links_of(attached: Iterable[tuple[TrampProgType, ProgCall]]) -> TrampLinks:
-    """The lists of a trampoline from its programs in attach order: each list runs newest first (``hlist_add_head``)."""
+    """Lists of a trampoline from its programs in attach order: each list runs newest first (``hlist_add_head()``)."""
     lists: dict[TrampProgType, list[ProgCall]] = {
         TrampProgType.FENTRY: [],
         TrampProgType.MODIFY_RETURN: [],
@@ -86,7 +86,9 @@ def links_of(attached: Iterable[tuple[TrampProgType, ProgCall]]) -> TrampLinks:
 
 @cache
 def flags_of(flavour: Flavour, *, calls_original: bool, uses_func_ip: bool, kept: TrampFlag | int = 0) -> TrampFlag:
-    """The trampoline flags that ``bpf_trampoline_update`` sets; ``kept`` survives (SHARE_IPMODIFY, TAIL_CALL_CTX)."""
+    """Trampoline flags as in ``trampoline.c:bpf_trampoline_update()``; SHARE_IPMODIFY and TAIL_CALL_CTX of ``kept``
+    stay.
+    """
     flags = TrampFlag(kept) & (TrampFlag.SHARE_IPMODIFY | TrampFlag.TAIL_CALL_CTX)
     if calls_original:
         flags |= TrampFlag.CALL_ORIG | TrampFlag.SKIP_FRAME

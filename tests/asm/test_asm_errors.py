@@ -102,7 +102,7 @@ MISMATCHES = [
     ("rep add rax, rbx", "add rax, rbx"),
     ("imul rax, 5", "imul rax, rax, 5"),
     ("rep lfence", "incsspd eax"),
-    ("cpuid\nsalc", "something that is no single instruction"),
+    ("cpuid\nsalc", "not a single instruction"),
 ]
 
 

@@ -36,7 +36,7 @@ HEAD = "release 6.12\nattach fentry\ncall f(1)\nfunction int f(int a)\n"
         (HEAD + "attach fexit quickly", 5, "no flag 'quickly'; there are sleepable, "),
         (HEAD + "attach fexit cookie=five", 5, "'cookie=five': 'five' is no number"),
         (HEAD + "boot call-depth mitigations=off", 5, "no boot option 'mitigations=off'"),
-        (HEAD.replace("f(1)", "f(1"), 3, "'f(1' is no call"),
+        (HEAD.replace("f(1)", "f(1"), 3, "'f(1' is not a call"),
         (HEAD.replace("f(1)", "g(1)"), 3, "calls g, the function is f"),
         (HEAD.replace("int f(int a)", "int f(int"), 4, ""),
         (HEAD.replace("release 6.12\n", ""), 3, "the head says no 'release'"),

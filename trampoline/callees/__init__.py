@@ -1,4 +1,4 @@
-"""What trampolines and the programs in them call, as guest machine code."""
+"""Callees of trampolines and of their programs, as guest machine code."""
 
 from emu.kernel.config import Config
 from emu.kernel.routines.routine import Routine
@@ -9,7 +9,7 @@ __all__ = ["BPF_STATS_ENABLED_KEY", "NOTRACE", "NO_START_TIME", "callee_texts", 
 
 
 def callees(config: Config, *, return_thunk: bool = False) -> dict[str, Routine]:
-    """Every callee of a configuration by its name; they refer to ``emu.kernel.routines`` of the same configuration.
+    """Every callee of a configuration by name; they call ``emu.kernel.routines`` of the same configuration.
 
     ``return_thunk``: returns are ``jmp __x86_return_thunk``, as CONFIG_RETHUNK builds them.
     """
@@ -20,7 +20,7 @@ def callees(config: Config, *, return_thunk: bool = False) -> dict[str, Routine]
 
 
 def callee_texts(config: Config, *, return_thunk: bool = False) -> dict[str, str]:
-    """The same as assembly text, ``{name: text}``."""
+    """Assembly text of every callee, ``{name: text}``."""
     return {name: routine.text for name, routine in callees(config, return_thunk=return_thunk).items()}
 
 
@@ -28,4 +28,4 @@ NOTRACE = frozenset(
     {f"__bpf_prog_{way}{form.suffix}" for form in prog_enter_exit.FORMS for way in ("enter", "exit")}
     | {"update_prog_stats", "__bpf_tramp_enter", "__bpf_tramp_exit"}
 )
-"""Callees that are never traced (notrace in the kernel)."""
+"""Names of the callees that are never traced (notrace in the kernel)."""

@@ -11,7 +11,7 @@ _COOKIE = """
 
 
 def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
-    """One for tracing programs, one for LSM programs."""
+    """The helper for tracing programs and the one for LSM programs."""
     text = body(_COOKIE, ret(return_thunk))
     symbols = symbols_of(text, ("__x86_return_thunk",))
     return [Routine(name, text, symbols) for name in ("bpf_get_attach_cookie_tracing", "bpf_get_attach_cookie")]

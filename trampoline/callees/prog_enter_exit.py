@@ -1,12 +1,13 @@
-"""Around a BPF program in a trampoline: ``__bpf_prog_enter*``, ``__bpf_prog_exit*`` (kernel/bpf/trampoline.c).
+"""Functions around a BPF program in a trampoline: ``__bpf_prog_enter*``, ``__bpf_prog_exit*``
+(kernel/bpf/trampoline.c).
 
 C prototypes::
 
     u64 __bpf_prog_enter*(struct bpf_prog *prog, struct bpf_tramp_run_ctx *run_ctx);
     void __bpf_prog_exit*(struct bpf_prog *prog, u64 start, struct bpf_tramp_run_ctx *run_ctx);
 
-Enter answers 0: don't run the program; 1: run it; anything else: run it, the answer is when it began. Exit follows
-every enter, also one that answered 0.
+Enter returns 0: don't run the program; 1: run it; any other value: run it, the value is its start time in ns. Exit
+follows every enter, also one that returned 0.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ BPF_STATS_ENABLED_KEY = "bpf_stats_enabled_key"
 """The static key of run-time statistics (``kernel.bpf_stats_enabled``)."""
 
 NO_START_TIME = 1
-"""What enter answers when nobody wants to know how long the program runs (``BPF_PROG_NO_START_TIME``)."""
+"""Return value of enter while statistics are off (``BPF_PROG_NO_START_TIME``)."""
 
 _SYMBOLS = (
     "migrate_disable", "migrate_enable", "___migrate_enable", "runqueues", "preempt_schedule", "sched_clock",
@@ -30,14 +31,14 @@ _SYMBOLS = (
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One pair of enter and exit: which programs it is for."""
+    """One pair of enter and exit, by the programs that it is for."""
 
     suffix: str
     sleepable: bool = False
     recursion_guard: bool = True
-    """``_recur``: a program does not run inside itself on one CPU."""
+    """``_recur``: prevents a program from running inside itself on one CPU."""
     timed: bool = True
-    """Statistics are kept. An LSM cgroup shim keeps none: the programs behind it have their own."""
+    """Has statistics. An LSM cgroup shim has none; the programs that it calls have their own."""
 
 
 FORMS = (
@@ -47,18 +48,20 @@ FORMS = (
     Form("_sleepable", sleepable=True, recursion_guard=False),
     Form("_lsm_cgroup", recursion_guard=False, timed=False),
 )
-"""All pairs (``bpf_trampoline_enter``, ``bpf_trampoline_exit``)."""
+"""All pairs (``trampoline.c:bpf_trampoline_enter()``, ``bpf_trampoline_exit()``)."""
 
 
 def _no_migrate(config: Config, form: Form) -> bool:
-    """rcu_read_lock_dont_migrate(): a non-preemptible reader can't migrate. Trace readers can: they sleep."""
+    """True for rcu_read_lock_dont_migrate(): a non-preemptible reader can't migrate. Tasks Trace RCU readers can: they
+    sleep.
+    """
     return config.dont_migrate and not form.sleepable
 
 
 def _enter(config: Config, form: Form, return_thunk: bool) -> Routine:
     name = f"__bpf_prog_enter{form.suffix}"
     calls = not config.inline_migrate and not _no_migrate(config, form)
-    # The arguments stay where they are unless something is called on the way.
+    # The arguments stay in their registers unless something is called.
     prog, run_ctx = ("rbp", "rbx") if calls and form.recursion_guard else ("rdi", "rbx" if calls else "rsi")
     save, restore = "", ""
     if calls and form.recursion_guard:
@@ -145,8 +148,8 @@ def _enter(config: Config, form: Form, return_thunk: bool) -> Routine:
 
 
 def add_stats(prog: str, start: str) -> str:
-    """cnt and nsecs of the program on this CPU: the clock's answer is in rax, ``start`` anywhere but in rax and rdx,
-    which are clobbered.
+    """Code that adds to cnt and nsecs of the program on this CPU: the clock's value is in rax, ``start`` is neither rax
+    nor rdx, which are clobbered.
     """
     return f"""
     mov rdx, qword ptr [{prog} + bpf_prog.stats]
@@ -158,9 +161,10 @@ def add_stats(prog: str, start: str) -> str:
 
 
 def _update_prog_stats(config: Config, form: Form, name: str) -> tuple[str, Fragment, str]:
-    """update_prog_stats(prog in rdi, start in rsi): registers saved, the nop and what is behind it, restored.
+    """Code of update_prog_stats(prog in rdi, start in rsi): saves of registers, the nop with its out-of-line code,
+    restores.
 
-    A start of 0 or 1 is none: the program did not run, or statistics came on after its entry.
+    A start of 0 or 1 is no start time: the program did not run, or statistics were turned on after its entry.
     """
     if not form.timed:
         return "", Fragment(""), ""
@@ -175,7 +179,7 @@ def _update_prog_stats(config: Config, form: Form, name: str) -> tuple[str, Frag
     jbe {name}_stats_done
 """
     again = f"    jmp {name}_stats_done"
-    # Only a recursion guard still needs prog after this.
+    # Only the recursion guard needs prog after this.
     keep, back = ("    mov rbx, rdi", "    mov rdi, rbx") if form.recursion_guard else ("", "")
     if config.inline_update_prog_stats:
         cold = body(
@@ -211,7 +215,7 @@ def _exit(config: Config, form: Form, return_thunk: bool) -> Routine:
 """,
         stats.text,
         """
-    mov rax, qword ptr [rdi + bpf_prog.active]     ; also after an enter that answered 0
+    mov rax, qword ptr [rdi + bpf_prog.active]     ; also after an enter that returned 0
     dec dword ptr gs:[rax]
 """
         if form.recursion_guard
@@ -229,7 +233,7 @@ def _exit(config: Config, form: Form, return_thunk: bool) -> Routine:
 
 
 def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
-    """All pairs, and the part of the statistics that the compiler left out of line."""
+    """All pairs, and update_prog_stats() if the compiler did not inline it."""
     made = [make(config, form, return_thunk) for form in FORMS for make in (_enter, _exit)]
     if not config.inline_update_prog_stats:
         text = body(

@@ -1,4 +1,6 @@
-"""``__bpf_tramp_enter``, ``__bpf_tramp_exit``: hold an image while the original runs (kernel/bpf/trampoline.c)."""
+"""``__bpf_tramp_enter``, ``__bpf_tramp_exit``: hold a reference to an image while the original runs
+(kernel/bpf/trampoline.c).
+"""
 
 from emu.kernel.config import Config
 from emu.kernel.routines.percpu_ref import percpu_ref_get, percpu_ref_put
@@ -8,7 +10,7 @@ _SYMBOLS = ("preempt_schedule", "__x86_return_thunk")
 
 
 def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
-    """Both; the argument is the ``bpf_tramp_image``."""
+    """Both functions; their argument is the ``bpf_tramp_image``."""
     get = percpu_ref_get(config, "rdi", "bpf_tramp_image.pcref", "__bpf_tramp_enter")
     put = percpu_ref_put(config, "rdi", "bpf_tramp_image.pcref", "__bpf_tramp_exit")
     made = []

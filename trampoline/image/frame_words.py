@@ -1,4 +1,4 @@
-"""What the words of a per-function trampoline's frame are called, by the layout that the generator chose."""
+"""Names of the stack words of a per-function trampoline's frame, from the generator's layout."""
 
 from emu.machine.frame_words import StackNames
 from trampoline.bpf.btf.func_model import FuncModel
@@ -8,13 +8,13 @@ from trampoline.rules import Flavour
 
 WORD = 8
 RBP = -16
-"""Where rbp points: the saved rbp, below the return address."""
+"""Offset of the word that rbp points to, the saved rbp."""
 
 
 def frame_names(flavour: Flavour, made: Trampoline, model: FuncModel, links: TrampLinks) -> StackNames:
-    """Names of a trampoline's words.
+    """Names of the stack words of a trampoline.
 
-    Arguments are counted by slots, from 1: ``arg1`` is the first word that programs see.
+    Arguments are numbered by slots, from 1: ``arg1`` is the first word that programs see.
     """
     frame, flags = made.frame, made.flags
     found = {RBP: "saved rbp"}

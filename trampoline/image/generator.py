@@ -1,6 +1,6 @@
-"""The per-function trampoline as machine code: ``arch_prepare_bpf_trampoline`` of arch/x86/net/bpf_jit_comp.c.
+"""Generator of per-function trampolines: ``arch_prepare_bpf_trampoline()`` of arch/x86/net/bpf_jit_comp.c.
 
-One template for every flavour. It reads top to bottom like the listing; its comments and phases reach the listing.
+One template for every flavour. It reads top to bottom like the listing, which shows its comments and phases.
 """
 
 import enum
@@ -22,9 +22,9 @@ from trampoline.rules import Flavour
 ARG_REGISTERS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
 RUN_CTX_SIZE = 16
 HAS_CALL_THUNK = frozenset({"__bpf_prog_enter_sleepable_recur", "__bpf_prog_exit_sleepable_recur"})
-"""Callees that account for a call in their own padding: the kernel calls them itself (kern_sys_bpf), so its boot-time
-call
-patching put the accounting there (``is_callthunk`` in arch/x86/kernel/callthunks.c), and the emitter leaves it out."""
+"""Callees with call-depth accounting in their own padding: the kernel calls them itself (kern_sys_bpf()), so its
+boot-time call patching put the accounting there (``callthunks.c:is_callthunk()``), and the emitter omits it.
+"""
 
 
 class TrampFlag(enum.IntFlag):
@@ -54,12 +54,12 @@ class ProgCall:
     exit: str = "__bpf_prog_exit_recur"
     is_session: bool = False
     session_cookie: bool = False
-    """An fsession program that asks for its cookie."""
+    """True for an fsession program that uses its session cookie."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrampLinks:
-    """Programs in the order in which they run; an fsession program stands in ``fentry`` and in ``fexit``."""
+    """Programs in the order in which they run; an fsession program is in ``fentry`` and in ``fexit``."""
 
     fentry: tuple[ProgCall, ...] = ()
     fmod_ret: tuple[ProgCall, ...] = ()
@@ -67,22 +67,22 @@ class TrampLinks:
 
     @property
     def calls(self) -> tuple[ProgCall, ...]:
-        """All of them, in the order in which the trampoline calls them."""
+        """All program calls, in the trampoline's order."""
         return self.fentry + self.fmod_ret + self.fexit
 
     @property
     def call_original(self) -> bool:
-        """Whether a program runs when the original has returned, or in its place."""
+        """True if a program runs after the original, or may replace it."""
         return bool(self.fexit or self.fmod_ret)
 
     @property
     def has_session(self) -> bool:
-        """Whether an fsession program is among them."""
+        """True if there is an fsession program."""
         return any(call.is_session for call in self.fentry)
 
     @property
     def session_cookies(self) -> int:
-        """How many fsession programs have a cookie slot."""
+        """Number of fsession programs with a cookie slot."""
         return sum(call.session_cookie for call in self.fentry)
 
 
@@ -102,7 +102,7 @@ class TrampFrame:
 
     @classmethod
     def of(cls, flavour: Flavour, model: FuncModel, flags: TrampFlag, session_cookies: int = 0) -> "TrampFrame":
-        """The layout that ``__arch_prepare_bpf_trampoline`` chooses."""
+        """Layout of ``bpf_jit_comp.c:__arch_prepare_bpf_trampoline()``."""
         saves_return = bool(flags & (TrampFlag.CALL_ORIG | TrampFlag.RET_FENTRY_RET))
         regs_off = 8 * saves_return + 8 * model.nr_regs
         nregs_off = regs_off + 8
@@ -112,7 +112,7 @@ class TrampFrame:
         size = run_ctx_off = rbx_off + RUN_CTX_SIZE
         if model.nr_regs > MAX_REG_SLOTS and flags & TrampFlag.CALL_ORIG:
             size += 8 * model.nr_stack_slots
-            # rsp must be 16-byte aligned at the call of the original, return addresses counted.
+            # rsp must be 16-byte aligned at the call of the original, with return addresses.
             if (size % 16 == 0) != uses_jmp(flavour, flags):
                 size += 8
         return cls(regs_off, nregs_off, ip_off, cookie_off, rbx_off, run_ctx_off, size)
@@ -120,7 +120,9 @@ class TrampFrame:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """``bpf_tramp_image.skips``: the nop before a program and where a jump patched there goes."""
+    """Element of ``bpf_tramp_image.skips``: guest addresses of the nop before a program and of the target of a jump
+    patched there.
+    """
 
     prog: int
     nop: int
@@ -129,7 +131,7 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Trampoline:
-    """A generated image with the addresses at which it is patched later."""
+    """A generated image with the guest addresses at which it is patched later."""
 
     image: Image
     flags: TrampFlag
@@ -138,17 +140,17 @@ class Trampoline:
     ip_epilogue: int | None
     skips: tuple[Skip, ...]
     by_jmp: bool = False
-    """Whether the site jumps to it."""
+    """True if the site jumps to it."""
 
 
 @cache
 def uses_jmp(flavour: Flavour, flags: TrampFlag) -> bool:
-    """Whether the site reaches this trampoline by jmp (``bpf_trampoline_use_jmp``)."""
+    """True if the site reaches this trampoline by jmp (``trampoline.c:bpf_trampoline_use_jmp()``)."""
     return flavour.jmp_sites and bool(flags & TrampFlag.CALL_ORIG) and not flags & TrampFlag.SKIP_FRAME
 
 
 def origin_body(flavour: Flavour, func_addr: int, site_offset: int | None) -> int:
-    """Where a trampoline calls the original function: behind its patch site."""
+    """Guest address at which a trampoline calls the original function: after its patch site."""
     return func_addr + (flavour.entry.site_offset if site_offset is None else site_offset) + SITE_SIZE
 
 
@@ -165,13 +167,13 @@ def arch_prepare_bpf_trampoline(
     symbols: Mapping[str, int],
     site_offset: int | None = None,
 ) -> Trampoline:
-    """Generate the trampoline of the function at ``func_addr`` for ``address``.
+    """Generates the trampoline of the function at ``func_addr``, to be placed at ``address`` (guest addresses).
 
-    ``im`` is the guest address of its struct bpf_tramp_image, ``symbols`` the callees' addresses, ``site_offset``
-    where the function's patch site is, if not where the flavour has it (compilers leave endbr64 out of some statics).
-    ``func_addr`` None: for any function, which the return address at the site tells; ORIG_STACK must be set.
-    Raises KernelError with -ENOTSUPP for a model that the flavour can't take, -E2BIG for more than a page,
-    asm.DisplacementError (-ERANGE) where a callee is out of reach.
+    ``im``: guest address of its struct bpf_tramp_image; ``symbols``: addresses of the callees; ``site_offset``: bytes
+    from the function to its patch site, if different from the flavour's (compilers omit endbr64 in some static
+    functions). ``func_addr`` None: for any function, identified by the return address at the site; ORIG_STACK must be
+    set. KernelError: -ENOTSUPP for a model that the flavour does not support, -E2BIG for more than a page;
+    asm.DisplacementError (-ERANGE) if a callee is out of reach.
     """
     model.check()
     if model.nr_regs > MAX_REG_SLOTS and not flavour.stack_args:
@@ -198,7 +200,7 @@ def arch_prepare_bpf_trampoline(
 
 
 class _Template:
-    """The text of one trampoline, section by section."""
+    """Assembly text of one trampoline, section by section."""
 
     def __init__(
         self,
@@ -218,7 +220,7 @@ class _Template:
         self._programs = 0
 
     def lines(self) -> Iterator[str]:
-        """The whole template."""
+        """Lines of the whole template."""
         flags, links = self._flags, self._links
         yield from self._enter_frame()
         yield from self._save_registers()
@@ -274,8 +276,8 @@ class _Template:
         yield f"mov [rbp - {offset:#x}], rax"
 
     def _save_args(self, offset: int, *, for_origin: bool = False) -> Iterator[str]:
-        """Arguments into the frame, from ``offset`` upwards; for the original call only those that it gets on the
-        stack.
+        """Code that copies arguments into the frame, from ``offset`` upwards; ``for_origin``: only those that the
+        original takes on the stack.
         """
         incoming = 0x10 if self._jmp else 0x18
         stack_slots = 0
@@ -293,9 +295,8 @@ class _Template:
                 yield f"mov [rbp - {offset:#x}], rax"
                 offset -= 8
                 stack_slots += 1
-        # A lone stack argument may have been pushed as 4 bytes: its upper half is garbage. The kernel looks at the
-        # size of
-        # the *last* argument, whichever one is on the stack (clean_stack_garbage).
+        # A single stack argument may have been pushed as 4 bytes: its upper half is garbage. The kernel checks the size
+        # of the *last* argument, even if another one is on the stack (clean_stack_garbage()).
         if stack_slots == 1 and self._model.args[-1].size <= 4:
             yield f"mov dword ptr [rbp - {last_stack - 4:#x}], 0 ; upper half of a 4-byte stack argument"
 
@@ -320,20 +321,20 @@ class _Template:
             if call.session_cookie:
                 yield ".phase enter"
                 word = count | cookie << COOKIE_INDEX_SHIFT
-                yield from self._store_imm(self._frame.nregs_off, word, f"where {call.name} finds its cookie")
+                yield from self._store_imm(self._frame.nregs_off, word, f"session cookie of {call.name}")
                 cookie -= 1
             yield from self._invoke(call, save_return=save_return)
 
     def _modify_return(self) -> Iterator[str]:
         yield ".phase save"
-        yield from self._store_imm(8, 0, "a program that is skipped counts as 0")
+        yield from self._store_imm(8, 0, "a skipped program counts as 0")
         for call in self._links.fmod_ret:
             yield from self._invoke(call, save_return=True)
             yield "cmp qword ptr [rbp - 0x8], 0"
             yield "{disp32} jne do_fexit ; a non-zero return value skips the original"
 
     def _invoke(self, call: ProgCall, *, save_return: bool) -> Iterator[str]:
-        """One program between its enter and exit functions (``invoke_bpf_prog``)."""
+        """Code of one program between its enter and exit functions (``bpf_jit_comp.c:invoke_bpf_prog()``)."""
         number = self._programs
         self._programs += 1
         run_ctx = self._frame.run_ctx_off
@@ -370,10 +371,10 @@ class _Template:
         if flags & TrampFlag.TAIL_CALL_CTX:
             yield from self._load_tail_call_count()
         if flags & TrampFlag.ORIG_STACK:
-            yield "mov rbx, [rbp + 0x8] ; where livepatch wants the original to go on"
+            yield "mov rbx, [rbp + 0x8] ; the function's body, or livepatch's target"
             yield "call rbx"
         else:
-            yield from self._call(f"{self._body:#x}", f"{self._model.name}, behind its patch site")
+            yield from self._call(f"{self._body:#x}", f"{self._model.name}, after its patch site")
         yield "mov [rbp - 0x8], rax ; the return value"
         if not self._flavour.skip_nops:
             yield "ip_after_call:"
@@ -427,7 +428,7 @@ class _Template:
         yield f"mov [rbp - {offset:#x}], rax"
 
     def _mov_imm64(self, register: str, value: int, comment: str) -> Iterator[str]:
-        """The form that ``emit_mov_imm64`` takes for a value."""
+        """The instruction that ``bpf_jit_comp.c:emit_mov_imm64()`` chooses for a value."""
         half = "e" + register[1:]
         if value == 0:
             yield f"xor {half}, {half} ; {comment}"

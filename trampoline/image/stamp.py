@@ -1,7 +1,8 @@
-"""The same trampoline on many functions: assembled once, then stamped out.
+"""Stamps: a trampoline for many functions, assembled once and then copied.
 
-Two trampolines of one shape (flavour, boot, argument layout, flags, programs) differ only in a few places: what depends
-on where they stand, on the traced function's address and on the image's own structure. A stamp knows these places.
+Two trampolines of one shape (flavour, boot, argument layout, flags, programs) differ only in bytes that depend on their
+own address, on the traced function's address and on the address of the struct bpf_tramp_image. A stamp knows the
+offsets of these bytes.
 """
 
 import struct
@@ -25,7 +26,7 @@ from trampoline.image.generator import (
 from trampoline.rules import Flavour
 
 MOST_STAMPS = 256
-"""Shapes that are remembered; then all are forgotten."""
+"""Maximum number of cached shapes; a full cache is cleared."""
 
 _CALL, _JMP = b"\xe8", b"\xe9"
 _ACCOUNT = bytes.fromhex("6548c13d")
@@ -37,7 +38,7 @@ _DISPLACEMENT = struct.Struct("<i")
 
 @dataclass(frozen=True, slots=True)
 class _Relative:
-    """A 32-bit displacement at ``offset``, counted from ``end``. ``target`` is None for the traced function's body."""
+    """A 32-bit displacement at ``offset``, relative to ``end``. ``target`` is None for the traced function's body."""
 
     offset: int
     end: int
@@ -46,7 +47,7 @@ class _Relative:
 
 @dataclass(frozen=True, slots=True)
 class _Immediate:
-    """A number of ``size`` bytes at ``offset``: the traced function's address, or the bpf_tramp_image's."""
+    """A number of ``size`` bytes at ``offset``: the address of the traced function or of the bpf_tramp_image."""
 
     offset: int
     size: int
@@ -54,7 +55,7 @@ class _Immediate:
 
 
 class _LinesOnDemand(Sequence[Line]):
-    """Listing lines that are made when somebody reads them: of 50,000 images few are ever listed or executed."""
+    """Listing lines made at the first read: of 50,000 images few are ever listed or executed."""
 
     def __init__(self, make: Callable[[], Sequence[Line]]) -> None:
         self._make: Callable[[], Sequence[Line]] | None = make
@@ -77,14 +78,14 @@ class _LinesOnDemand(Sequence[Line]):
 
 
 class Stamp:
-    """One shape of trampoline, from one that was generated for ``func_addr`` with its body at ``body``."""
+    """One shape of trampoline, from a trampoline generated for ``func_addr`` with the function's body at ``body``."""
 
     def __init__(self, made: Trampoline, func_addr: int, im: int, body: int) -> None:
         self._made, self._func_addr, self._im, self._body = made, func_addr, im, body
         self._relative: list[_Relative] = []
         self._immediates: list[_Immediate] = []
         self._is_read = False
-        """Most shapes are generated once: what differs elsewhere is looked for when a second one is asked for."""
+        """Most shapes are generated once: the bytes that differ are searched for at the first copy."""
 
     def _read(self) -> None:
         self._is_read = True
@@ -107,9 +108,9 @@ class Stamp:
     def place(
         self, address: int, func_addr: int, im: int, name: str, lines: Callable[[], Sequence[Line]]
     ) -> Trampoline:
-        """The trampoline of another function, at another address; ``lines`` makes its listing once that is read.
+        """Copies the trampoline for another function, to another address; ``lines`` makes its listing on demand.
 
-        Raises DisplacementError where a callee is out of reach.
+        DisplacementError if a callee is out of reach.
         """
         if not self._is_read:
             self._read()
@@ -142,7 +143,7 @@ def _displacement_at(line: Line, code: bytes) -> int | None:
 
 
 class Stamps:
-    """``arch_prepare_bpf_trampoline`` with a memory for shapes. For one kernel: callees must not move."""
+    """``arch_prepare_bpf_trampoline`` with a cache of shapes. For one kernel: callees must not move."""
 
     IS_CACHE = True
 
@@ -163,13 +164,13 @@ class Stamps:
         symbols: Mapping[str, int],
         site_offset: int | None = None,
     ) -> Trampoline:
-        """See ``arch_prepare_bpf_trampoline``: the same bytes, the same errors."""
+        """Same bytes and errors as ``arch_prepare_bpf_trampoline``."""
         where: dict[str, Any] = {"func_addr": func_addr, "address": address, "im": im, "symbols": symbols}
 
         def generate() -> Trampoline:
             return arch_prepare_bpf_trampoline(flavour, boot, model, flags, links, site_offset=site_offset, **where)
 
-        # Where a number has another form, the bytes around it move.
+        # Another encoding of a number moves the bytes after it.
         forms = tuple(value >= 1 << 32 and value < (1 << 64) - (1 << 31) for value in (func_addr, im))
         sizes = tuple(arg.size for arg in model.args)
         key = (flavour.name, boot, sizes, flags, links, site_offset, forms, func_addr < 1 << 32)

@@ -1,4 +1,4 @@
-"""``struct bpf_tramp_image``: one generated image, and how long it must live (kernel/bpf/trampoline.c)."""
+"""``struct bpf_tramp_image``: one generated image, and its lifetime (kernel/bpf/trampoline.c)."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,14 +13,16 @@ from trampoline.image.generator import TrampFlag, Trampoline
 from trampoline.text_poke import BpfTextPokeType, bpf_arch_text_poke
 
 BPF_INSN_SAFETY = 64
-"""Slack that the generator wants behind an image."""
+"""Bytes that the generator reserves after an image."""
 
 
 class BpfTrampImage:
     """An image in guest memory. It is released in the steps of ``bpf_tramp_image_put``, each after its grace period."""
 
     def __init__(self, kernel: Kernel, size: int, name: str) -> None:
-        """Allocate (``bpf_tramp_image_alloc``): -ENOMEM at any step leaves nothing behind."""
+        """Allocates an image (``trampoline.c:bpf_tramp_image_alloc()``). KernelError -ENOMEM at any step frees
+        everything.
+        """
         self._kernel, self.name = kernel, name
         self.trampoline: Trampoline | None = None
         self.freed = False
@@ -39,12 +41,12 @@ class BpfTrampImage:
 
     @property
     def by_jmp(self) -> bool:
-        """Whether sites jump to it (``bpf_trampoline_use_jmp``)."""
+        """True if sites jump to it (``trampoline.c:bpf_trampoline_use_jmp()``)."""
         return self.trampoline is not None and self.trampoline.by_jmp
 
     def fill(self, trampoline: Trampoline, size: int, stack: Callable[[], StackNames]) -> None:
-        """Write the generated code (``bpf_arch_text_copy``), keep ``size`` bytes, note where it is patched later and
-        what the words of its frame are called.
+        """Writes the generated code (``bpf_arch_text_copy()``), trims the allocation to ``size`` bytes, and records the
+        patch addresses and the names of its stack words.
         """
         self._kernel.execmem.trim(self.image, size)
         self.trampoline = trampoline
@@ -56,7 +58,7 @@ class BpfTrampImage:
         view.call_orig, view.nr_skips = int(bool(trampoline.flags & TrampFlag.CALL_ORIG)), len(trampoline.skips)
 
     def discard(self) -> None:
-        """Free an image that never became current (``bpf_tramp_image_free``)."""
+        """Frees an image that never became current (``trampoline.c:bpf_tramp_image_free()``)."""
         self._free()
 
     def put(self) -> None:
@@ -80,7 +82,7 @@ class BpfTrampImage:
         if trampoline.ip_after_call is not None and trampoline.ip_epilogue is not None:
             jumps.append((trampoline.ip_after_call, trampoline.ip_epilogue))
         for ip, target in jumps:
-            # The kernel warns and goes on: an image that isn't current any more must be released in any case.
+            # The kernel warns and continues: a replaced image must be released in any case.
             with suppress(KernelError):
                 bpf_arch_text_poke(
                     self._kernel, ip, BpfTextPokeType.BPF_MOD_NOP, BpfTextPokeType.BPF_MOD_JUMP, None, target

@@ -1,4 +1,4 @@
-"""Metadata objects in the top 2 GiB, where a sign-extended 32-bit pointer reaches them."""
+"""Metadata objects in the top 2 GiB, within reach of a sign-extended 32-bit pointer."""
 
 from collections import deque
 from errno import ENOMEM
@@ -12,12 +12,12 @@ from emu.kernel.mm.slab import POISON
 from emu.kernel.process_context import PointKind
 
 CHUNK = 64 << 10
-"""Bytes by which an arena grows. It never shrinks."""
+"""Growth step of an arena in bytes. An arena never shrinks."""
 TOP_2GIB = 0xFFFF_FFFF_8000_0000
 
 
 class Accounted(Protocol):
-    """Memory beside the kernel's slab."""
+    """Memory outside the kernel's slab."""
 
     @property
     def used(self) -> int:
@@ -29,17 +29,19 @@ _ACCOUNTS: WeakKeyDictionary[Kernel, WeakSet[Accounted]] = WeakKeyDictionary()
 
 
 def account(kernel: Kernel, memory: Accounted) -> None:
-    """Let ``bytes_beside_slab`` count it as long as it exists."""
+    """Registers memory for ``bytes_beside_slab``, while the object exists."""
     _ACCOUNTS.setdefault(kernel, WeakSet()).add(memory)
 
 
 def bytes_beside_slab(kernel: Kernel) -> int:
-    """Bytes that metadata of a kernel takes where its slab does not count them, whoever keeps it."""
+    """Bytes of a kernel's metadata outside its slab, of all designs."""
     return sum(memory.used for memory in _ACCOUNTS.get(kernel, ()))
 
 
 class MdArena:
-    """Objects of one kind beside modules and images, zeroed when allocated, poisoned when freed, oldest used first."""
+    """Allocator near modules and images: objects are zeroed when allocated and poisoned when freed; the oldest freed is
+    reused first.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -47,7 +49,7 @@ class MdArena:
         self._freed: dict[int, deque[int]] = {}
         self._next = self._limit = 0
         self.reserved = 0
-        """Bytes of its chunks, in use or not."""
+        """Bytes of its chunks, used or free."""
         account(kernel, self)
 
     @property
@@ -61,8 +63,8 @@ class MdArena:
         return sum(size for size, _ in self._objects.values())
 
     def alloc(self, size: int, name: str, content: bytes = b"") -> int:
-        """Guest address of ``size`` bytes, 8-byte aligned: ``content`` and then zeros. KernelError with -ENOMEM where
-        there is no room.
+        """Allocates ``size`` bytes, 8-byte aligned, with ``content`` and then zeros; returns the guest address.
+        KernelError -ENOMEM.
         """
         self._kernel.process.point(PointKind.ALLOC, name)
         freed = self._freed.get(size)
@@ -72,7 +74,7 @@ class MdArena:
         return address
 
     def free(self, address: int) -> None:
-        """Give an object back."""
+        """Frees an object."""
         size, _ = self._objects.pop(address)
         self._kernel.machine.write(address, bytes([POISON]) * size)
         self._freed.setdefault(size, deque()).append(address)

@@ -1,4 +1,4 @@
-"""What a store of metadata must be able to do. Hash table, padding and flat table are its implementations."""
+"""Interface of a metadata back end; implemented by the hash table, padding and flat table."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -9,7 +9,7 @@ REGISTERS = LookupRegisters()
 
 
 class NodeMemory(Protocol):
-    """Where metadata objects are allocated."""
+    """Allocator of metadata objects."""
 
     @property
     def objects(self) -> dict[int, str]:
@@ -17,38 +17,38 @@ class NodeMemory(Protocol):
         ...
 
     def alloc(self, size: int, name: str, content: bytes = b"") -> int:
-        """Guest address of ``size`` bytes, ``content`` and then zeros. KernelError (-ENOMEM)."""
+        """Allocates ``size`` bytes with ``content`` and then zeros; returns the guest address. KernelError -ENOMEM."""
         ...
 
     def free(self, address: int) -> None:
-        """Give an object back."""
+        """Frees an object."""
         ...
 
 
 class MetadataBackend(Protocol):
     """Finds the metadata of a function, in guest code and in process context.
 
-    ``prepare``, then ``insert``: everything that can fail does in the first, and leaves everything as it was.
+    ``prepare`` precedes ``insert``: only ``prepare`` can fail, and it then changes nothing.
     """
 
     @property
     def name(self) -> str:
-        """What it is selected by."""
+        """Name by which it is selected."""
         ...
 
     @property
     def nodes(self) -> NodeMemory:
-        """Where its metadata objects must be."""
+        """Allocator that its metadata objects must come from."""
         ...
 
     @property
     def symbols(self) -> dict[str, int]:
-        """What the look-up's text refers to."""
+        """Symbols of the look-up's text."""
         ...
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes by kind, beside the metadata objects themselves."""
+        """Bytes by kind, without the metadata objects themselves."""
         ...
 
     def lookup(
@@ -60,36 +60,36 @@ class MetadataBackend(Protocol):
         registers: LookupRegisters = REGISTERS,
         checked: bool = False,
     ) -> str:
-        """Assembly text. Labels begin with ``label``; ``missing`` is where it jumps to without metadata.
+        """Assembly text of the look-up. Its labels begin with ``label``; without metadata it jumps to ``missing``.
 
         ``checked``: the code may be entered from functions that never had metadata.
         """
         ...
 
     def find(self, func: int) -> int:
-        """Guest address of a function's metadata, 0 without."""
+        """Guest address of a function's metadata, 0 if it has none."""
         ...
 
     def find_all(self, functions: Iterable[int]) -> dict[int, int]:
-        """The same for many functions."""
+        """``find`` for many functions, by function."""
         ...
 
     def prepare(self, functions: Sequence[int]) -> None:
-        """Make room for metadata of functions that have none. KernelError."""
+        """Reserves memory for metadata of functions that have none. KernelError."""
         ...
 
     def insert(self, mds: Mapping[int, int]) -> None:
-        """Let look-ups find metadata, ``{function: metadata}``, that ``prepare`` made room for."""
+        """Makes metadata visible to look-ups, ``{function: metadata}``, after ``prepare``."""
         ...
 
     def remove(self, functions: Sequence[int]) -> None:
-        """Let look-ups find nothing any more; those under way still may use what they found."""
+        """Hides metadata from new look-ups; those in flight may still use it."""
         ...
 
     def shrink(self) -> None:
-        """Give back what fewer metadata objects need no more. KernelError (-ENOMEM): nothing was changed."""
+        """Shrinks tables after removals. KernelError -ENOMEM; nothing is changed then."""
         ...
 
     def forget(self, functions: Sequence[int]) -> None:
-        """The grace periods since ``remove`` are over: no look-up is under way that saw that metadata."""
+        """Releases data of removed functions, after the grace periods that follow ``remove``."""
         ...

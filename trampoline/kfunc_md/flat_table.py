@@ -1,8 +1,8 @@
-"""Metadata found through a table as flat as text itself: a 32-bit pointer for each 16 bytes of the top 2 GiB.
+"""Metadata back end ``flat``: a table with a 32-bit pointer for each 16 bytes of the top 2 GiB.
 
-512 MiB of addresses, of which only pages that hold a pointer are populated; one page serves 16 KiB of text. As quick as
-padding, on kernels without it, and attaching writes no text for it; the price is memory, a quarter of the text that
-traced functions stand in.
+It covers 512 MiB of addresses; only pages with a pointer are populated, one for each 16 KiB of text. As fast as
+padding, on kernels without it, and attaching writes no text for it; it costs memory, a quarter of the size of the text
+pages with traced functions.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,17 +20,17 @@ from trampoline.kfunc_md.lookup import FLAT_BASE, Entered, LookupRegisters, flat
 
 
 def entry_address(func: int) -> int:
-    """Guest address of a function's entry; -EOPNOTSUPP where it can have none."""
+    """Guest address of a function's table entry. KernelError -EOPNOTSUPP if it can have none."""
     if func < TOP_2GIB or func & 15:
         raise KernelError(EOPNOTSUPP, f"the function at {func:#x} is not 16-byte aligned text of the top 2 GiB")
     return (((func - (1 << 64)) >> 4) * 4 + FLAT_BASE) & ADDRESS_MASK
 
 
 class FlatTable:
-    """Metadata pointers in a sparse table. A page is given back with the grace period of its last metadata.
+    """Metadata pointers in a sparse table. A page is freed after the grace period of its last metadata.
 
-    A look-up of a function whose page is not populated faults: code that looks up must be entered from functions that
-    have metadata, or had some less than a grace period ago, as stubs are.
+    A look-up in a page that is not populated faults: look-ups must run only in code entered from functions that have
+    metadata, or had it less than a grace period ago, as in stubs.
     """
 
     name = "flat"
@@ -43,28 +43,26 @@ class FlatTable:
 
     @property
     def symbols(self) -> dict[str, int]:
-        """None: the table stands where it stands."""
+        """Empty: the table's address is fixed."""
         return {}
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes of populated pages."""
+        """Bytes of populated pages, by kind."""
         return {"flat table": self.used}
 
     @property
     def used(self) -> int:
-        """The same without a name."""
+        """Bytes of populated pages."""
         return PAGE_SIZE * len(self._pages)
 
     def find(self, func: int) -> int:
-        """Guest address of a function's metadata, 0 without."""
         if func < TOP_2GIB or func & 15 or (at := entry_address(func)) & -PAGE_SIZE not in self._pages:
             return 0
         found = self._machine.read_u32(at)
         return found and found | TOP_2GIB
 
     def find_all(self, functions: Iterable[int]) -> dict[int, int]:
-        """The same for many functions."""
         return {func: self.find(func) for func in functions}
 
     def lookup(
@@ -76,11 +74,11 @@ class FlatTable:
         registers: LookupRegisters = REGISTERS,
         checked: bool = False,
     ) -> str:
-        """``flat_lookup``; ``checked`` changes nothing."""
+        """``flat_lookup``; ``checked`` has no effect."""
         return flat_lookup(entered, label=label, missing=missing, registers=registers)
 
     def prepare(self, functions: Sequence[int]) -> None:
-        """Populate pages. KernelError: -EOPNOTSUPP, -ENOMEM."""
+        """Populates pages. KernelError: -EOPNOTSUPP, -ENOMEM."""
         wanted = {entry_address(func) & -PAGE_SIZE for func in functions} - self._pages.keys()
         made: list[int] = []
         try:
@@ -92,22 +90,22 @@ class FlatTable:
             raise
 
     def insert(self, mds: Mapping[int, int]) -> None:
-        """One store each."""
+        """Writes one entry for each function."""
         for func, md in mds.items():
             at = entry_address(func)
             self._pages[at & -PAGE_SIZE] += 1
             self._machine.write_u32(at, md & 0xFFFF_FFFF)
 
     def remove(self, functions: Sequence[int]) -> None:
-        """One store each."""
+        """Clears one entry for each function."""
         for func in functions:
             self._machine.write_u32(entry_address(func), 0)
 
     def shrink(self) -> None:
-        """Pages go with the grace period of their last metadata."""
+        """Does nothing: ``forget`` frees pages."""
 
     def forget(self, functions: Sequence[int]) -> None:
-        """Give pages back that no metadata is found through any more."""
+        """Frees pages without metadata."""
         empty = []
         for func in functions:
             page = entry_address(func) & -PAGE_SIZE
@@ -121,7 +119,7 @@ class FlatTable:
         for page in pages:
             self._kernel.process.point(PointKind.ALLOC, f"a page of the flat table at {page:#x}")
             if self._machine.is_mapped(page):
-                raise KernelError(ENOMEM, f"something else is at {page:#x}, where the flat table should be")
+                raise KernelError(ENOMEM, f"the flat table's page at {page:#x} is mapped by something else")
         try:
             self._machine.map(start, size, Prot.READ | Prot.WRITE, name="flat table of metadata")
         except OutOfMemory as error:
@@ -136,7 +134,7 @@ class FlatTable:
 
 
 def _runs(pages: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Start and size of the ranges that pages make up."""
+    """Start and size in bytes of the contiguous ranges of pages."""
     start = end = 0
     for page in sorted(pages):
         if page != end:

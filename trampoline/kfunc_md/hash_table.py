@@ -1,4 +1,4 @@
-"""Metadata in a hash table that grows and shrinks (``kfunc_md_array``)."""
+"""Metadata back end ``hash``: a hash table that grows and shrinks (``kfunc_md_array``)."""
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from trampoline.kfunc_md.lookup import Entered, LookupRegisters, hash_lookup
 from trampoline.kfunc_md.structs import asm_symbols, kfunc_md, kfunc_md_array
 
 _FEW = 5
-"""Up to one bucket in 2**_FEW is read or written by itself; more of them with the whole table at once."""
+"""Up to one bucket in 2**_FEW is read or written singly; more of them with the whole table at once."""
 _LINKS = kfunc_md.codec("hash", "func")
 _HEAD = kfunc_md_array.codec("used", "hash_bits", "shift", "link", end=kfunc_md_array.size)
 _USED, _MDS, _FUNC = kfunc_md_array.offset("used"), kfunc_md_array.offset("mds"), kfunc_md.offset("func")
@@ -22,7 +22,7 @@ _USED, _MDS, _FUNC = kfunc_md_array.offset("used"), kfunc_md_array.offset("mds")
 
 @dataclass(frozen=True, slots=True)
 class MdCopies:
-    """How the posted series' resize makes metadata anew: a copy, a copy that is not wanted, an old one that is."""
+    """Callbacks of the posted series' resize: copy an object, discard a copy, retire an old object."""
 
     copy: Callable[[int], int]
     discard: Callable[[int], None]
@@ -32,9 +32,9 @@ class MdCopies:
 class HashTable:
     """The series' hash: ``hash_64(func)`` picks a chain of metadata objects.
 
-    A resize chains the same objects by their other link and publishes the new table; the old one is freed after an
-    RCU-tasks grace period. So a look-up under way finds what it would have found before, and needs no read section.
-    Until that grace period is over the other link is in use: a resize that is due earlier is made at the next check.
+    A resize chains the same objects by their other link and publishes the new table; the old one is freed after a Tasks
+    RCU grace period. So a look-up in flight finds the same objects as before, and needs no read section. Until that
+    grace period ends the other link is in use: an earlier resize is deferred to the next check.
     """
 
     name = "hash"
@@ -43,7 +43,7 @@ class HashTable:
         self._kernel, self._machine, self._defects = kernel, kernel.machine, defects
         self.nodes = kernel.slab
         self.copies: MdCopies | None = None
-        """Set where ``TracingMultiDefects.resize_copies`` is."""
+        """Set with ``TracingMultiDefects.resize_copies``."""
         self._pointer = kernel.module_data(8, 8)
         size = kfunc_md_array.size + (8 << MIN_KFUNC_MD_ARRAY_BITS)
         self._static = kernel.module_data(size, 16)
@@ -53,39 +53,38 @@ class HashTable:
         self._machine.write_u64(self._pointer, self._static)
         self._draining = 0
 
-    # What there is ------------------------------------------------------------------------------------------------
+    # Reading ------------------------------------------------------------------------------------------------------
 
     @property
     def table(self) -> int:
-        """Guest address of the table that look-ups use."""
+        """Guest address of the present table."""
         return self._machine.read_u64(self._pointer)
 
     @property
     def bits(self) -> int:
-        """Its size: 2**bits buckets."""
+        """Size of the present table: 2**bits buckets."""
         return self._machine.read_u32(self.table + kfunc_md_array.offset("hash_bits"))
 
     @property
     def used(self) -> int:
-        """Metadata objects in it."""
+        """Number of metadata objects in the present table."""
         return self._machine.read_u32(self.table + _USED)
 
     @property
     def symbols(self) -> dict[str, int]:
-        """``kfunc_mds``, the pointer to the table, and the structures' fields."""
+        """``kfunc_mds``, the address of the pointer to the table, and the structures' fields."""
         return {**asm_symbols(), "kfunc_mds": self._pointer}
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes of the tables, old ones that are not freed yet among them, and of what is there from the start."""
+        """Bytes of the tables, with old ones not yet freed, and of the static data."""
         return {"kfunc_md_array": sum(self._sizes.values()), "static": self._static_bytes}
 
     def chain(self, func: int) -> list[int]:
-        """Metadata objects that a look-up of a function may meet, in order."""
+        """Guest addresses of the metadata objects in a function's chain, in order."""
         return list(self._chain(self.table, hash_64(func, self.bits)))
 
     def find(self, func: int) -> int:
-        """Guest address of a function's metadata, 0 without."""
         read = self._machine.read_u64
         table = read(self._pointer)
         head = self._machine.read(table + kfunc_md_array.offset("hash_bits"), 6)
@@ -95,7 +94,6 @@ class HashTable:
         return md
 
     def find_all(self, functions: Iterable[int]) -> dict[int, int]:
-        """The same for many functions."""
         table, bits = self.table, self.bits
         link = self._link(table)
         buckets = {func: hash_64(func, bits) for func in functions}
@@ -120,7 +118,7 @@ class HashTable:
         registers: LookupRegisters = REGISTERS,
         checked: bool = False,
     ) -> str:
-        """``hash_lookup``; it is always checked, but for the series' own defect."""
+        """``hash_lookup``; always checked, except with the defect ``null_result``."""
         return hash_lookup(
             entered, label=label, missing=missing, registers=registers, unchecked=self._defects.null_result
         )
@@ -128,13 +126,13 @@ class HashTable:
     # Changes ------------------------------------------------------------------------------------------------------
 
     def prepare(self, functions: Sequence[int]) -> None:
-        """Grow as so many creations would, in one step. KernelError (-ENOMEM)."""
+        """Grows the table as this many creations would, in one step. KernelError -ENOMEM."""
         bits = grown_bits(self.bits, self.used, max(len(functions), 1))
         if bits != self.bits:
             self._resize(bits)
 
     def insert(self, mds: Mapping[int, int]) -> None:
-        """At the head of their chains."""
+        """Inserts metadata at the head of the chains."""
         machine, table, bits = self._machine, self.table, self.bits
         link = self._link(table)
         buckets = {func: hash_64(func, bits) for func in mds}
@@ -146,7 +144,7 @@ class HashTable:
         machine.write_u32(table + _USED, self.used + len(mds))
 
     def remove(self, functions: Sequence[int]) -> None:
-        """Unchain; what is unchained still leads on to the rest of its chain."""
+        """Unchains metadata; an unchained object still links to the rest of its chain."""
         machine, table, bits = self._machine, self.table, self.bits
         link = self._link(table)
         buckets = {func: hash_64(func, bits) for func in functions}
@@ -163,10 +161,10 @@ class HashTable:
         machine.write_u32(table + _USED, self.used - len(functions))
 
     def forget(self, functions: Sequence[int]) -> None:
-        """Nothing but the metadata itself was theirs."""
+        """Does nothing: the table keeps no other data of functions."""
 
     def shrink(self) -> None:
-        """What follows a last put. KernelError (-ENOMEM): the table stays as it is."""
+        """Shrinks the table after a last put. KernelError -ENOMEM; the table is unchanged then."""
         bits = shrunk_bits(self.bits, self.used)
         if bits != self.bits:
             self._resize(bits)
@@ -182,7 +180,7 @@ class HashTable:
         if self._draining:
             rcu.poll()
             if self._draining:
-                # Its readers still follow the other link.
+                # Readers still follow the other link.
                 return
         new = self._alloc(bits)
         link = 8 - self._link(old)
@@ -243,7 +241,7 @@ class HashTable:
             self._kernel.slab.free(table)
 
     def _write(self, table: int, bits: int, link: int, used: int, heads: Sequence[int]) -> None:
-        """The head of a table, and its buckets; those beyond ``heads`` become empty."""
+        """Writes a table's header and buckets; buckets beyond ``heads`` become empty."""
         buckets = struct.pack(f"<{len(heads)}Q", *heads).ljust(8 << bits, b"\0")
         self._machine.write(table, _HEAD.pack(used, bits, 64 - bits, link) + buckets)
 
@@ -251,7 +249,7 @@ class HashTable:
         return list(struct.unpack(f"<{1 << bits}Q", self._machine.read(table + _MDS, 8 << bits)))
 
     def _heads(self, table: int, bits: int, buckets: Collection[int]) -> dict[int, int]:
-        """First metadata of some chains, by bucket."""
+        """First metadata of chains, by bucket."""
         if len(buckets) << _FEW > 1 << bits:
             heads = self._all_heads(table, bits)
             return {bucket: heads[bucket] for bucket in buckets}

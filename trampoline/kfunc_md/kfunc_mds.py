@@ -1,4 +1,4 @@
-"""The metadata of traced functions: create, get, put, link, unlink, with the rules of the tracing-multi series."""
+"""Metadata of traced functions: create, get, put, link, unlink, by the rules of the tracing-multi series."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class MdEntry:
 
 @dataclass(frozen=True, slots=True)
 class _Linked:
-    """A program's node, where it is linked from, and what it links to."""
+    """A program's list node: the address that links to it, its own, and that of the next node."""
 
     at: int
     node: int
@@ -50,11 +50,11 @@ class _Linked:
 
 
 class KfuncMds:
-    """The metadata of one set of functions, found through one backend ("hash", "padding", "flat").
+    """Metadata of one set of functions in one back end ("hash", "padding", "flat").
 
-    Functions and programs are guest addresses. Whatever is refused or fails leaves everything as it was, except where
-    ``defects`` says otherwise. ``refs`` False: callers do not hold metadata over the original call; it then has no
-    percpu_ref. ``max_links``: programs on one function, all kinds together.
+    Functions and programs are guest addresses. A refused or failed operation changes nothing, except with ``defects``.
+    ``refs`` False: callers do not hold metadata over the original call; it then has no percpu_ref. ``max_links``:
+    maximum number of programs on one function, all kinds together.
     """
 
     def __init__(
@@ -70,53 +70,56 @@ class KfuncMds:
         self.defects = defects
         self.backend = backend_of(kernel, backend, defects)
         self.lock = Lock(kernel.process, "kfunc_md_mutex")
-        """Held by every operation, so that nobody else may hold it around one."""
+        """Taken by every operation; callers must not hold it."""
         self.warnings: list[str] = []
-        """What the posted series would have warned of (WARN_ON)."""
+        """Warnings of the posted series (WARN_ON)."""
         self._max_links = max_links
         self._lifetimes = Lifetimes(kernel, self.backend, refs=refs)
         if defects.resize_copies and isinstance(self.backend, HashTable):
             lifetimes = self._lifetimes
             self.backend.copies = MdCopies(lifetimes.copy_md, lifetimes.discard_md, lambda md: lifetimes.retire((md,)))
 
-    # What there is ------------------------------------------------------------------------------------------------
+    # Reading ------------------------------------------------------------------------------------------------------
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes by kind, what waits for a grace period included."""
+        """Bytes by kind, including objects that wait for a grace period."""
         return {**self._lifetimes.memory, **self.backend.memory}
 
     def find(self, func: int) -> int:
-        """Guest address of a function's metadata, 0 without."""
+        """Guest address of a function's metadata, 0 if it has none."""
         return self.backend.find(func)
 
     def md(self, func: int) -> StructView:
-        """A function's metadata. KernelError (-ENOENT)."""
+        """View of a function's metadata. KernelError -ENOENT."""
         return kfunc_md.view(self._machine, self._existing(func))
 
     def programs(self, func: int, kind: TrampProgType) -> list[tuple[int, int]]:
-        """Programs of a kind on a function, in the order in which they run, each with its cookie."""
+        """(program, cookie) pairs of a kind on a function, in the order in which they run."""
         md = self.backend.find(func)
         read = self._machine.read_u64
         return [(read(node + _PROG), read(node + _COOKIE)) for _, node in self._walk(md, kind)] if md else []
 
     def counts(self, functions: Iterable[int]) -> dict[int, int]:
-        """How many programs are on each function that has metadata: its ``bpf_prog_cnt``."""
+        """Number of programs (``bpf_prog_cnt``) of each function that has metadata."""
         read = self._machine.read_u8
         return {func: read(md + _COUNT) for func, md in self.backend.find_all(functions).items() if md}
 
     # References ---------------------------------------------------------------------------------------------------
 
     def create(self, func: int, nr_args: int) -> int:
-        """A function's metadata with one more user (``kfunc_md_create``): new if it had none.
+        """Adds a user to a function's metadata, which is created if missing; returns its guest address
+        (``kfunc_md_create``).
 
-        KernelError: -ENOMEM, -EOPNOTSUPP for more than 12 argument slots or where the backend can't, -EOVERFLOW.
+        KernelError: -ENOMEM, -EOPNOTSUPP for more than 12 argument slots or an unsupported function, -EOVERFLOW.
         """
         with self.lock:
             return self._create(func, nr_args)
 
     def get(self, func: int) -> int:
-        """The same for a function that has metadata, else 0 (``kfunc_md_get``). KernelError (-EOVERFLOW)."""
+        """Adds a user to a function's metadata; returns its guest address, 0 if it has none (``kfunc_md_get``).
+        KernelError -EOVERFLOW.
+        """
         with self.lock:
             md = self.backend.find(func)
             if md:
@@ -124,9 +127,9 @@ class KfuncMds:
             return md
 
     def put(self, *functions: int) -> None:
-        """Drop one user of each (``kfunc_md_put``): with the last one its metadata goes, after its grace periods.
+        """Drops one user of each function (``kfunc_md_put``); the last one frees the metadata after its grace periods.
 
-        KernelError: -ENOENT without metadata or with fewer users, -EBUSY where the last user goes and programs stay.
+        KernelError: -ENOENT without metadata or with fewer users, -EBUSY for the last user while programs are linked.
         """
         with self.lock:
             self._put(functions)
@@ -134,27 +137,27 @@ class KfuncMds:
     # Programs -----------------------------------------------------------------------------------------------------
 
     def link(self, func: int, prog: int, kind: TrampProgType, cookie: int = 0) -> None:
-        """Append a program to a function's list (``kfunc_md_bpf_link``); the caller is one of its users.
+        """Appends a program to a function's list (``kfunc_md_bpf_link``); the caller must be one of its users.
 
-        KernelError: -ENOENT, -EEXIST where that list has the program, -E2BIG beyond the limit, -ENOMEM, -EINVAL for a
-        kind without a list.
+        KernelError: -ENOENT, -EEXIST if the list has the program, -E2BIG beyond the limit, -ENOMEM, -EINVAL for a kind
+        without a list.
         """
         with self.lock:
             md = self._existing(func)
             self._link(func, md, prog, kind, cookie)
 
     def unlink(self, func: int, prog: int, kind: TrampProgType) -> None:
-        """Take a program off a function's list (``kfunc_md_bpf_unlink``). KernelError: -ENOENT, -EINVAL."""
+        """Removes a program from a function's list (``kfunc_md_bpf_unlink``). KernelError: -ENOENT, -EINVAL."""
         with self.lock:
             self._lifetimes.retire((), (self._unlink(func, self._existing(func), prog, kind),))
 
     def link_entries(
         self, entries: Sequence[MdEntry], prog: int, kind: TrampProgType, *, refilter: Callable[[], None] = lambda: None
     ) -> None:
-        """Link a program to many functions, each with a user of its own: all or none.
+        """Links a program to many functions and adds a user to each: all or none.
 
-        One resize at most. KernelError as ``create`` and ``link``; a function twice is -EEXIST. ``refilter``: what the
-        posted series calls in the midst of unlinking, after the programs and before the users.
+        At most one resize. KernelError as ``create`` and ``link``; -EEXIST for a duplicate function. ``refilter``:
+        called by the posted series during unlinking, between programs and users.
         """
         with self.lock:
             if self.defects.unlink_stops or self.defects.unlink_walks_all:
@@ -165,11 +168,11 @@ class KfuncMds:
     def unlink_entries(
         self, entries: Sequence[MdEntry], prog: int, kind: TrampProgType, *, refilter: Callable[[], None] = lambda: None
     ) -> None:
-        """Unlink a program from many functions and drop the users that ``link_entries`` made.
+        """Unlinks a program from many functions and drops the users that ``link_entries`` added.
 
-        Without percpu_refs everything waits for the same two grace periods. KernelError (-EINVAL) where some function
-        did not have the program: all others are done nevertheless, but for the defect; -EBUSY, nothing done, where
-        the last user of a function goes and programs stay.
+        Without percpu_refs all objects wait for the same two grace periods. KernelError: -EINVAL if some function does
+        not have the program; all others are unlinked, except with the defect; -EBUSY, with no change, for the last user
+        of a function while other programs are linked.
         """
         with self.lock:
             if self.defects.unlink_stops:
@@ -177,7 +180,7 @@ class KfuncMds:
             else:
                 self._unlink_all(entries, prog, kind)
 
-    # References, the lock being held ------------------------------------------------------------------------------
+    # References, with the lock held -------------------------------------------------------------------------------
 
     def _existing(self, func: int) -> int:
         md = self.backend.find(func)
@@ -235,22 +238,22 @@ class KfuncMds:
         self._drop(last, mds)
 
     def _drop(self, last: Sequence[int], mds: Mapping[int, int], nodes: Sequence[int] = ()) -> None:
-        """Functions without users; ``nodes`` that were unlinked before are retired together with their metadata."""
+        """Removes functions without users; ``nodes`` unlinked before are retired together with their metadata."""
         if last:
             self.backend.remove(last)
         self._lifetimes.retire([mds[func] for func in last], nodes)
         if last:
-            # Too little memory for a smaller table is no reason to keep the metadata.
+            # The metadata goes even if there is no memory for a smaller table.
             with suppress(KernelError):
                 self.backend.shrink()
 
-    # Programs, the lock being held --------------------------------------------------------------------------------
+    # Programs, with the lock held ---------------------------------------------------------------------------------
 
     def _content(self, md: int) -> MdContent:
         return MdContent.read(self._machine, md)
 
     def _walk(self, md: int, kind: TrampProgType) -> Iterator[tuple[int, int]]:
-        """Where each node of a list is linked from, and the node."""
+        """Nodes of a list, each with the guest address that links to it."""
         at = md + _PROGS + 8 * LISTS.index(kind)
         while node := self._machine.read_u64(at):
             yield at, node
@@ -258,7 +261,7 @@ class KfuncMds:
 
     def _check_link(self, func: int, md: int, prog: int, kind: TrampProgType) -> None:
         if any(self._machine.read_u64(node + _PROG) == prog for _, node in self._walk(md, kind)):
-            raise KernelError(EEXIST, f"the program is linked to {func:#x} already")
+            raise KernelError(EEXIST, f"the program is already linked to {func:#x}")
         if self._content(md).bpf_prog_cnt >= self._max_links and not self.defects.narrow_counters:
             raise KernelError(E2BIG, f"{func:#x} has {self._max_links} programs")
 
@@ -278,7 +281,7 @@ class KfuncMds:
         content.write_counts(self._machine, md)
 
     def _unlink(self, func: int, md: int, prog: int, kind: TrampProgType) -> int:
-        """The node that was unlinked; it still leads on to the rest of the list."""
+        """Unlinks a program; returns its node, which still links to the rest of the list."""
         _check_kind(kind)
         linked = self._linked(md, prog, kind)
         if linked is None:
@@ -298,7 +301,7 @@ class KfuncMds:
         return None
 
     def _take_off(self, md: int, linked: _Linked, content: MdContent) -> None:
-        """Unlink a node; the counts that ``content`` then has are still to be written."""
+        """Unlinks a node and updates ``content``, which the caller must write."""
         self._machine.write_u64(linked.at, linked.following)
         head = (linked.at - md - _PROGS) // 8
         if 0 <= head < len(LISTS):
@@ -310,7 +313,7 @@ class KfuncMds:
         _check_kind(kind)
         found = self.backend.find_all(entry.func for entry in entries)
         if len(found) < len(entries):
-            raise KernelError(EEXIST, "a function is there twice")
+            raise KernelError(EEXIST, "a function is given twice")
         for entry in entries:
             _check_args(entry.func, entry.nr_args)
             md = found[entry.func]
@@ -337,7 +340,7 @@ class KfuncMds:
             raise
         for entry, node in zip(entries, nodes, strict=True):
             if entry.func not in fresh:
-                # A resize that copies metadata has moved it.
+                # A resize that copies has moved the metadata.
                 md = self.backend.find(entry.func) if self.defects.resize_copies else found[entry.func]
                 self._append(md, node, kind)
                 self._add_user(entry.func, md)
@@ -373,7 +376,7 @@ class KfuncMds:
     def _link_as_posted(
         self, entries: Sequence[MdEntry], prog: int, kind: TrampProgType, refilter: Callable[[], None]
     ) -> None:
-        """``__bpf_gtrampoline_link_prog``: one by one."""
+        """``__bpf_gtrampoline_link_prog``: links one by one."""
         created: list[int] = []
         linked: list[int] = []
         try:
@@ -396,7 +399,8 @@ class KfuncMds:
     def _unlink_as_posted(
         self, entries: Sequence[MdEntry], prog: int, kind: TrampProgType, refilter: Callable[[], None]
     ) -> None:
-        """``__bpf_gtrampoline_unlink_prog``: with the defect -EINVAL of one function skips the rest, and all puts."""
+        """``__bpf_gtrampoline_unlink_prog``: with the defect, -EINVAL of one function skips the others, and all puts.
+        """
         for entry in entries:
             md = self.backend.find(entry.func)
             if not md:
@@ -420,7 +424,7 @@ def backend_of(
     name: str,
     defects: TracingMultiDefects = TracingMultiDefects(),  # noqa: B008  # frozen
 ) -> MetadataBackend:
-    """A new back end by its name. TrampolineError for one that does not exist."""
+    """New back end by name. TrampolineError for an unknown name."""
     if name == "hash":
         return HashTable(kernel, defects)
     if name == "padding":

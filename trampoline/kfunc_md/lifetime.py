@@ -1,4 +1,4 @@
-"""How long metadata and its list nodes live: what is allocated, and the grace periods before it is freed."""
+"""Lifetime of metadata and its list nodes: allocation, and the grace periods before they are freed."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ _NODE = kfunc_md_tramp_prog.codec("next", "prog", "cookie")
 
 @dataclass(slots=True)
 class MdContent:
-    """The fields of a ``kfunc_md`` that process context changes, read and written at once.
+    """Fields of a ``kfunc_md`` that process context changes, read and written at once.
 
-    ``programs``: the heads of its lists.
+    ``programs``: list heads.
     """
 
     nr_args: int
@@ -32,27 +32,28 @@ class MdContent:
 
     @classmethod
     def read(cls, machine: Machine, md: int) -> "MdContent":
-        """That of an object."""
+        """Reads an object's fields from guest memory."""
         _, *programs, users, origin, count, nr_args = _CONTENT.unpack(machine.read(md, _CONTENT.size))
         return cls(nr_args, users, programs, bool(origin), count)
 
     def pack(self, func: int) -> bytes:
-        """A whole object, which has no reference count yet."""
+        """Bytes of a whole object, without its reference count."""
         return _CONTENT.pack(func, *self.programs, self.users, self.bpf_origin_call, self.bpf_prog_cnt, self.nr_args)
 
     def write_counts(self, machine: Machine, md: int) -> None:
-        """All but the lists."""
+        """Writes all fields but the lists to guest memory."""
         counts = _TAIL.pack(self.users, self.bpf_origin_call, self.bpf_prog_cnt, self.nr_args)
         machine.write(md + _USERS, counts)
 
 
 class Lifetimes:
-    """Metadata objects and list nodes of one set, from their allocation to kfree.
+    """Metadata objects and list nodes of one set, from allocation to kfree.
 
-    Metadata that is looked up no more: 1 ``percpu_ref_kill`` (it was unlinked before), which waits for callers that
-    hold it over the original call; 2 its release: percpu_ref_exit, an RCU-tasks-trace grace period for sleepable
-    programs; 3 an RCU-tasks one for other programs and the stub; 4 kfree. List nodes: 2 to 4. ``refs`` False: nobody
-    holds metadata over the original call, so that it has no percpu_ref, and what is retired together waits together.
+    Removed metadata is freed in four steps: first percpu_ref_kill(), which waits for callers that hold it over the
+    original call; then its release, percpu_ref_exit() and a Tasks Trace RCU grace period for sleepable programs; then a
+    Tasks RCU grace period for other programs and the stub; then kfree. List nodes skip the first step. ``refs`` False:
+    callers do not hold metadata over the original call, so it has no percpu_ref, and objects retired together share
+    grace periods.
     """
 
     def __init__(self, kernel: Kernel, backend: MetadataBackend, *, refs: bool) -> None:
@@ -63,7 +64,7 @@ class Lifetimes:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes by kind, what still waits for a grace period included; ``percpu`` is for all CPUs together."""
+        """Bytes by kind, including objects that wait for a grace period; ``percpu`` is for all CPUs together."""
         refs = len(self._referenced)
         return {
             "kfunc_md": kfunc_md.size * len(self._mds),
@@ -73,7 +74,8 @@ class Lifetimes:
         }
 
     def alloc_md(self, func: int, content: MdContent) -> int:
-        """Metadata that nobody finds yet, with a live reference count. KernelError (-ENOMEM): nothing stays behind."""
+        """Allocates unpublished metadata with a live reference count; returns its guest address. KernelError -ENOMEM.
+        """
         name = f"kfunc_md of {func:#x}"
         md = self._backend.nodes.alloc(kfunc_md.size, name, content.pack(func))
         if self._refs:
@@ -87,29 +89,29 @@ class Lifetimes:
         return md
 
     def copy_md(self, md: int) -> int:
-        """Another object with the same content and a reference count of its own. KernelError (-ENOMEM)."""
+        """Copies an object, with a new reference count. KernelError -ENOMEM."""
         return self.alloc_md(self._mds[md], MdContent.read(self._kernel.machine, md))
 
     def discard_md(self, md: int) -> None:
-        """Free metadata that nobody ever found."""
+        """Frees metadata that was never published."""
         self._exit(md)
         self._free(md)
 
     def alloc_node(self, prog: int, cookie: int) -> int:
-        """A list node for a program. KernelError (-ENOMEM)."""
+        """Allocates a list node for a program; returns its guest address. KernelError -ENOMEM."""
         content = _NODE.pack(0, prog, cookie)
         node = self._kernel.slab.alloc(kfunc_md_tramp_prog.size, f"kfunc_md_tramp_prog of {prog:#x}", content)
         self._nodes.add(node)
         return node
 
     def discard_nodes(self, nodes: Iterable[int]) -> None:
-        """Free nodes now: those that nobody ever found."""
+        """Frees nodes at once, those never published."""
         for node in nodes:
             self._nodes.remove(node)
             self._kernel.slab.free(node)
 
     def retire(self, mds: Sequence[int], nodes: Sequence[int] = ()) -> None:
-        """Free what look-ups and walks find no more, after its grace periods."""
+        """Frees objects removed from tables and lists, after their grace periods."""
         if self._refs:
             with self._kernel.rcu.sharing():
                 for md in mds:

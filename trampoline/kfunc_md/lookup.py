@@ -1,8 +1,8 @@
-"""Guest look-ups: assembly text that turns the function that was entered into its metadata.
+"""Guest look-ups: assembly text that finds the metadata of the entered function.
 
-Each leaves the address of a ``kfunc_md`` in ``out`` and falls through, or jumps to ``missing`` where there is none, at
-whatever instant it is overtaken by a resize or a removal. The caller must be code that RCU-tasks waits for (a
-trampoline, a stub): tables and metadata live on for such a grace period after they were replaced.
+Each leaves the address of a ``kfunc_md`` in ``out`` and falls through, or jumps to ``missing`` if there is none; a
+concurrent resize or removal is safe at any instruction. The caller must be code that Tasks RCU waits for (a trampoline,
+a stub): replaced tables and metadata stay for such a grace period.
 """
 
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from emu.kernel.routines.ftrace import GOLDEN_RATIO_64
 
 MARKER = 0xB8
-"""First byte of claimed padding, followed by the pointer: together ``mov eax, imm32``, should it ever be executed."""
+"""First byte of claimed padding, before the pointer: together a ``mov eax, imm32``, if it was ever executed."""
 FLAT_BASE = -0x1000_0000
-"""Where the flat table's entry of address 2**64 would be, as a sign-extended displacement."""
+"""Sign-extended displacement of the flat table's entry for address 2**64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """Where a look-up finds which function was entered: a register or memory operand.
+    """Operand, a register or memory, from which a look-up gets the entered function.
 
-    ``is_return_address``: what the call at the patch site pushed. Functions are 16-byte aligned and the site is within
-    their first 15 bytes, so that rounding down gives the function.
+    ``is_return_address``: the word that the call at the patch site pushed. Functions are 16-byte aligned and the site
+    is within their first 15 bytes, so rounding down yields the function's address.
     """
 
     operand: str = "rdi"
@@ -29,9 +29,9 @@ class Entered:
 
 @dataclass(frozen=True, slots=True)
 class LookupRegisters:
-    """Registers of a look-up. The hash also clobbers rcx; padding and the flat table need ``out`` alone.
+    """Registers of a look-up. The hash also clobbers rcx; padding and the flat table use only ``out``.
 
-    The hash leaves the function's address in ``key``. ValueError for a register twice, or rcx.
+    The hash leaves the function's address in ``key``. ValueError for a duplicate register, or rcx.
     """
 
     out: str = "rax"
@@ -46,10 +46,11 @@ class LookupRegisters:
 def hash_lookup(
     entered: Entered, *, label: str, missing: str, registers: LookupRegisters, unchecked: bool = False
 ) -> str:
-    """10 instructions to the first metadata of a chain, 16 to the second, 5 more for each further one.
+    """Look-up in the hash table: 10 instructions to the first metadata of a chain, 16 to the second, 5 more for each
+    further one.
 
-    Beside them: 1 to bring the address into ``key``, 1 to round a return address down. ``unchecked``: the end of a
-    chain falls through as well, with 0.
+    In addition 1 to load the address into ``key``, and 1 to round a return address down. ``unchecked``: the end of a
+    chain falls through too, with 0 in ``out``.
     """
     out, key, table = registers.out, registers.key, registers.scratch
     end = f"{label}_found" if unchecked else missing
@@ -78,10 +79,10 @@ def hash_lookup(
 def padding_lookup(
     entered: Entered, padding: int, *, label: str, missing: str, registers: LookupRegisters, checked: bool = False
 ) -> str:
-    """5 instructions from a return address, 3 from a register that holds the function's address.
+    """Look-up in padding: 5 instructions from a return address, 3 from a register with the function's address.
 
-    ``padding``: bytes in front of a function, the first of which are ours. ``checked``: 2 more, for code that may be
-    entered from functions whose padding was never claimed.
+    ``padding``: number of bytes in front of a function, of which the first 5 are claimed. ``checked``: 2 instructions
+    more, for code that may be entered from functions whose padding was never claimed.
     """
     out = registers.out
     if not entered.is_return_address and entered.operand == registers.key:
@@ -89,18 +90,18 @@ def padding_lookup(
     else:
         load, base = _load(entered, out), out
     check = f"""
-    cmp byte ptr [{base} - {padding}], {MARKER:#x}      ; ours? Before the pointer: a removal takes both away at once
+    cmp byte ptr [{base} - {padding}], {MARKER:#x}      ; claimed? Before the pointer: a removal clears both at once
     jne {missing}
 """
     return f"""{load}{check if checked else ""}
-    movsxd {out}, dword ptr [{base} - {padding - 1}]    ; metadata lies in the top 2 GiB
+    movsxd {out}, dword ptr [{base} - {padding - 1}]    ; metadata is in the top 2 GiB
     test {out}, {out}
     jz {missing}
 """
 
 
 def flat_lookup(entered: Entered, *, label: str, missing: str, registers: LookupRegisters) -> str:
-    """5 instructions, whatever the operand is: it need not be rounded down."""
+    """Look-up in the flat table: 5 instructions for any operand; it need not be rounded down."""
     out = registers.out
     return f"""
     mov {out}, {entered.operand}

@@ -1,14 +1,14 @@
-"""Metadata found through the bytes in front of a function (CONFIG_CALL_PADDING): a marker and a pointer.
+"""Metadata back end ``padding``: a marker and a pointer in the bytes in front of a function (CONFIG_CALL_PADDING).
 
-Function padding is text, so it is written as text is, int3 first. No CPU executes it: functions are entered at their
-symbol. What CPUs do is read it, and the int3 stands where the marker is, so that a checked look-up takes a padding for
-not ours while it is being written.
+Function padding is text, so it is patched like text, int3 first. It is never executed: functions are entered at their
+symbol. CPUs only read it; the int3 replaces the marker, so a checked look-up takes a padding for unclaimed while it is
+being written.
 
 ::
 
     func - padding   b8                marker
     func - padding+1 pointer           low 32 bits of the metadata's address, one store
-    ...              the rest          call-depth accounting may stand there: it leaves 7 of 16 bytes
+    ...              the rest          call-depth accounting may be there: it leaves 7 of 16 bytes
     func             endbr64, site
 """
 
@@ -25,22 +25,22 @@ from trampoline.kfunc_md.backend import REGISTERS
 from trampoline.kfunc_md.lookup import MARKER, Entered, LookupRegisters, padding_lookup
 
 SIZE = 5
-"""Bytes of a padding that are claimed."""
+"""Number of claimed bytes of a padding."""
 
 
 @dataclass(slots=True)
 class _Claim:
     original: bytes
     mds: int = 0
-    """Metadata objects that look-ups may still have found here."""
+    """Number of metadata objects that look-ups may have found here."""
 
 
 class Padding:
     """Metadata pointers in function padding.
 
-    A function without padding, not 16-byte aligned, or whose padding holds anything but nops is refused with
-    -EOPNOTSUPP. A padding is claimed by its first metadata; a removal takes the marker and the pointer away, and the
-    nops come back with the last grace period.
+    A function without padding, not 16-byte aligned, or whose padding contains anything but nops is refused with
+    -EOPNOTSUPP. A padding is claimed by its first metadata; a removal clears the marker and the pointer, and the nops
+    are restored after the last grace period.
     """
 
     name = "padding"
@@ -55,28 +55,26 @@ class Padding:
 
     @property
     def claimed(self) -> int:
-        """Functions whose padding is not nops just now."""
+        """Number of functions whose padding is not nops at present."""
         return len(self._claims)
 
     @property
     def symbols(self) -> dict[str, int]:
-        """None: the look-up reads text by its own address."""
+        """Empty: the look-up addresses the text directly."""
         return {}
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes of padding that are claimed: no memory that was not there before."""
+        """Bytes of claimed padding, which take no additional memory."""
         return {"claimed padding": SIZE * len(self._claims)}
 
     def find(self, func: int) -> int:
-        """Guest address of a function's metadata, 0 without."""
         if func not in self._claims:
             return 0
         found = self._machine.read(self._place(func), SIZE)
         return int.from_bytes(found[1:], "little", signed=True) % (1 << 64) if found[0] == MARKER else 0
 
     def find_all(self, functions: Iterable[int]) -> dict[int, int]:
-        """The same for many functions."""
         return {func: self.find(func) for func in functions}
 
     def lookup(
@@ -88,7 +86,7 @@ class Padding:
         registers: LookupRegisters = REGISTERS,
         checked: bool = False,
     ) -> str:
-        """``padding_lookup``; KernelError (-EOPNOTSUPP) on kernels without padding."""
+        """``padding_lookup``; KernelError -EOPNOTSUPP on kernels without padding."""
         if self._bytes < SIZE:
             raise KernelError(EOPNOTSUPP, "functions of this kernel have no padding")
         return padding_lookup(
@@ -96,7 +94,7 @@ class Padding:
         )
 
     def prepare(self, functions: Sequence[int]) -> None:
-        """Refuse what can't be claimed; the point at which a patch can be made to fail."""
+        """Checks that the padding can be claimed. KernelError -EOPNOTSUPP; injected patch failures occur here."""
         for func in functions:
             if func not in self._claims:
                 self._original(func)
@@ -104,7 +102,7 @@ class Padding:
             self._kernel.point_patch(self._place(func))
 
     def insert(self, mds: Mapping[int, int]) -> None:
-        """Write marker and pointer, all in one batch."""
+        """Writes markers and pointers in one batch."""
         texts = {}
         for func, md in mds.items():
             claim = self._claims.get(func)
@@ -115,16 +113,14 @@ class Padding:
         self._write(texts)
 
     def remove(self, functions: Sequence[int]) -> None:
-        """No marker and a pointer of 0: what either form of look-up takes for nothing."""
+        """Clears marker and pointer, which both forms of look-up take for no metadata."""
         self._write(dict.fromkeys(functions, NOPS[1] + bytes(4)))
 
     def shrink(self) -> None:
-        """There is nothing that shrinks."""
+        """Does nothing: padding has no table."""
 
     def forget(self, functions: Sequence[int]) -> None:
-        """Give the padding back, unless it was claimed again. If text is being patched just now, with the next
-        change.
-        """
+        """Restores the nops, unless the padding was claimed again; during a text patch, with the next change."""
         for func in functions:
             claim = self._claims[func]
             claim.mds -= 1
@@ -142,7 +138,7 @@ class Padding:
             for func, text in sorted({**back, **texts}.items()):
                 poke.batch_add(self._place(func), text, NOPS[SIZE])
             poke.batch_finish()
-            # Until now it held no nops yet, and somebody may have claimed it anew meanwhile.
+            # Only now does it contain nops; it may have been claimed again meanwhile.
             for func in late:
                 if not self._claims[func].mds:
                     del self._claims[func]
@@ -151,7 +147,7 @@ class Padding:
         return func - self._bytes
 
     def _original(self, func: int) -> bytes:
-        """The nops that stand in a function's padding."""
+        """Nops in a function's padding. KernelError -EOPNOTSUPP if it can't be claimed."""
         if self._bytes < SIZE:
             raise KernelError(EOPNOTSUPP, f"the function at {func:#x} has no padding")
         if func & 15:

@@ -1,6 +1,6 @@
-"""The guest structures of the tracing-multi series (posted as v2): per-function metadata, its programs, its hash table.
+"""Guest structures of the tracing-multi series (as posted in v2): per-function metadata, its programs, its hash table.
 
-Offsets and sizes are those of the series. Two bytes in what is a hole there serve the look-up.
+Offsets and sizes are those of the series. Two bytes in a hole of its structures are used by the look-up.
 """
 
 from emu.kernel.structs import Struct, embedded, percpu_ref, struct_symbols, u8, u16, u32, u64
@@ -11,8 +11,8 @@ kfunc_md = Struct(
     "kfunc_md",
     size=88,
     fields={
-        # An hlist_node in the series. Here: one link for tables of either parity, so that a resize chains the same
-        # objects anew while CPUs still walk the old chains (kfunc_md_array.link says which).
+        # An hlist_node in the series. Here: two links, used in turn by successive tables (kfunc_md_array.link), so that
+        # a resize can chain the same objects while CPUs still walk the old chains.
         "hash": u64(0).array(2),
         "rcu": u64(16).array(2),
         "func": u64(32),
@@ -48,5 +48,5 @@ STRUCTS = (kfunc_md, kfunc_md_tramp_prog, kfunc_md_array)
 
 
 def asm_symbols() -> dict[str, int]:
-    """The symbols of all structures here for assembly text."""
+    """Symbols of all these structures for assembly text."""
     return struct_symbols(STRUCTS)

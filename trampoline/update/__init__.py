@@ -1,1 +1,1 @@
-"""Attach and detach: trampolines of functions, ftrace sites, multi links."""
+"""Attach and detach: trampolines of functions, ftrace sites, multi links (kernel/bpf/trampoline.c)."""

@@ -24,7 +24,7 @@ from trampoline.update.image_source import ImageSource, SiteImage
 from trampoline.update.target import TraceTarget, TrampLink
 
 KSYM_PREFIX = "bpf_trampoline_"
-"""An image's symbol is this and the key of its trampoline (``bpf_trampoline_ksym_add``)."""
+"""Prefix of an image's symbol, followed by the key of its trampoline (``trampoline.c:bpf_trampoline_ksym_add()``)."""
 _POOL_BITS = 5
 """32 mutexes for all trampolines (2026)."""
 
@@ -61,7 +61,7 @@ class BpfTrampoline:
         self.sites, self._images = sites, images
         self.target = target
         self.site = site_of(kernel, target)
-        """The ftrace location of the target; 0 where it is patched directly (``func.ftrace_managed``)."""
+        """ftrace location of the target (guest address); 0 if it is patched directly (``func.ftrace_managed``)."""
         self.refcnt = 0
         self.mutex = mutex
         self.links: list[tuple[TrampProgType, TrampLink]] = []
@@ -70,15 +70,16 @@ class BpfTrampoline:
         self.cur_image: SiteImage | None = None
 
     def link_prog(self, link: TrampLink) -> None:
-        """``__bpf_trampoline_link_prog``. On any error the list, the image and the site are as before.
+        """Adds a program (``trampoline.c:__bpf_trampoline_link_prog()``). On any error the list, the image and the site
+        are as before.
 
-        KernelError: -E2BIG beyond the limit of links, -EBUSY for a link or a program that is there already, and what
-        updating raises.
+        KernelError: -E2BIG beyond the limit of links, -EBUSY for a link or a program that is already attached; raises
+        as the update.
         """
         self._relink(link, adding=True)
 
     def unlink_prog(self, link: TrampLink) -> None:
-        """``__bpf_trampoline_unlink_prog``. If updating fails, the link stays."""
+        """Removes a program (``trampoline.c:__bpf_trampoline_unlink_prog()``). If the update fails, the link stays."""
         self._relink(link, adding=False)
 
     def _relink(self, link: TrampLink, *, adding: bool) -> None:
@@ -89,7 +90,7 @@ class BpfTrampoline:
 
     @contextmanager
     def changed(self, link: TrampLink, *, adding: bool) -> Iterator[None]:
-        """Within the block a program is in its list, or no longer; as before if the block raises; ``mutex`` is held."""
+        """Changes the program list for a block; restores it if the block raises. ``mutex`` must be held."""
         position = self.change(link, adding=adding)
         try:
             yield
@@ -98,14 +99,14 @@ class BpfTrampoline:
             raise
 
     def change(self, link: TrampLink, *, adding: bool) -> int:
-        """Put a program into its list, or take it out, while ``mutex`` is held; its place there, for ``change_back``.
+        """Adds a program to its list or removes it; returns its position, for ``change_back``. ``mutex`` must be held.
 
         KernelError as ``link_prog``.
         """
         return self._add(link) if adding else self._remove(link)
 
     def change_back(self, link: TrampLink, position: int, *, adding: bool) -> None:
-        """Undo ``change``."""
+        """Undoes ``change``."""
         if adding:
             del self.links[position]
         else:
@@ -122,10 +123,10 @@ class BpfTrampoline:
                 E2BIG, f"{self.target.name} has {total} programs; {self._flavour.name} takes {self._flavour.max_links}"
             )
         if link.linked:
-            raise KernelError(EBUSY, f"the link of {link.prog.name} is attached already")
+            raise KernelError(EBUSY, f"the link of {link.prog.name} is already attached")
         for linked, other in self.links:
             if linked is kind and other.prog is link.prog:
-                raise KernelError(EBUSY, f"{link.prog.name} is attached to {self.target.name} already")
+                raise KernelError(EBUSY, f"{link.prog.name} is already attached to {self.target.name}")
         self.links.append((kind, link))
         link.linked = True
         return len(self.links) - 1
@@ -137,16 +138,16 @@ class BpfTrampoline:
         return position
 
     def write_images(self) -> None:
-        """The images of this trampoline, and of all others that were prepared, are about to be reached."""
+        """Writes the images of this trampoline and of all others prepared, before sites reach them."""
         self._images.write()
 
     def sharing_grace_periods(self) -> AbstractContextManager[None]:
-        """A block around ``finish``: what is no longer needed shares grace periods."""
+        """Block around ``finish`` calls, whose released objects share grace periods."""
         return self._kernel.rcu.sharing()
 
     @property
     def tramp_links(self) -> TrampLinks:
-        """The programs as the generator takes them, in the order in which they run."""
+        """Programs as input of the generator, in the order in which they run."""
         return links_of((kind, self._call(kind, link)) for kind, link in self.links)
 
     def _call(self, kind: TrampProgType, link: TrampLink) -> ProgCall:
@@ -165,19 +166,19 @@ class BpfTrampoline:
         )
 
     def share_ipmodify(self, ops: FtraceOps, ip: int, cmd: FtraceOpsCmd) -> None:
-        """``bpf_tramp_ftrace_ops_func``: a livepatch of the target came or goes.
+        """``trampoline.c:bpf_tramp_ftrace_ops_func()``: a livepatch of the target is enabled or disabled.
 
-        The original is called where livepatch wants it (ORIG_STACK) while they share the site. -EAGAIN where the image
-        must be made anew first, or where the trampoline is busy.
+        While they share the site, the original is called at the address that livepatch sets (ORIG_STACK). KernelError
+        -EAGAIN if the image must be rebuilt first, or if the trampoline is busy.
         """
         shared = self.flags | TrampFlag.SHARE_IPMODIFY
         if cmd is FtraceOpsCmd.ENABLE_SHARE_IPMODIFY_SELF:
-            # From within _update(), which holds the mutex and tries again.
+            # Called by _update(), which holds the mutex and retries.
             if self._images.is_outdated(self.flags, shared):
                 self.flags = shared
-                raise KernelError(EAGAIN, f"the trampoline of {self.target.name} must be made anew for livepatch")
+                raise KernelError(EAGAIN, f"the trampoline of {self.target.name} must be rebuilt for livepatch")
             return
-        # ftrace holds direct_mutex, which comes after the trampoline's.
+        # ftrace holds direct_mutex, which is ordered after the trampoline's mutex.
         if not self.mutex.try_acquire():
             self._kernel.process.point(PointKind.LOCK, f"msleep(1) for {self.mutex.name}")
             self._kernel.rcu.now_ns += 1_000_000
@@ -198,13 +199,15 @@ class BpfTrampoline:
             self.mutex.release()
 
     def _update(self, *, lock_direct_mutex: bool = True) -> None:
-        """``bpf_trampoline_update``: a new image for the programs as they are now, or none; on error everything is
-        as it was. ``lock_direct_mutex``: False where it is held.
+        """``trampoline.c:bpf_trampoline_update()``: switches to a new image for the present programs, or to none; on
+        error nothing changes. ``lock_direct_mutex``: False if it is already held.
         """
         self.finish(self.switch(lock_direct_mutex=lock_direct_mutex))
 
     def switch(self, *, lock_direct_mutex: bool = True) -> "TrampolineUpdate":
-        """Let the site reach a new image for the programs as they are now; ``finish`` or ``switch_back`` is due."""
+        """Switches the site to a new image for the present programs; the caller must then ``finish`` or
+        ``switch_back``.
+        """
         before = self.flags
         try:
             while (update := self._try_switch(lock_direct_mutex)) is None:
@@ -215,7 +218,7 @@ class BpfTrampoline:
         return update
 
     def _try_switch(self, lock_direct_mutex: bool) -> "TrampolineUpdate | None":
-        """One attempt; None where livepatch shares the site and a new one is due (00963a2e75a8)."""
+        """One attempt; None if livepatch shares the site and the caller must retry (00963a2e75a8)."""
         update = self.prepare()
         try:
             self._apply(update, lock_direct_mutex)
@@ -228,13 +231,13 @@ class BpfTrampoline:
         return update
 
     def switch_back(self, update: "TrampolineUpdate", flags: TrampFlag) -> None:
-        """Let the site reach what it reached before ``switch``; ``flags`` are those of then."""
+        """Undoes ``switch``; ``flags`` are those before it."""
         self._apply(TrampolineUpdate(update.new, update.old, flags), lock_direct_mutex=True)
         self.flags = flags
         self.abandon(update, seen=True)
 
     def prepare(self) -> "TrampolineUpdate":
-        """What the programs as they are now need: a new image, or none; its site is not touched yet."""
+        """Prepares an update for the present programs: a new image, or none; the site is not changed yet."""
         old = self.cur_image
         if not self.links:
             return TrampolineUpdate(old, None, self.flags & TrampFlag.SHARE_IPMODIFY)
@@ -247,18 +250,20 @@ class BpfTrampoline:
             uses_func_ip |= link.prog.uses.func_ip
         flags = flags_of(self._flavour, calls_original=calls_original, uses_func_ip=uses_func_ip, kept=kept)
         image = self._images.make(self, flags)
-        # Livepatch asks for them while the site is changed.
+        # Livepatch reads the flags while the site is changed.
         self.flags = flags
         return TrampolineUpdate(old, image, flags)
 
     def finish(self, update: "TrampolineUpdate") -> None:
-        """The site reaches the new image: release the old one."""
+        """Completes an update after the site reaches the new image: releases the old one."""
         self.cur_image, self.flags = update.new, update.flags
         if update.old is not None:
             update.old.put()
 
     def abandon(self, update: "TrampolineUpdate", *, seen: bool) -> None:
-        """The site was not changed: give up the new image; where it was ``seen``, another CPU may be in it."""
+        """Abandons an update whose site was not changed: frees the new image, after grace periods if it was ``seen``,
+        since another CPU may be in it.
+        """
         if update.new is None:
             return
         if seen:
@@ -280,7 +285,8 @@ class BpfTrampoline:
             self.sites.modify(self, site, self.direct(new), lock_direct_mutex=lock_direct_mutex)
 
     def direct(self, image: SiteImage) -> int:
-        """The address by which the site reaches an image, as ftrace takes it."""
+        """Address of an image in the form that ftrace takes: with the jmp bit if the site jumps (``ftrace_jmp_set()``).
+        """
         return ftrace_jmp_set(image.image) if image.by_jmp else image.image
 
     def _poke(self, old: SiteImage | None, new: SiteImage | None) -> None:
@@ -295,13 +301,13 @@ class BpfTrampoline:
 
 
 def site_of(kernel: Kernel, target: TraceTarget) -> int:
-    """The ftrace location of a target; 0 where it has none."""
+    """ftrace location of a target (guest address); 0 if it has none."""
     known = target.address + (target.site_offset or 0)
     return known if known in kernel.ftrace.records else kernel.ftrace.ftrace_location(target.address)
 
 
 class TrampolineUpdate(NamedTuple):
-    """A change of a trampoline under way: its image now and then (None: no programs), and its flags then."""
+    """A change of a trampoline in progress: old and new image (None: no programs), and the new flags."""
 
     old: SiteImage | None
     new: SiteImage | None
@@ -317,18 +323,18 @@ class Trampolines:
         self._kernel, self._flavour = kernel, flavour
         self.sites, self.images = sites, images
         self.boot = boot
-        """For trampolines made from now on."""
+        """Boot parameters of new trampolines."""
         self._table: dict[int, BpfTrampoline] = {}
         self._mutex = Lock(kernel.process, "trampoline_mutex")
         self._pool = [
             Lock(kernel.process, f"trampoline_pool[{number}]")
             for number in range(0 if sites.batches is None else 1 << _POOL_BITS)
         ]
-        """A batch takes them all (``trampoline_lock_all``); without batches each trampoline has its own mutex."""
+        """A batch locks all of them (``trampoline_lock_all()``); without batches each trampoline has its own mutex."""
 
     def get(self, *targets: TraceTarget) -> list[BpfTrampoline]:
-        """The trampolines of targets, made where there are none (``bpf_trampoline_get``); they hold the targets'
-        modules. KernelError: none is held then.
+        """Gets references to the trampolines of targets, and creates missing ones
+        (``trampoline.c:bpf_trampoline_get()``); they hold the targets' modules. KernelError; none is held then.
         """
         got: list[BpfTrampoline] = []
         table = self._table
@@ -346,7 +352,7 @@ class Trampolines:
         return got
 
     def _new(self, target: TraceTarget) -> BpfTrampoline:
-        # 861de02e5f3f: a module must not go away under its trampoline.
+        # 861de02e5f3f: a trampoline holds its target's module.
         self._kernel.modules.get(target.module)
         mutex = self._pool[hash_64(target.key, _POOL_BITS)] if self._pool else self._mutex_of(target)
         return BpfTrampoline(self._kernel, self._flavour, self.boot, self.sites, self.images, target, mutex)
@@ -355,22 +361,22 @@ class Trampolines:
         return Lock(self._kernel.process, f"trampoline of {target.name}")
 
     def of(self, target: TraceTarget) -> BpfTrampoline:
-        """The trampoline of a target that has programs."""
+        """Trampoline of a target. KeyError if it has none."""
         return self._table[target.key]
 
     def find(self, target: TraceTarget) -> BpfTrampoline | None:
-        """The same, None where the target has none."""
+        """Trampoline of a target, None if it has none."""
         return self._table.get(target.key)
 
     def at(self, address: int) -> BpfTrampoline | None:
-        """The trampoline in use whose image, a former one perhaps, covers an address."""
+        """Trampoline in use whose image, present or former, contains a guest address."""
         symbol = self._kernel.kallsyms.at(address)
         _, is_trampoline, key = (symbol.name if symbol else "").partition(KSYM_PREFIX)
         return self._table.get(int(key)) if is_trampoline else None
 
     def put(self, *trampolines: BpfTrampoline) -> None:
-        """Drop references; an object goes with the last one, even while old images still run
-        (``bpf_trampoline_put``).
+        """Drops references; the last one frees the object, even while old images still run
+        (``trampoline.c:bpf_trampoline_put()``).
         """
         with self._mutex:
             self._put(trampolines)

@@ -1,7 +1,7 @@
-"""How the patch sites of kernel functions reach their trampolines: through ftrace's direct calls.
+"""Patch sites of kernel functions and their trampolines, connected by ftrace's direct calls.
 
-Two ways that kernels took. One ftrace_ops for each trampoline (6.0 to 6.18): every attach is a registration of its own.
-One for all (``direct_ops``, CONFIG_HAVE_SINGLE_FTRACE_DIRECT_OPS): sites are added, changed and taken off in batches.
+Kernels have two forms. One ftrace_ops for each trampoline (6.0 to 6.18): every attach is a registration. One for all
+(``direct_ops``, CONFIG_HAVE_SINGLE_FTRACE_DIRECT_OPS): sites are added, modified and removed in batches.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 
 class SiteBatches(Protocol):
-    """Sites that are changed in batches."""
+    """Sites changed in batches."""
 
     def apply(self, batch: "SiteBatch", trampolines: Mapping[int, "BpfTrampoline"]) -> None:
-        """Apply a batch, all or nothing; ``trampolines`` by site of what is added."""
+        """Applies a batch, all or nothing; ``trampolines`` by added site. KernelError."""
 
 
 class DirectSites(Protocol):
-    """Sites and where they go. Each call leaves everything as it was when it raises (see ``emu.kernel.ftrace``)."""
+    """Sites and their direct callers. A call that raises changes nothing (see ``emu.kernel.ftrace``)."""
 
     @property
     def batches(self) -> SiteBatches | None:
-        """The same sites, changed in batches; None where each change is a registration of its own."""
+        """The same sites, changed in batches; None if each change is a registration of its own."""
         ...
 
     def register(self, trampoline: "BpfTrampoline", ip: int, direct: int) -> None:
-        """Let a site that is a nop reach ``direct``."""
+        """Makes a nop site call ``direct``."""
 
     def modify(self, trampoline: "BpfTrampoline", ip: int, direct: int, *, lock_direct_mutex: bool) -> None:
-        """Let the site of a trampoline reach another address."""
+        """Changes the direct caller of a trampoline's site."""
 
     def unregister(self, trampoline: "BpfTrampoline", ip: int, direct: int) -> None:
-        """Turn the site of a trampoline back into a nop."""
+        """Makes the site of a trampoline a nop again."""
 
 
 class OpsEach:
@@ -51,25 +51,22 @@ class OpsEach:
         self._ops: dict[int, FtraceOps] = {}
 
     def register(self, trampoline: "BpfTrampoline", ip: int, direct: int) -> None:
-        """See DirectSites."""
         ops = FtraceOps(f"bpf_trampoline of {trampoline.target.name}", ops_func=trampoline.share_ipmodify)
         self._ftrace.ftrace_set_filter_ip(ops, ip)
         self._ftrace.register_ftrace_direct(ops, direct)
         self._ops[ip] = ops
 
     def modify(self, trampoline: "BpfTrampoline", ip: int, direct: int, *, lock_direct_mutex: bool) -> None:
-        """See DirectSites."""
         self._ftrace.modify_ftrace_direct(self._ops[ip], direct, lock_direct_mutex=lock_direct_mutex)
 
     def unregister(self, trampoline: "BpfTrampoline", ip: int, direct: int) -> None:
-        """See DirectSites."""
         self._ftrace.unregister_ftrace_direct(self._ops[ip], direct, free_filters=True)
         del self._ops[ip]
 
 
 @dataclass(slots=True)
 class SiteBatch:
-    """Changes to apply at once: addresses by site. ``removed`` has the addresses that the sites reach now."""
+    """Changes to apply at once: direct addresses by site; for ``removed`` the present addresses."""
 
     added: dict[int, int] = field(default_factory=dict)
     modified: dict[int, int] = field(default_factory=dict)
@@ -86,25 +83,21 @@ class SingleOps:
 
     @property
     def batches(self) -> "SingleOps":
-        """See DirectSites."""
         return self
 
     def register(self, trampoline: "BpfTrampoline", ip: int, direct: int) -> None:
-        """See DirectSites."""
         self.apply(SiteBatch(added={ip: direct}), {ip: trampoline})
 
     def modify(self, trampoline: "BpfTrampoline", ip: int, direct: int, *, lock_direct_mutex: bool) -> None:
-        """See DirectSites."""
         self._ftrace.update_ftrace_direct_mod(self._ops, {ip: direct}, lock_direct_mutex=lock_direct_mutex)
 
     def unregister(self, trampoline: "BpfTrampoline", ip: int, direct: int) -> None:
-        """See DirectSites."""
         self.apply(SiteBatch(removed={ip: direct}), {})
 
     def apply(self, batch: SiteBatch, trampolines: Mapping[int, "BpfTrampoline"]) -> None:
-        """Apply a batch with one ftrace update for each of its three kinds; ``trampolines`` by site of what is added.
+        """Applies a batch with one ftrace update for each of its three kinds; ``trampolines`` by added site.
 
-        What fails takes back what was done before it, so that all sites are as they were.
+        A failure undoes the earlier updates.
         """
         ftrace, ops = self._ftrace, self._ops
         with ExitStack() as undo:

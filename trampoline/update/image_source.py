@@ -1,4 +1,4 @@
-"""What a trampoline needs of the images that its site reaches: where they come from differs from design to design."""
+"""Interface between a trampoline and the source of its images, which differs between designs."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SiteImage(Protocol):
-    """What a site reaches: an image of the trampoline's own, or one that several share."""
+    """Image that a site reaches: the trampoline's own, or a shared one."""
 
     @property
     def image(self) -> int:
@@ -21,41 +21,41 @@ class SiteImage(Protocol):
 
     @property
     def by_jmp(self) -> bool:
-        """Whether sites jump to it."""
+        """True if sites jump to it instead of calling it."""
         ...
 
     def put(self) -> None:
-        """Its trampoline needs it no more, and CPUs may be in it."""
+        """Releases the image; CPUs may still be in it."""
 
     def discard(self) -> None:
-        """Its trampoline needs it no more, and no site reached it."""
+        """Releases an image that no site reached."""
 
 
 class ImageSource(Protocol):
-    """Where trampolines have their images from."""
+    """Source of the images of trampolines."""
 
     def check(self, target: TraceTarget, prog: BpfProg) -> None:
-        """Refuse what no image can be made for. KernelError."""
+        """Raises KernelError if no image can be made for the program on the target."""
 
     def hold(self, entries: Sequence[LinkEntry]) -> None:
-        """Make room for what images need beside themselves, before the first of a link is made. KernelError."""
+        """Allocates what images need besides themselves, before the first image of a link is made. KernelError."""
 
     def release(self, entries: Sequence[LinkEntry]) -> None:
-        """Give that back, after the last was put or discarded."""
+        """Frees the data of ``hold``, after the last image was put or discarded."""
 
     def make(self, trampoline: "BpfTrampoline", flags: TrampFlag) -> SiteImage:
-        """An image for the programs of a trampoline as they are now. KernelError, DisplacementError."""
+        """Makes an image for the present programs of a trampoline. KernelError, DisplacementError."""
         ...
 
     def write(self) -> None:
-        """Images that were made are about to be reached: write what ``make`` put off."""
+        """Writes code that ``make`` deferred, before sites reach the images."""
 
     def time_programs(self, enabled: bool) -> bool:
-        """Run-time statistics come or go; whether images must be made anew for that."""
+        """Turns run-time statistics on or off; True if images must be rebuilt for that."""
         ...
 
     def is_outdated(self, before: TrampFlag, flags: TrampFlag) -> bool:
-        """Whether an image made with the flags ``before`` must be made anew because livepatch came or went
+        """True if an image made with the flags ``before`` must be rebuilt because livepatch was enabled or disabled
         (SHARE_IPMODIFY in ``flags``).
         """
         ...

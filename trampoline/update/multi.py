@@ -1,7 +1,7 @@
 """Multi links: one program on many functions (``tracing_multi`` links, merged in 2026).
 
-Trampolines stay one per function. Where sites are changed in batches (``SiteBatches``) a batch is one ftrace update;
-otherwise functions are attached one by one, which is what mass attachment was slow by. Either way all or nothing.
+Each function keeps its own trampoline. With batches (``SiteBatches``) all sites change in one ftrace update; otherwise
+functions are attached one by one, the slow form of mass attachment. Either way all or nothing.
 """
 
 import gc
@@ -18,8 +18,8 @@ from trampoline.update.target import TraceTarget, TrampLink
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Around what makes thousands of objects that stay: Python's garbage collector would look at each of them, and at
-    the whole kernel, again and again.
+    """Disables Python's garbage collector for a block that allocates thousands of long-lived objects, which it would
+    scan again and again.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -31,20 +31,20 @@ def no_collections() -> Iterator[None]:
 
 
 Joined = tuple[BpfTrampoline, TrampLink]
-"""One function of a multi link: its trampoline, and the program's place in it."""
+"""One function of a multi link: its trampoline, and the program's link in it."""
 
 
 def attach_multi(joined: Sequence[Joined], progress: Callable[[], object]) -> None:
-    """``bpf_trampoline_multi_attach``: put every link into its trampoline, or none.
+    """``trampoline.c:bpf_trampoline_multi_attach()``: adds every link to its trampoline, or none.
 
-    ``progress`` is called once for each function. Raises what linking and patching raise; then every list, image and
-    site is as it was.
+    ``progress`` is called once for each function. Raises as ``BpfTrampoline.link_prog`` and patching; then every list,
+    image and site is as before.
     """
     _change(joined, progress, adding=True)
 
 
 def detach_multi(joined: Sequence[Joined], progress: Callable[[], object]) -> None:
-    """``bpf_trampoline_multi_detach``: take every link out, or none where updating fails."""
+    """``trampoline.c:bpf_trampoline_multi_detach()``: removes every link, or none if the update fails."""
     _change(joined, progress, adding=False)
 
 
@@ -59,9 +59,7 @@ def _change(joined: Sequence[Joined], progress: Callable[[], object], *, adding:
 
 
 def _change_one_by_one(joined: Sequence[Joined], progress: Callable[[], object], *, adding: bool) -> None:
-    """Site after site; what they reached before is kept until the last is patched, so that going back makes nothing
-    new.
-    """
+    """Changes site by site; old images are kept until the last site is patched, so that undoing allocates nothing."""
     with ExitStack() as stack:
         updates = []
         with ExitStack() as undo:
@@ -81,7 +79,7 @@ def _change_one_by_one(joined: Sequence[Joined], progress: Callable[[], object],
 def _change_batched(
     batches: SiteBatches, joined: Sequence[Joined], progress: Callable[[], object], *, adding: bool
 ) -> None:
-    """All trampolines are locked, changed in their lists, generated, and patched as one."""
+    """Locks all trampolines, changes their lists, generates their images and patches all sites in one batch."""
     trampolines = [trampoline for trampoline, _ in joined]
     with _all_locked(trampolines):
         flags = [trampoline.flags for trampoline in trampolines]
@@ -100,7 +98,7 @@ def _change_batched(
 
 @contextmanager
 def _all_locked(trampolines: Sequence[BpfTrampoline]) -> Iterator[None]:
-    """``trampoline_lock_all``: trampolines may share a mutex of the pool."""
+    """``trampoline.c:trampoline_lock_all()``: trampolines may share a mutex of the pool."""
     with ExitStack() as locked:
         for mutex in dict.fromkeys(trampoline.mutex for trampoline in trampolines):
             locked.enter_context(mutex)
@@ -108,7 +106,7 @@ def _all_locked(trampolines: Sequence[BpfTrampoline]) -> Iterator[None]:
 
 
 def remake(trampolines: Sequence[BpfTrampoline]) -> None:
-    """Make the images of trampolines anew, all or none, since something changed that they depend on."""
+    """Rebuilds the images of trampolines, all or none, after a change of another input. KernelError."""
     mine = [trampoline for trampoline in trampolines if trampoline.site]
     if not mine:
         return
@@ -120,7 +118,7 @@ def remake(trampolines: Sequence[BpfTrampoline]) -> None:
 
 
 def _try_update(batches: SiteBatches, trampolines: Sequence[BpfTrampoline], progress: Callable[[], object]) -> bool:
-    """One attempt at all of them; False where livepatch shares a site and its image is to be made anew."""
+    """One attempt at all of them; False if livepatch shares a site and the caller must retry."""
     updates = []
     batch = SiteBatch()
     try:
@@ -153,7 +151,7 @@ def _try_update(batches: SiteBatches, trampolines: Sequence[BpfTrampoline], prog
 
 
 def check_distinct(targets: Sequence[TraceTarget]) -> None:
-    """-EINVAL for a function that is there twice, however it was named."""
+    """Raises KernelError -EINVAL for a duplicate function, under any of its names."""
     names = {target.key: target.name for target in targets}
     if len(names) != len(targets):
         twice = next(names[key] for key, count in Counter(target.key for target in targets).items() if count > 1)

@@ -1,4 +1,4 @@
-"""What is traced, and a program's place on it."""
+"""Traced targets, and links of programs on them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from trampoline.bpf.prog import BpfProg
 
 
 class TraceTarget(NamedTuple):
-    """What is traced: a kernel function or a BPF program. ``key`` is its trampoline's
-    (``bpf_trampoline_compute_key``).
+    """A kernel function or BPF program to trace. ``key`` is that of its trampoline
+    (``bpf_verifier.h:bpf_trampoline_compute_key()``).
 
-    ``prototype``: the model, or what reads it: of 50,000 functions few are ever generated for one by one. ``arg_sizes``
-    is known before that.
+    ``prototype``: the function model, or a callable that reads it on demand: of 50,000 functions few need it.
+    ``arg_sizes`` is known without it.
     """
 
     name: str
@@ -21,46 +21,46 @@ class TraceTarget(NamedTuple):
     prototype: FuncModel | Callable[[], FuncModel]
     key: int
     arg_sizes: tuple[int, ...]
-    """Bytes of each argument."""
+    """Size in bytes of each argument."""
     module: str = ""
     site_offset: int | None = None
-    """Bytes from its address to its patch site, if not as the flavour has it."""
+    """Distance in bytes from its address to its patch site, if different from the flavour's."""
     tail_call_reachable: bool = False
     """A BPF program that tail calls can reach: its trampoline must carry the tail-call counter."""
 
     @property
     def model(self) -> FuncModel:
-        """Its prototype as the generator takes it."""
+        """Function model, the generator's input."""
         return self.prototype if isinstance(self.prototype, FuncModel) else self.prototype()
 
     @property
     def nr_regs(self) -> int:
-        """Argument slots."""
+        """Number of argument slots."""
         return slots_of(self.arg_sizes)
 
     @property
     def returns_void(self) -> bool:
-        """Whether there is no return value."""
+        """True for a void function."""
         return self.model.returns_void
 
 
 @dataclass(eq=False, slots=True)
 class TrampLink:
-    """``struct bpf_tramp_link``: a program in a trampoline's list. ``linked`` as ``hlist_unhashed`` would deny it."""
+    """``struct bpf_tramp_link``: a program in a trampoline's list. ``linked``: not ``hlist_unhashed()``."""
 
     prog: BpfProg
     cookie: int = 0
     owner: object = None
-    """What the functions of one multi link have in common; None for a plain link."""
+    """Identity shared by the functions of one multi link; None for a plain link."""
     own_cookie: bool = False
-    """The functions of its link have cookies that differ."""
+    """True if the functions of its link have different cookies."""
     cookie_slot: int | None = None
-    """Where the function's record has the cookie, for callers that find it there."""
+    """Index of the cookie in the function's cookie record; None if it has none there."""
     linked: bool = False
 
 
 class LinkEntry(NamedTuple):
-    """One function of a link, and the program's place on it."""
+    """One function of a link: target and link."""
 
     target: TraceTarget
     link: TrampLink
