@@ -20,8 +20,8 @@ from emu.vmlinux.ways import RETURN_0, WAYS, rows
 THREE = ["6.1", "6.12", "7"]
 EVERY = [*THREE, "6.12-full", "6.12-rt", "7-full", "7-rt"]
 _COSTED = (
-    "fentry", "fexit", "fmodret", "rawtp", "kprobe", "kprobe-int3", "kretprobe", "kprobe-multi", "kretprobe-multi", "fsession",
-    "kprobe-session",
+    "fentry", "fexit", "fmodret", "rawtp", "kprobe", "kprobe-int3", "kretprobe", "kprobe-multi", "kretprobe-multi",
+    "fsession", "kprobe-session",
 )  # fmt: skip
 COSTS = {
     # Instructions with one program that returns 0, its own included, less those without; None: the kernel refuses.
