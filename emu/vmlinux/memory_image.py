@@ -276,8 +276,9 @@ class MemoryImage:
         return tuple(values), stack
 
     def system_calls(self) -> DumpCalls:
-        """bpf(2) and perf_event_open(2) on the current task, from the kept state: ``keep`` what they did.
+        """bpf(2) and perf_event_open(2) on the current task, from the kept state.
 
+        The memory that the task is given for arguments is kept; what the calls do is not before ``keep``.
         Raises NoUserMemory where the task is no process: ``become`` one. LockHeld where the image was taken inside the
         scheduler: whatever wakes a task would wait for ever.
         """
@@ -286,7 +287,9 @@ class MemoryImage:
             raise LockHeld(f"the image was taken while CPU {self.cpu} held its runqueue's lock: it stays held")
         bottom = self.memory.u64(self.current + self.kernel.layout.offset("task_struct", "stack"))
         kernel = self.kernel
-        return DumpCalls(self.machine, kernel.symbols, kernel.layout, top=self.top - _STACK_GAP, bottom=bottom)
+        calls = DumpCalls(self.machine, kernel.symbols, kernel.layout, top=self.top - _STACK_GAP, bottom=bottom)
+        self.keep()
+        return calls
 
     @property
     def holds_runqueue(self) -> bool:
