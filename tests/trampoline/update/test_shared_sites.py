@@ -10,6 +10,8 @@ from trampoline.bpf.errors import KernelError
 from trampoline.image.generator import TrampFlag
 from trampoline.rules import FLAVOURS
 
+pytestmark = pytest.mark.slow
+
 EAGAIN, EBUSY, ENOMEM = 11, 16, 12
 SAVE_REGS = FtraceOpsFlag.SAVE_REGS
 DESIGNS = ("per-function", "generic", "specialised")

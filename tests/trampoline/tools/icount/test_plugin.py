@@ -7,6 +7,8 @@ import pytest
 
 from paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 MODULE = """
     import pytest
 
