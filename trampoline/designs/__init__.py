@@ -11,36 +11,40 @@ from trampoline.designs.tracing_multi import seed_v1, seed_v2
 from trampoline.kfunc_md.defects import SeedDefects
 from trampoline.kfunc_md.kfunc_mds import backend_of
 from trampoline.kfunc_md.padding import SIZE as PADDING_SIZE
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.update.bpf_trampoline import Trampolines
 from trampoline.update.ftrace_sites import OpsEach, SingleOps
 
 __all__ = ["DESIGNS", "METADATA", "Design", "Factory", "LinkEntry"]
 
 
-def _per_function(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+def _per_function(
+    kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None
+) -> Design:
     """One trampoline a function, attached one by one: a registration and grace periods each."""
-    images = FunctionImages(kernel, flavour)
-    return TrampolineDesign("per-function", Trampolines(kernel, flavour, boot, OpsEach(kernel), images))
+    images = FunctionImages(kernel, rules)
+    return TrampolineDesign("per-function", Trampolines(kernel, rules, boot, OpsEach(kernel), images))
 
 
-def _batched(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+def _batched(kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
     """What mainline merged: one trampoline a function, one ftrace_ops and one update for a whole link."""
-    images = FunctionImages(kernel, flavour)
-    return TrampolineDesign("batched", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
+    images = FunctionImages(kernel, rules)
+    return TrampolineDesign("batched", Trampolines(kernel, rules, boot, SingleOps(kernel), images))
 
 
-def _generic(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+def _generic(kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
     """One trampoline for the most arguments, for all functions of a link."""
-    images = GenericImages(kernel, flavour)
-    return TrampolineDesign("generic", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
+    images = GenericImages(kernel, rules)
+    return TrampolineDesign("generic", Trampolines(kernel, rules, boot, SingleOps(kernel), images))
 
 
-def _tramplab(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+def _tramplab(
+    kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None
+) -> Design:
     """Callers made for their programs, shared by the functions of a link."""
     backend = backend_of(kernel, metadata or ("padding" if kernel.entry.padding >= PADDING_SIZE else "hash"))
-    images = TramplabImages(kernel, flavour, programs, backend)
-    return TrampolineDesign("specialised", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
+    images = TramplabImages(kernel, rules, programs, backend)
+    return TrampolineDesign("specialised", Trampolines(kernel, rules, boot, SingleOps(kernel), images))
 
 
 DESIGNS: dict[str, Factory] = {

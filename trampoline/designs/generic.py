@@ -18,7 +18,7 @@ from trampoline.designs.shared_images import SharedImages, identities, ksym
 from trampoline.image.frame_words import frame_names
 from trampoline.image.generator import TrampFlag, arch_prepare_bpf_trampoline
 from trampoline.image.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.update.bpf_trampoline import BpfTrampoline
 from trampoline.update.target import TraceTarget
 
@@ -29,8 +29,8 @@ KSYM = "generic_trampoline"
 class GenericImages(SharedImages):
     """Makes them as kernels make a function's own, except that the return address at the site tells the function."""
 
-    def __init__(self, kernel: Kernel, flavour: Flavour) -> None:
-        super().__init__(kernel, flavour)
+    def __init__(self, kernel: Kernel, rules: TrampolineRules) -> None:
+        super().__init__(kernel, rules)
         self._slots: dict[tuple[int, ...], int] = {}
 
     def slots(self, target: TraceTarget) -> int:
@@ -81,7 +81,7 @@ class GenericImages(SharedImages):
         image = BpfTrampImage(kernel, size, ksym(KSYM, model.nr_regs, [call.name for call in links.calls]))
         try:
             made = arch_prepare_bpf_trampoline(
-                self._flavour,
+                self._rules,
                 trampoline.boot,
                 model,
                 flags,
@@ -92,7 +92,7 @@ class GenericImages(SharedImages):
                 symbols=kernel.symbols,
                 site_offset=trampoline.site - trampoline.target.address,
             )
-            stack = partial(frame_names, self._flavour, made, model, links)
+            stack = partial(frame_names, self._rules, made, model, links)
             image.fill(made, len(made.image) + BPF_INSN_SAFETY, stack)
         except BaseException:
             image.discard()

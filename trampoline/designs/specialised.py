@@ -13,7 +13,7 @@ from trampoline.designs.specialised_image import CallerImage
 from trampoline.designs.specialised_spec import CallerProg, CallerSpec, Places
 from trampoline.image.generator import TrampFlag, uses_jmp
 from trampoline.kfunc_md.backend import MetadataBackend
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.tramp_links import TrampProgType
 from trampoline.update.bpf_trampoline import BpfTrampoline
 from trampoline.update.image_source import SiteImage
@@ -49,8 +49,8 @@ class ThunkedImage:
 class TramplabImages(SharedImages):
     """Chooses a function's caller by its argument places and its programs, and makes it where there is none yet."""
 
-    def __init__(self, kernel: Kernel, flavour: Flavour, programs: BpfPrograms, backend: MetadataBackend) -> None:
-        super().__init__(kernel, flavour)
+    def __init__(self, kernel: Kernel, rules: TrampolineRules, programs: BpfPrograms, backend: MetadataBackend) -> None:
+        super().__init__(kernel, rules)
         self._programs = programs
         self.records = Records(kernel, backend)
         self._thunks = Thunks(kernel)
@@ -80,7 +80,7 @@ class TramplabImages(SharedImages):
     def make(self, trampoline: BpfTrampoline, flags: TrampFlag) -> SiteImage:
         """See ``Images``."""
         caller = super().make(trampoline, flags)
-        if not trampoline.site or not uses_jmp(self._flavour, flags):
+        if not trampoline.site or not uses_jmp(self._rules, flags):
             return caller
         try:
             found = any(link.cookie_slot is not None for _, link in trampoline.links)
@@ -100,13 +100,13 @@ class TramplabImages(SharedImages):
             self._arguments(trampoline.target),
             identities(trampoline.links),
             self._known_ip(trampoline, flags),
-            uses_jmp(self._flavour, flags),
+            uses_jmp(self._rules, flags),
             trampoline.boot,
             self._timed,
         )
 
     def _known_ip(self, trampoline: BpfTrampoline, flags: TrampFlag) -> int | None:
-        if uses_jmp(self._flavour, flags):
+        if uses_jmp(self._rules, flags):
             return None
         told = self._tells_function(trampoline) and not flags & TrampFlag.SHARE_IPMODIFY
         return None if told else trampoline.target.address
@@ -138,7 +138,7 @@ class TramplabImages(SharedImages):
             tuple(lists[TrampProgType.MODIFY_RETURN]),
             tuple(lists[TrampProgType.FEXIT]),
             ip,
-            uses_jmp(self._flavour, flags),
+            uses_jmp(self._rules, flags),
             self._timed,
         )
         backend = self.records.backend if spec.looks_up else None

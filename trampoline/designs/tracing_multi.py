@@ -23,7 +23,7 @@ from trampoline.designs.function_images import FunctionImages
 from trampoline.kfunc_md.defects import SeedDefects
 from trampoline.kfunc_md.kfunc_mds import KfuncMds, MdEntry
 from trampoline.kfunc_md.structs import asm_symbols
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.tramp_links import TrampProgType, kind_of
 from trampoline.update.bpf_trampoline import Trampolines
 from trampoline.update.ftrace_sites import OpsEach
@@ -208,12 +208,12 @@ def seed_v2(name: str, defects: SeedDefects | None = None) -> Factory:
     """The second version: C callers, hash. As posted, unless ``defects`` says which of its defects stay."""
     kept = SeedDefects.as_posted() if defects is None else defects
 
-    def make(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
-        mds = KfuncMds(kernel, "hash", defects=kept, max_links=flavour.max_links)
+    def make(kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+        mds = KfuncMds(kernel, "hash", defects=kept, max_links=rules.max_links)
         routines = tracing_multi_v2_caller.routines(kernel.config, mds.backend, clobbers=not kept.no_clobbers)
         kernel.add_routines(*routines, constants={**asm_symbols(), **mds.backend.symbols})
         stubs = [kernel.kallsyms.address(tracing_multi_v2_caller.stub_name(count)) for count in range(MAX_ARGS + 1)]
-        return SeedDesign(name, kernel, _plain_trampolines(kernel, flavour, boot), mds, stubs)
+        return SeedDesign(name, kernel, _plain_trampolines(kernel, rules, boot), mds, stubs)
 
     return make
 
@@ -221,21 +221,21 @@ def seed_v2(name: str, defects: SeedDefects | None = None) -> Factory:
 def seed_v1(name: str) -> Factory:
     """The first version: one caller in assembly, function padding; with none of the later version's defects."""
 
-    def make(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
-        mds = KfuncMds(kernel, "padding", max_links=flavour.max_links)
+    def make(kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+        mds = KfuncMds(kernel, "padding", max_links=rules.max_links)
         stubs: list[int] = []
         # Without padding there is no look-up to make.
         with suppress(KernelError):
             routines = tracing_multi_v1_caller.routines(kernel.config, mds.backend)
             kernel.add_routines(*routines, constants=asm_symbols())
             stubs = [kernel.kallsyms.address(tracing_multi_v1_caller.NAME)]
-        return SeedDesign(name, kernel, _plain_trampolines(kernel, flavour, boot), mds, stubs)
+        return SeedDesign(name, kernel, _plain_trampolines(kernel, rules, boot), mds, stubs)
 
     return make
 
 
-def _plain_trampolines(kernel: Kernel, flavour: Flavour, boot: Boot) -> Trampolines:
-    return Trampolines(kernel, flavour, boot, OpsEach(kernel), FunctionImages(kernel, flavour))
+def _plain_trampolines(kernel: Kernel, rules: TrampolineRules, boot: Boot) -> Trampolines:
+    return Trampolines(kernel, rules, boot, OpsEach(kernel), FunctionImages(kernel, rules))
 
 
 def _program(entries: Sequence[LinkEntry]) -> tuple[BpfProg, TrampProgType]:

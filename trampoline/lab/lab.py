@@ -33,7 +33,6 @@ from trampoline.bpf.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.bpf.helpers.runtime.printing import TraceLine
 from trampoline.bpf.helpers.runtime.runtime import Runtime
 from trampoline.bpf.maps.bpf_map import BpfMap
-from trampoline.bpf.maps.layout import map_layout
 from trampoline.bpf.prog import BpfProg, BpfPrograms, ProgFunction, Uses
 from trampoline.bpf.program import BpfProgram, LineInfo, MapSpec
 from trampoline.bpf.structs import asm_symbols
@@ -46,7 +45,8 @@ from trampoline.lab.link import Link, MultiLink, Skipped, modules_of, no_progres
 from trampoline.lab.multi_request import check_cookie, check_multi, check_wanted
 from trampoline.lab.prototypes import FuncProtos
 from trampoline.phases import with_phases
-from trampoline.rules import Flavour, flavour
+from trampoline.releases import release as release_named
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.update.multi import no_collections
 from trampoline.update.target import TraceTarget, TrampLink
 
@@ -65,17 +65,17 @@ PROG_MODEL = FuncModel("bpf_prog", (FuncArg("ctx", "void *", 8),))
 
 
 class Lab:
-    """A kernel of one flavour and configuration, with programs and trampolines.
+    """A kernel of one release and configuration, with programs and trampolines.
 
-    ``functions`` are added to the kernel's text. With ``btf`` the kernel has every function of that BTF, with its type
-    id and the prototype there, which comes before any other. ``design``: one of ``DESIGNS``, or
-    what makes one; ``metadata``: one of its back ends (``METADATA``). Raises TrampolineError for an unknown flavour,
-    configuration, design or back end.
+    ``release``: the name of one, or a ``KernelRelease`` itself. ``functions`` are added to the kernel's text. With
+    ``btf`` the kernel has every function of that BTF, with its type id and the prototype there, which comes before any
+    other. ``design``: one of ``DESIGNS``, or what makes one; ``metadata``: one of its back ends (``METADATA``). Raises
+    TrampolineError for an unknown release, configuration, design or back end.
     """
 
     def __init__(
         self,
-        flavour_name: str | Flavour = "6.12",
+        release: str | KernelRelease = "6.12",
         config: str | Config = "voluntary",
         *,
         boot: Boot | None = None,
@@ -87,7 +87,7 @@ class Lab:
         design: str | Factory = "per-function",
         metadata: str | None = None,
     ) -> None:
-        self.flavour = flavour_name if isinstance(flavour_name, Flavour) else flavour(flavour_name)
+        self.release = release_named(release) if isinstance(release, str) else release
         if isinstance(design, str):
             if design not in DESIGNS:
                 raise TrampolineError(f"no design {design!r}; there are {', '.join(DESIGNS)}")
@@ -103,25 +103,25 @@ class Lab:
         known = None if btf is None else BtfFunctions(btf)
         self.btf = btf
         self.kernel = Kernel(
-            entry=self.flavour.entry,
+            entry=self.release.entry,
             config=config,
             layout=layout or AddressMap(),
             vcpus=vcpus,
             counting=counting,
-            packs=self.flavour.packs_images,
+            packs=self.release.trampoline.packs_images,
             routines=routines,
             constants=asm_symbols(),
             functions=(AssemblyFunctions(TEST_FUNCTIONS + NR_ARGS_FUNCTIONS), *functions, *populate(known, routines)),
             **memory_of(known),
         )
         self.boot = boot or Boot()
-        self.population = Population(self.kernel, self.flavour, known)
+        self.population = Population(self.kernel, self.release, known)
         self.protos = FuncProtos(self.kernel, known)
         self.programs = BpfPrograms(self.kernel)
         self.programs.model_at = self._model_at
-        self.design = design(self.kernel, self.flavour, self.boot, self.programs, metadata)
+        self.design = design(self.kernel, self.release.trampoline, self.boot, self.programs, metadata)
         self.trampolines = self.design.trampolines
-        self._denied = {kind: denied_names(self.flavour, kind) for kind in ATTACH_WORDS.values()}
+        self._denied = {kind: denied_names(self.release, kind) for kind in ATTACH_WORDS.values()}
         self._models: dict[str, FuncModel] = {}
         self._unnamed = 0
 
@@ -198,14 +198,14 @@ class Lab:
     @cached_property
     def runtime(self) -> Runtime:
         """Helpers and maps, which come into the kernel when somebody asks for them first."""
-        return Runtime(self.programs, self.kernel, map_layout(self.flavour.name))
+        return Runtime(self.programs, self.kernel, self.release.maps)
 
     @cached_property
     def installer(self) -> "Installer":
         """What compiles programs into guest memory."""
         from trampoline.bpf.install.installer import Installer  # with what follows: most kernels have no real program
 
-        return Installer(self.runtime, self.flavour.name, self.boot)
+        return Installer(self.runtime, self.release.jit, self.release.tag_hash, self.boot)
 
     @cached_property
     def loader(self) -> "Loader":

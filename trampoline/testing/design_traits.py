@@ -5,7 +5,7 @@ from enum import Enum
 from errno import EBUSY, EEXIST, EINVAL
 
 from trampoline.bpf.uapi import AttachType
-from trampoline.rules import Flavour
+from trampoline.releases.kernel_release import KernelRelease
 
 
 class Order(Enum):
@@ -31,7 +31,7 @@ class Traits:
     order: Order = Order.NEWEST_FIRST
     after_sleep: AfterSleep = AfterSleep.NONE
     max_slots: int = 12
-    """Argument slots at most; a flavour may take fewer."""
+    """Argument slots at most; a release may take fewer."""
     struct_on_stack: bool = True
     """Structs by value may be on the stack while registers are free."""
     sessions: bool = True
@@ -59,18 +59,18 @@ class Traits:
     image_per_function: bool = False
     """A function with programs has exactly one image of its own."""
 
-    def runs_on(self, flavour: Flavour) -> bool:
-        """Whether multi links work on a flavour at all."""
-        return not self.needs_padding or flavour.entry.padding > 0
+    def runs_on(self, release: KernelRelease) -> bool:
+        """Whether multi links work on a release at all."""
+        return not self.needs_padding or release.entry.padding > 0
 
-    def slots(self, flavour: Flavour) -> int:
-        """Argument slots at most on a flavour."""
-        return min(self.max_slots, flavour.max_slots)
+    def slots(self, release: KernelRelease) -> int:
+        """Argument slots at most on a release."""
+        return min(self.max_slots, release.trampoline.max_slots)
 
-    def kinds(self, flavour: Flavour) -> tuple[AttachType, ...]:
-        """Attach types that programs may have on a flavour."""
+    def kinds(self, release: KernelRelease) -> tuple[AttachType, ...]:
+        """Attach types that programs may have on a release."""
         kinds = [AttachType.TRACE_FENTRY, AttachType.TRACE_FEXIT, AttachType.MODIFY_RETURN]
-        if self.sessions and flavour.fsession:
+        if self.sessions and release.fsession:
             kinds.append(AttachType.TRACE_FSESSION)
         return tuple(kinds)
 

@@ -4,13 +4,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from trampoline.tools.commands._flavour import flavour_help
+
 
 def add_conditions(parser: argparse.ArgumentParser) -> None:
     """The kernel, and what a program is attached under."""
     parser.add_argument(
         "--functions", type=Path, metavar="FILE", help="take every function of this raw BTF, packed or not"
     )
-    parser.add_argument("--flavour", default="6.12", metavar="F", help="6.1, 6.12 or 7.2 (default: 6.12)")
+    parser.add_argument("--flavour", default="6.12", metavar="F", help=flavour_help("6.12"))
     parser.add_argument("--cookies", action="store_true", help="each function has a cookie of its own")
     parser.add_argument(
         "--gp-ms",

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trampoline.tools.commands._flavour import flavour_help
+
 if TYPE_CHECKING:
     from trampoline.lab.workload import TargetOptions
 
@@ -45,7 +47,7 @@ def add_target(parser: argparse.ArgumentParser, *, optional: bool = False, live:
             action="store_true",
             help="attach while the calls run: each attach is a thread, to be stepped as well",
         )
-    parser.add_argument("--flavour", metavar="F", help="6.1, 6.12 or 7.2 (default: 6.12; with an object 7.2)")
+    parser.add_argument("--flavour", metavar="F", help=flavour_help("6.12; with an object 7.2"))
     parser.add_argument("--design", metavar="D", default="per-function", help="any design (default: per-function)")
     parser.add_argument("--config", metavar="C", default="voluntary", help="voluntary (default), lazy or none")
     parser.add_argument("--sleepable", action="store_true", help="the programs are sleepable")

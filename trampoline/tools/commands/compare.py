@@ -3,6 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from trampoline.tools.commands._flavour import flavour_help
+
 if TYPE_CHECKING:
     from trampoline.tools.bench.published_speed import SpeedComparison
 
@@ -19,7 +21,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--design", default="tracing-multi-v2", metavar="D", help="design of the multi rows (default: tracing-multi-v2)"
     )
-    parser.add_argument("--flavour", default="6.12", metavar="F", help="6.1, 6.12 or 7.2 (default: 6.12)")
+    parser.add_argument("--flavour", default="6.12", metavar="F", help=flavour_help("6.12"))
     parser.add_argument("--json", action="store_true", help="print paths and correlations as JSON")
 
 

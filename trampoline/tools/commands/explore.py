@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from trampoline.tools.commands._budget import seconds
+from trampoline.tools.commands._flavour import flavour_help
 
 if TYPE_CHECKING:
     from trampoline.tools.explore.campaign import CampaignTally, FoundViolation
@@ -29,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
         "--design", default="all", metavar="D",
         help="one of ours, MODULE:NAME or FILE:NAME of a factory, +METADATA behind it; or all (default)",
     )  # fmt: skip
-    parser.add_argument("--flavour", default="6.12", metavar="F", help="6.1, 6.12 or 7.2 (default: 6.12)")
+    parser.add_argument("--flavour", default="6.12", metavar="F", help=flavour_help("6.12"))
     parser.add_argument("--config", default="voluntary", metavar="C", help="voluntary (default), lazy or none")
     parser.add_argument(
         "--scheduler", default="pct:3", metavar="SPEC",

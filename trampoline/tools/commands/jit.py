@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from trampoline.tools.commands._flavour import flavour_help
+
 
 def add_parser(subparsers: Any) -> None:
     """Describe the arguments."""
@@ -14,7 +16,7 @@ def add_parser(subparsers: Any) -> None:
         " addresses in place) beside its x86_64 code.",
     )
     parser.add_argument("file", type=Path, metavar="OBJECT", help="clang's object (clang -target bpf -g -c)")
-    parser.add_argument("--flavour", metavar="F", default="7.2", help="6.1, 6.12 or 7.2 (default: 7.2)")
+    parser.add_argument("--flavour", metavar="F", default="7.2", help=flavour_help("7.2"))
     parser.add_argument("--kernel-btf", type=Path, metavar="BTF", help="the kernel's BTF, raw or packed")
     parser.add_argument("--program", action="append", metavar="NAME", help="this program only; may be given again")
     parser.add_argument("--json", action="store_true", help="print addresses, bytes and instructions as JSON")

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trampoline.tools.commands._flavour import flavour_help
 from trampoline.tools.commands._outputs import add_outputs
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
         help="a call, 'bpf_fentry_test2(2, 3)'; arguments are numbers, \"text\", &number (a pointer to it), {2, 3} (a"
         " struct's words); may be given several times",
     )
-    parser.add_argument("--flavour", metavar="F", default="7.2", help="6.1, 6.12 or 7.2 (default: 7.2)")
+    parser.add_argument("--flavour", metavar="F", default="7.2", help=flavour_help("7.2"))
     parser.add_argument("--design", metavar="D", default="per-function", help="any design (default: per-function)")
     parser.add_argument("--config", metavar="C", default="voluntary", help="voluntary (default), lazy or none")
     parser.add_argument(

@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from trampoline.tools.commands._flavour import flavour_help
+
 
 def add_parser(subparsers: Any) -> None:
     """Describe the arguments."""
@@ -25,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
         parser.add_argument(
             flag, dest="programs", action="append_const", const=attach, help=f"attach an {attach} program"
         )
-    parser.add_argument("--flavour", metavar="F", default="6.12", help="6.1, 6.12 or 7.2 (default: 6.12)")
+    parser.add_argument("--flavour", metavar="F", default="6.12", help=flavour_help("6.12"))
     parser.add_argument("--design", metavar="D", default="per-function", help="any design (default: per-function)")
     parser.add_argument("--config", metavar="C", default="voluntary", help="voluntary (default), lazy or none")
     parser.add_argument("--sleepable", action="store_true", help="the programs are sleepable")

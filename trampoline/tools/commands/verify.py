@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from trampoline.tools.commands._flavour import flavour_help
+
 TEXT_SUFFIXES = (".bpf", ".txt")
 
 
@@ -17,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="clang's object, or text (.bpf, .txt)")
     parser.add_argument("--kernel-btf", type=Path, metavar="BTF", help="the kernel's BTF, raw or packed")
-    parser.add_argument("--flavour", metavar="F", default="6.12", help="6.1, 6.12 or 7.2 (default: 6.12)")
+    parser.add_argument("--flavour", metavar="F", default="6.12", help=flavour_help("6.12"))
     parser.add_argument("--program", metavar="NAME", help="of an object: this program only")
     parser.add_argument(
         "--section",
@@ -32,6 +34,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, print, and say by the exit status whether a kernel would."""
+    from trampoline.releases import release
     from trampoline.tools.verify import programs_of_object, programs_of_text, verify, view
 
     kernel = view(arguments.flavour, arguments.kernel_btf)
@@ -39,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         programs = programs_of_text(arguments.file, kernel, arguments.section or "socket", arguments.license)
     else:
         programs = programs_of_object(arguments.file, kernel, arguments.program)
-    verdicts = [verify(program, kernel, attach=arguments.attach, verbose=arguments.verbose) for program in programs]
+    attach = release(arguments.flavour).trampoline if arguments.attach else None
+    verdicts = [verify(program, kernel, attach=attach, verbose=arguments.verbose) for program in programs]
     if arguments.json:
         import json
 

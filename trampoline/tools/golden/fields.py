@@ -2,12 +2,15 @@
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trampoline.bpf.errors import GoldenError
+from trampoline.releases import release, release_names
+from trampoline.releases.kernel_release import KernelRelease
 
 _T = TypeVar("_T")
 
@@ -102,3 +105,12 @@ class Fields:
             return int(value, 16)
         except (ValueError, TypeError):
             raise GoldenError(f"{self.where}: {name!r} is not a hexadecimal number: {value!r}") from None
+
+
+def recorded_release(f: Fields) -> KernelRelease:
+    """The release of the kernel that a record names, as ``6.12.107+deb13-amd64``. Raises GoldenError."""
+    found = re.match(r"(\d+\.\d+)\.", f.text("kernel") + ".")
+    if found is None or found[1] not in release_names():
+        known = ", ".join(release_names())
+        raise GoldenError(f"{f.where}: no release for kernel {f.text('kernel')!r}; there are {known}")
+    return release(found[1])

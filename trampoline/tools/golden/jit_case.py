@@ -8,8 +8,8 @@ from typing import Any
 
 from trampoline.bpf.errors import BytecodeError, GoldenError
 from trampoline.bpf.jit.jit_image import ExtableEntry
-from trampoline.bpf.jit.rules import JIT_FLAVOURS, JitFlavour
-from trampoline.tools.golden.fields import Fields, read_each
+from trampoline.bpf.jit.rules import JitRules
+from trampoline.tools.golden.fields import Fields, read_each, recorded_release
 
 _U32 = (1 << 32) - 1
 
@@ -63,7 +63,7 @@ class JitCase:
     run: str
     cmdline: str
     cpu: str
-    flavour: JitFlavour
+    rules: JitRules
     insns: bytes
     """As loaded."""
     maps: Mapping[int, str]
@@ -87,9 +87,6 @@ def read_jit_cases(path: Path) -> Iterator[JitCase]:
 def _case(record: dict[str, Any], where: str) -> JitCase:
     f = Fields(record, where)
     f = Fields(record, f"{where} ({f.text('id')})")
-    release = re.match(r"(\d+\.\d+)\.", f.text("kernel") + ".")
-    if release is None or release[1] not in JIT_FLAVOURS:
-        raise GoldenError(f"{f.where}: no JIT of kernel {f.text('kernel')!r}; there are {', '.join(JIT_FLAVOURS)}")
     loaded = "funcs" in record
     return JitCase(
         id=f.text("id"),
@@ -98,7 +95,7 @@ def _case(record: dict[str, Any], where: str) -> JitCase:
         run=f.text("run"),
         cmdline=f.text("cmdline"),
         cpu=f.text("qemu_cpu"),
-        flavour=JIT_FLAVOURS[release[1]],
+        rules=recorded_release(f).jit,
         insns=f.code("insns"),
         maps={m.number("index"): m.text("name") for m in f.objects("maps")},
         put=_put(f),

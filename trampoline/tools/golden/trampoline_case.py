@@ -4,7 +4,6 @@ A file has one JSON object a line (optionally gzipped). Addresses are hexadecima
 wrong kind is a GoldenError that names the file, the line and the field.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,8 @@ from trampoline.bpf.boot import Boot
 from trampoline.bpf.btf.func_model import FuncArg, FuncModel
 from trampoline.bpf.errors import GoldenError
 from trampoline.bpf.uapi import ATTACH_WORDS
-from trampoline.rules import FLAVOURS, Flavour
-from trampoline.tools.golden.fields import Fields, read_each
+from trampoline.releases.kernel_release import KernelRelease
+from trampoline.tools.golden.fields import Fields, read_each, recorded_release
 
 ATTACH_TYPES = frozenset({*ATTACH_WORDS, "kprobe_multi", "kprobe_session"})
 DEFAULT_THUNK = "__x86_return_thunk"
@@ -135,7 +134,7 @@ class Case:
     name: str
     run: str
     status: str
-    flavour: Flavour
+    release: KernelRelease
     boot: Boot
     targets: tuple[RecordedTarget, ...]
     programs: tuple[RecordedProgram, ...]
@@ -159,9 +158,6 @@ def read_cases(path: Path) -> Iterator[Case]:
 def _case(record: dict[str, Any], where: str) -> Case:
     f = Fields(record, where)
     f = Fields(record, f"{where} ({f.text('id')})")
-    release = re.match(r"(\d+\.\d+)\.", f.text("kernel") + ".")
-    if release is None or release[1] not in FLAVOURS:
-        raise GoldenError(f"{f.where}: no flavour for kernel {f.text('kernel')!r}; there are {', '.join(FLAVOURS)}")
     symbols: dict[str, int] = {}
     for address, name in f.get("symbols", dict).items():
         try:
@@ -173,7 +169,7 @@ def _case(record: dict[str, Any], where: str) -> Case:
         name=f.text("case"),
         run=f.text("run"),
         status=f.text("status"),
-        flavour=FLAVOURS[release[1]],
+        release=recorded_release(f),
         boot=_boot(f.sub("boot")),
         targets=tuple(map(_target, f.objects("targets"))),
         programs=tuple(map(_program, f.objects("programs"))),

@@ -8,7 +8,6 @@ from struct import Struct
 from typing import Any
 
 from trampoline.bpf.errors import GoldenError
-from trampoline.bpf.function_lists import RELEASES
 from trampoline.bpf.isa.insn import LD_IMM64, Imm64, Insn
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
@@ -21,7 +20,8 @@ from trampoline.bpf.verifier.attach_requests import (
     Request,
 )
 from trampoline.bpf.verifier.state.env import Capabilities
-from trampoline.tools.golden.fields import Fields, read_each
+from trampoline.releases.kernel_release import KernelRelease
+from trampoline.tools.golden.fields import Fields, read_each, recorded_release
 
 VERDICTS = ("load_refused", "loaded", "attach_refused", "attached")
 CAPABILITIES = {
@@ -41,7 +41,7 @@ class VerdictCase:
     id: str
     name: str
     category: str
-    release: str
+    release: KernelRelease
     verdict: str
     errno: int
     """Of the refusal, 0 without one."""
@@ -87,9 +87,6 @@ def read_verdicts(path: Path) -> Iterator[VerdictCase]:
 def _case(record: dict[str, Any], where: str) -> VerdictCase:
     f = Fields(record, where)
     f = Fields(record, f"{where} ({f.text('id')})")
-    release = re.match(r"(\d+\.\d+)\.", f.text("kernel") + ".")
-    if release is None or release[1] not in RELEASES:
-        raise GoldenError(f"{f.where}: no flavour for kernel {f.text('kernel')!r}; there are {', '.join(RELEASES)}")
     if f.text("verdict") not in VERDICTS:
         raise GoldenError(f"{f.where}: 'verdict' is {f.text('verdict')!r}; there are {', '.join(VERDICTS)}")
     dropped = int(f.get("caps_dropped", (int, bool)))
@@ -100,7 +97,7 @@ def _case(record: dict[str, Any], where: str) -> VerdictCase:
         id=f.text("id"),
         name=f.text("case"),
         category=f.text("category"),
-        release=release[1],
+        release=recorded_release(f),
         verdict=f.text("verdict"),
         errno=abs(f.maybe("load_errno", int) or 0) or abs(f.maybe("attach_errno", int) or 0),
         message=f.maybe("message", str) or "",

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trampoline.designs import DESIGNS, METADATA
+from trampoline.releases import release
 from trampoline.tools.explore.scenarios import SCENARIOS, applies
 
 SEQUENCES, SCHEDULES = "sequences", "schedules"
@@ -125,7 +126,7 @@ def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]
 
 def _able(scenario: str, design: str, flavour: str) -> str:
     """The design, or the form of it, that has what the scenario is about on a release; nothing where there is none."""
-    if design == _NEEDS_PADDING and flavour == "6.1":
+    if design == _NEEDS_PADDING and not release(flavour).entry.padding:
         return ""
     forms = (design, *(f"{design}+{metadata}" for metadata in METADATA.get(design, ())))
     return next((form for form in forms if applies(scenario, form)), "")

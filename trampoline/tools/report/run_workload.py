@@ -75,7 +75,7 @@ def observe(options: TargetOptions, *, stacks: bool = False) -> ObservedTarget:
         return ObservedTarget(
             title=title_of(options),
             design=options.design,
-            flavour=lab.flavour.name,
+            flavour=lab.release.name,
             config=options.config,
             attached=tuple(_attached(ready)),
             calls=tuple(calls),

@@ -1,9 +1,9 @@
 """Which instructions releases have."""
 
 import pytest
+from kernel_releases import RELEASES
 
 from trampoline.bpf.isa import parse
-from trampoline.bpf.isa.rules import INSTRUCTION_SETS
 
 ALL = {"6.1", "6.12", "7.2"}
 
@@ -30,4 +30,4 @@ ALL = {"6.1", "6.12", "7.2"}
 )
 def test_who_has_an_instruction(text, releases):
     (insn,) = parse(text)
-    assert {name for name, instructions in INSTRUCTION_SETS.items() if instructions.has(insn)} == releases
+    assert {name for name, found in RELEASES.items() if found.isa.has(insn)} == releases

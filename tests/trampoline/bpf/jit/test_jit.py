@@ -1,6 +1,7 @@
 """The JIT alone: what its code means, what boots and flavours change, what it refuses."""
 
 import pytest
+from kernel_releases import RELEASES
 
 from asm import decode
 from trampoline.bpf.boot import Boot
@@ -9,7 +10,7 @@ from trampoline.bpf.isa.insn import CALL, EXIT, GOTOX, NOSPEC, TAIL_CALL, Insn
 from trampoline.bpf.jit.bpf_int_jit_compile import compile_func
 from trampoline.bpf.jit.errors import JitError
 from trampoline.bpf.jit.jit_input import JitArena, JitFunc, Poke
-from trampoline.bpf.jit.rules import JIT_FLAVOURS, IndirectJump, JitBoot
+from trampoline.bpf.jit.rules import IndirectJump, JitBoot
 
 ADDRESS = 0xFFFFFFFFC0001000
 BASE = 0xFFFFFFFF81234000
@@ -18,7 +19,7 @@ RCX = 1
 
 def compile_insns(insns, flavour="7.2", boot=None, **fields):
     func = JitFunc(tuple(insns), BASE, **fields)
-    return compile_func(func, ADDRESS, JIT_FLAVOURS[flavour], boot or JitBoot())
+    return compile_func(func, ADDRESS, RELEASES[flavour].jit, boot or JitBoot())
 
 
 def compile_text(text, flavour="7.2", boot=None, **fields):
@@ -67,7 +68,7 @@ def test_instructions_mean_what_they_say(text, code):
         assert got == code
 
 
-@pytest.mark.parametrize("flavour", JIT_FLAVOURS)
+@pytest.mark.parametrize("flavour", RELEASES)
 def test_saved_registers_are_those_in_use(flavour):
     image = compile_text("r7 = r1\nr9 = r7\nr0 = r9\nexit", flavour)
     lines = listing(image.code)

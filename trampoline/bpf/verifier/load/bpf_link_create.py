@@ -38,14 +38,12 @@ _TRAMPOLINE_KINDS: dict[int, frozenset[int]] = {
 """Expected attach types that ``bpf_tracing_prog_attach`` takes."""
 _MULTI_PROBES = (AttachType.TRACE_KPROBE_MULTI, AttachType.TRACE_KPROBE_SESSION)
 _RAW_TYPES = (ProgType.RAW_TRACEPOINT, ProgType.RAW_TRACEPOINT_WRITABLE)
-_NO_FPROBE = frozenset({"6.1"})
-"""Releases whose recorded kernels were built without CONFIG_FPROBE."""
 
 _Site = tuple[BpfProgram | None, int]
 """What a trampoline belongs to: the target program, None for the kernel, and the BTF id."""
 
 
-class TrampolineRules(Protocol):
+class LinkRules(Protocol):
     """Values of a release's trampolines that limit its links."""
 
     @property
@@ -68,11 +66,11 @@ class TrampolineRules(Protocol):
 class Links:
     """The links of one kernel. ``attach`` makes one, ``detach`` takes it away.
 
-    ``rules``: those of its trampolines, ``trampoline.rules.Flavour`` of the same release.
+    ``rules``: those of its trampolines, ``trampoline.rules.TrampolineRules`` of the same release.
     """
 
     kernel: KernelView
-    rules: TrampolineRules
+    rules: LinkRules
     programs: Counter[_Site] = field(default_factory=Counter)
     """Programs on each function, of all kinds together; an fsession program counts twice."""
     extensions: set[_Site] = field(default_factory=set)
@@ -195,7 +193,7 @@ class Links:
 
     @property
     def _checks_faults(self) -> bool:
-        return bool(self.kernel.names("faultable_tracepoints").exact)
+        return self.kernel.rules.target.faultable
 
     def _set_on_tracepoint(self, loaded: VerifiedLoad, event: PerfTracepoint) -> None:
         program = loaded.program
@@ -248,7 +246,7 @@ class Links:
     def _create_kprobe_multi(self, loaded: VerifiedLoad, symbols: tuple[str, ...]) -> None:
         """``bpf_kprobe_multi_link_attach``."""
         kernel, program = self.kernel, loaded.program
-        if kernel.release in _NO_FPROBE:
+        if not kernel.rules.target.fprobe:
             _refuse(EOPNOTSUPP, "the kernel has no fprobe")
         if program.prog_type != ProgType.KPROBE or program.attach not in _MULTI_PROBES or not symbols:
             _refuse(EINVAL, "only KPROBE programs for multi links are attached by them")
