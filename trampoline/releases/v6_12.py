@@ -49,6 +49,7 @@ RELEASE = replace(
         bmi2_shifts=True,  # 77d8f5d47bfb, 6.2
         probe=ProbeCheck.RANGE,
         tail_call_by_pointer=True,  # 116e04ba1459, 6.12
+        # No recording has a helper call where it matters; the source of 6.12.107 loads the counter there, too.
         counter_for_all_calls=False,
         frugal_rcx_shifts=True,  # 8662de232149, 6.2
     ),

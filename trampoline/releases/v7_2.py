@@ -63,7 +63,7 @@ RELEASE = replace(
         V6_12.verifier,
         load=replace(
             V6_12.verifier.load,
-            map_types=35,
+            map_types=35,  # 7.2.12 has BPF_MAP_TYPE_RHASH as well, which is not modelled
             sleepable_maps=V6_12.verifier.load.sleepable_maps
             | {MapType.INSN_ARRAY, MapType.PROG_ARRAY, MapType.LPM_TRIE},
         ),

@@ -14,7 +14,7 @@ def test_numbers_are_the_interfaces():
     assert helper_number("map_lookup_elem") == 1
     assert helper_number("cgrp_storage_delete") == 211
     assert len(set(helper_names())) == len(helper_names()) == 212
-    assert [is_known(release.helpers, 210) for release in RELEASES.values()] == [False, True, True]
+    assert [is_known(release.helpers, 210) for release in RELEASES.values()] == [False, True, True, True]
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -50,10 +50,15 @@ def test_a_prototype_says_types_flags_and_the_kernels_function():
         ("6.1", ProgType.KPROBE, AttachType.TRACE_KPROBE_MULTI, "get_func_ip", "get_func_ip_kprobe_multi"),
         ("6.12", ProgType.TRACING, AttachType.TRACE_FENTRY, "get_func_ip", "get_func_ip_tracing"),
         ("6.12", ProgType.TRACING, AttachType.TRACE_FENTRY, "task_storage_get", "task_storage_get_recur"),
+        ("6.18", ProgType.TRACING, AttachType.TRACE_FENTRY, "task_storage_get", "task_storage_get_recur"),
+        ("6.18", ProgType.LSM, AttachType.LSM_MAC, "task_storage_get", "task_storage_get"),
         ("7.2", ProgType.TRACING, AttachType.TRACE_FENTRY, "task_storage_get", "task_storage_get"),
         ("6.12", ProgType.TRACEPOINT, AttachType.NONE, "perf_event_output", "perf_event_output_tp"),
         ("6.12", ProgType.SOCKET_FILTER, AttachType.NONE, "get_smp_processor_id", "get_raw_cpu_id"),
         ("6.12", ProgType.SOCKET_FILTER, AttachType.NONE, "get_current_comm", None),
+        ("6.18", ProgType.SOCKET_FILTER, AttachType.NONE, "get_current_comm", "get_current_comm"),
+        ("6.18", ProgType.SOCKET_FILTER, AttachType.NONE, "task_storage_get", "task_storage_get_recur"),
+        ("6.18", ProgType.TRACING, AttachType.TRACE_RAW_TP, "get_func_arg", None),
         ("7.2", ProgType.SOCKET_FILTER, AttachType.NONE, "get_current_comm", "get_current_comm"),
         ("6.12", ProgType.LSM, AttachType.LSM_MAC, "get_attach_cookie", "get_attach_cookie"),
         ("6.12", ProgType.TRACING, AttachType.TRACE_ITER, "get_attach_cookie", None),
@@ -82,3 +87,16 @@ def test_kernel_functions_are_offered_by_their_sets():
     assert offered == [True, True, False]
     assert not may_call(RELEASES["6.12"].helpers, acquire, ProgType.RAW_TRACEPOINT, 0)
     assert "bpf_local_irq_save" not in kfuncs(RELEASES["6.12"].version)
+
+
+def test_kernel_functions_of_6_18():
+    newest = RELEASES["6.18"]
+    known = kfuncs(newest.version)
+    assert {"bpf_strstr", "bpf_task_from_vpid", "__bpf_trap"} <= known.keys()
+    assert not {"bpf_strcasestr", "bpf_strncasecmp"} & known.keys()
+    assert may_call(newest.helpers, known["bpf_key_put"], ProgType.SYSCALL, 0)
+    older = kfuncs(RELEASES["6.12"].version)["bpf_key_put"]
+    assert not may_call(RELEASES["6.12"].helpers, older, ProgType.SYSCALL, 0)
+    session = known["bpf_session_cookie"]
+    assert may_call(newest.helpers, session, ProgType.KPROBE, AttachType.TRACE_KPROBE_SESSION)
+    assert not may_call(newest.helpers, session, ProgType.TRACING, AttachType.TRACE_FSESSION)

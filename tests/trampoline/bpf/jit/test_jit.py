@@ -218,6 +218,32 @@ def test_a_speculation_barrier_is_a_fence():
     assert of(Insn(NOSPEC)) == ["lfence"]
 
 
+STX, LDX, DW = 3, 1, 0x18
+# 80 is the offset of rax in pt_regs, 112 that of rdi, 104 that of rsi; 1 says that none is cleared.
+RAX, RDI, RSI, NONE = 80, 112, 104, 1
+
+
+@pytest.mark.parametrize(
+    ("insn", "answers"),
+    [
+        # rdi is the base of each, at offset 8.
+        (Insn(LDX | DW | 0xA0, 0, 1, 8), {"6.12": (RAX, None), "6.18": (RAX, RDI), "7.2": (RAX, RDI)}),
+        (Insn(STX | DW | 0xA0, 1, 2, 8), {"6.12": (NONE, None), "6.18": (NONE, RDI), "7.2": (NONE, RDI, 1)}),
+        (Insn(STX | DW | 0xE0, 1, 2, 8, 1), {"6.12": (NONE, None), "6.18": (NONE, RDI), "7.2": (RSI, RDI, 1)}),
+        # load_acquire of r0 from r1: 6.18 takes it for a store through r0.
+        (Insn(STX | DW | 0xE0, 0, 1, 8, 0x100), {"6.18": (NONE, RAX), "7.2": (RAX, RDI)}),
+    ],
+)
+def test_what_the_extable_says_of_an_access_to_an_arena(insn, answers):
+    for flavour, (cleared, base, *writes) in answers.items():
+        image = compile_insns([insn, Insn(EXIT)], flavour, arena=JitArena(1 << 40))
+        (entry,) = image.extable
+        assert (entry.fixup & 0xFF, entry.fixup >> 8 & 0xFF) == (entry.fixup & 0xF, cleared), flavour
+        access = 0 if base is None else 1 << 31 | base << 16 | (1 << 30 if writes else 0)
+        assert entry.fixup & ~0xFFFF & 0xFFFFFFFF == access, flavour
+        assert entry.data >> 16 == (0 if base is None else 8), flavour
+
+
 @pytest.mark.parametrize(
     ("insns", "fields", "reason"),
     [
