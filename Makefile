@@ -24,7 +24,7 @@ docs: $(READY)
 # Needs uv on the path. The lock holds for every supported Python.
 lock:
 	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --universal --python-version 3.11 --generate-hashes \
-		--no-emit-index-url --no-annotate --group pyproject.toml:test --group pyproject.toml:build pyproject.toml -o requirements.lock
+		--no-emit-index-url --no-annotate --all-extras --group pyproject.toml:test --group pyproject.toml:build pyproject.toml -o requirements.lock
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

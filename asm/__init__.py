@@ -8,7 +8,6 @@ from asm.encodings import (
     INT3,
     NOP5,
     NOPS,
-    SEALED_ENDBR,
     call_depth_account,
     call_rel32,
     emit_nops,
@@ -18,7 +17,7 @@ from asm.encodings import (
     jmp_rel32,
 )
 from asm.errors import AsmError, AssemblySyntaxError, DisplacementError, EncodingMismatch
-from asm.image import Image, Line, Phase
+from asm.image import Image, Line
 
 __all__ = [
     "CALL_DEPTH_ACCOUNT_SIZE",
@@ -26,7 +25,6 @@ __all__ = [
     "INT3",
     "NOP5",
     "NOPS",
-    "SEALED_ENDBR",
     "AsmError",
     "AssemblySyntaxError",
     "DisplacementError",
@@ -34,7 +32,6 @@ __all__ = [
     "Image",
     "Instruction",
     "Line",
-    "Phase",
     "assemble",
     "call_depth_account",
     "call_rel32",

@@ -21,7 +21,7 @@ from asm.encoder import (
 from asm.encodings import MASK, displacement
 from asm.engines import capstone
 from asm.errors import AsmError, AssemblySyntaxError, DisplacementError, EncodingMismatch
-from asm.image import Image, Line, Phase
+from asm.image import Image, Line
 from asm.operands import Immediate, Refusal, RegisterOperand, fixed_width, number_text
 from asm.resolve import evaluate, resolve, symbolic_text
 from asm.syntax import Align, Data, ParsedLine, PhaseChange, Statement, parse_line
@@ -31,7 +31,7 @@ _MOST_ROUNDS = 64
 
 _parsed: dict[str, ParsedLine] = {}
 # Images of one template share most of their lines; finding one takes a seventh of the time of making it.
-_lines: dict[tuple[int, int, str, str, Phase | None], Line] = {}
+_lines: dict[tuple[int, int, str, str, str | None], Line] = {}
 # Every kernel that boots assembles the same text again, and twice: with its callees' addresses guessed, then known.
 _images: dict[tuple[str, int, str], tuple[_Made, ...]] = {}
 _MOST_IMAGES = 1 << 12
@@ -50,7 +50,7 @@ class _Piece:
 
     __slots__ = ("comment", "encoded", "item", "late", "line", "long", "offset", "phase", "raw", "size")
 
-    def __init__(self, item: Statement | Data | Align, line: int, raw: str, comment: str, phase: Phase | None) -> None:
+    def __init__(self, item: Statement | Data | Align, line: int, raw: str, comment: str, phase: str | None) -> None:
         self.item = item
         self.line = line
         self.raw = raw
@@ -105,7 +105,7 @@ class _Assembly:
         return self.emit()
 
     def parse(self, text: str) -> None:
-        phase: Phase | None = None
+        phase: str | None = None
         pieces = self.pieces
         for line, raw in enumerate(text.split("\n"), 1):
             parsed = _parsed.get(raw)

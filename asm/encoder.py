@@ -183,7 +183,7 @@ def encode_all(requests: Iterable[Request]) -> dict[Request, Encoded | EncodeFai
 
 
 def _source(request: Request) -> str:
-    """What Keystone is asked for: no symbols, no decimal numbers, and displacements that it can't get wrong."""
+    """What Keystone is asked for: no symbols, no decimal numbers above 9, and displacements that it can't get wrong."""
     mnemonic, operands = request.meant
     operands = signed_immediates(operands, mnemonic)
     if mnemonic == "nop":

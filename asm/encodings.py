@@ -33,9 +33,6 @@ LONGEST_NOP = 8
 ENDBR64 = bytes.fromhex("f30f1efa")
 INT3 = b"\xcc"
 
-# What the kernel writes over an endbr64 that nothing reaches indirectly, by release.
-SEALED_ENDBR = MappingProxyType({"6.12": bytes.fromhex("660f1f00"), "7.2": bytes.fromhex("0f1f40d6")})
-
 # The condition codes, with the names that disassemblers print, in the order of their opcodes.
 CONDITIONS = ("o", "no", "b", "ae", "e", "ne", "be", "a", "s", "ns", "p", "np", "l", "ge", "le", "g")
 CONDITION_ALIASES = MappingProxyType(

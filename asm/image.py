@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,32 +10,19 @@ from types import MappingProxyType
 from typing import Any
 
 
-class Phase(enum.StrEnum):
-    """What an instruction of a trampoline is there for."""
-
-    ENTRY = "entry"
-    SAVE = "save"
-    LOOKUP = "lookup"
-    ENTER = "enter"
-    PROGRAM = "program"
-    EXIT = "exit"
-    ORIGIN = "origin"
-    RESTORE = "restore"
-    LEAVE = "leave"
-
-
 @dataclass(frozen=True, slots=True)
 class Line:
     """One instruction or data directive: `size` bytes at `offset` of its image.
 
     `text` is the canonical disassembly, with symbol names where the source used them; `[rip + X]` names the address X.
+    `phase` is the word of the last `.phase` directive before it, None without one.
     """
 
     offset: int
     size: int
     text: str
     comment: str
-    phase: Phase | None
+    phase: str | None
 
 
 @dataclass(frozen=True)
@@ -82,11 +68,19 @@ class Image:
         """The bytes of a line of this image."""
         return self.code[line.offset : line.offset + line.size]
 
-    def listing(self, *, color: bool = False, names: Mapping[int, str] | None = None) -> str:
-        """The image as text: offset, bytes, phase, instruction, comment; `names` gives addresses their symbols."""
+    def listing(
+        self,
+        *,
+        color: bool = False,
+        names: Mapping[int, str] | None = None,
+        phase_colors: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
+        """The image as text: offset, bytes, phase, instruction, comment; `names` gives addresses their symbols,
+        `phase_colors` the phases their escape sequences where the listing is coloured.
+        """
         from asm.listing import render
 
-        return render(self, color=color, names=names or {})
+        return render(self, color=color, names=names or {}, phase_colors=phase_colors)
 
     def to_json(self) -> dict[str, Any]:
         """The image as JSON types; addresses are hexadecimal strings, offsets and sizes are bytes."""
@@ -103,7 +97,7 @@ class Image:
                     "code": self.code_of(line).hex(),
                     "text": line.text,
                     "comment": line.comment,
-                    "phase": line.phase.value if line.phase else None,
+                    "phase": line.phase,
                 }
                 for line in self.lines
             ],

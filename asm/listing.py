@@ -5,31 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from asm.image import Image, Phase
+from asm.image import Image
 
 _RESET = "\x1b[0m"
 _FAINT = "\x1b[2m"
 _LABEL = "\x1b[1;33m"
-_PHASE_COLORS = {
-    Phase.ENTRY: "\x1b[34m",
-    Phase.SAVE: "\x1b[36m",
-    Phase.LOOKUP: "\x1b[33m",
-    Phase.ENTER: "\x1b[35m",
-    Phase.PROGRAM: "\x1b[32m",
-    Phase.EXIT: "\x1b[35m",
-    Phase.ORIGIN: "\x1b[31m",
-    Phase.RESTORE: "\x1b[36m",
-    Phase.LEAVE: "\x1b[34m",
-}
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 # Ten bytes is the longest instruction that trampolines hold (movabs); a longer one pushes its own line to the right.
 _CODE_WIDTH = 20
-_PHASE_WIDTH = max(len(phase) for phase in Phase)
+_PHASE_WIDTH = 7  # at least; a longer phase widens the column
 _TEXT_WIDTH = 40
 
 
-def render(image: Image, *, color: bool, names: Mapping[int, str]) -> str:
-    """The listing that `Image.listing` gives."""
+def render(image: Image, *, color: bool, names: Mapping[int, str], phase_colors: Mapping[str, str]) -> str:
+    """The text that `Image.listing` returns."""
 
     def paint(code: str, text: str) -> str:
         return f"{code}{text}{_RESET}" if color and code and text else text
@@ -45,13 +34,14 @@ def render(image: Image, *, color: bool, names: Mapping[int, str]) -> str:
 
     count = len(image.lines)
     rows = [f"{image.name}: {image.address:#x}, {len(image)} bytes, {count} instruction{'' if count == 1 else 's'}"]
-    with_phases = any(line.phase for line in image.lines)
+    phases = {line.phase for line in image.lines if line.phase}
+    width = max(_PHASE_WIDTH, *map(len, phases)) if phases else 0
     for line in image.lines:
         rows.extend(paint(_LABEL, f"{label}:") for label in labels.get(image.address + line.offset, ()))
         phase = ""
-        if with_phases:
-            shade = _PHASE_COLORS[line.phase] if line.phase else ""
-            phase = paint(shade, line.phase or "") + " " * (_PHASE_WIDTH - len(line.phase or "")) + "  "
+        if phases:
+            word = line.phase or ""
+            phase = paint(phase_colors.get(word, ""), word) + " " * (width - len(word)) + "  "
         text = _ADDRESS.sub(name_of, line.text)
         code = image.code_of(line).hex()
         gap = " " * (_CODE_WIDTH - len(code))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from asm.branches import BRANCHES, BranchForm
 from asm.encodings import LONGEST_NOP, NOPS
-from asm.image import Phase
 from asm.operands import (
     AsmExpression,
     Immediate,
@@ -39,6 +38,7 @@ _MOV_NUMBER = re.compile(r"\s*(mov|movabs) (r[a-z0-9]{1,2}), (0x[0-9a-f]{1,16})\
 _COMMENT = re.compile(r"[;#]")
 _LABEL = re.compile(r"\s*([A-Za-z_.$@?][\w.$@?]*)\s*:", re.ASCII)
 _WORD = re.compile(r"\s*([A-Za-z_.$@?{][^\s,]*)", re.ASCII)
+_PHASE = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _MNEMONIC = re.compile(r"[a-z][a-z0-9]{0,31}")
 
 
@@ -80,9 +80,9 @@ class Align:
 
 @dataclass(slots=True)
 class PhaseChange:
-    """From here on instructions belong to this phase."""
+    """From here on instructions belong to this phase, whatever its word means to whoever wrote the text."""
 
-    phase: Phase | None
+    phase: str | None
 
 
 @dataclass(slots=True)
@@ -164,11 +164,9 @@ def _parse_item(code: str, position: int) -> Statement | Data | Align | PhaseCha
 def _parse_directive(name: str, column: int, code: str, position: int) -> Data | Align | PhaseChange:
     if name == ".phase":
         word = code[position:].strip()
-        try:
-            return PhaseChange(None if word == "none" else Phase(word))
-        except ValueError:
-            names = ", ".join([*Phase, "none"])
-            raise Refusal(column, f"{word!r} is no phase; there are {names}") from None
+        if not _PHASE.fullmatch(word):
+            raise Refusal(column, f"{word!r} is no phase: a phase is one word of small letters, or none")
+        return PhaseChange(None if word == "none" else word)
     if name == ".align":
         values = parse_operands(code, position)
         match values:

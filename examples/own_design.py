@@ -6,7 +6,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from emu.kernel.kernel import Kernel
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.prog import BpfPrograms
-from trampoline.designs import Design
+from trampoline.designs import Design, DesignInfo
 from trampoline.designs.design import TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
 from trampoline.rules import Flavour
@@ -31,11 +31,14 @@ def mine(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, me
     return TrampolineDesign("mine", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
 
 
+MINE = DesignInfo("mine", mine, traits=Traits(image_per_function=True), metadata=())
+
+
 def main() -> None:
-    run_state_machine_as_test(lab_machine(mine, Traits(image_per_function=True)), settings=FEW)
+    run_state_machine_as_test(lab_machine(MINE), settings=FEW)
     print("newest first: as documented")
     try:
-        run_state_machine_as_test(lab_machine(mine, Traits(order=Order.OLDEST_FIRST)), settings=FEW)
+        run_state_machine_as_test(lab_machine(MINE, Traits(order=Order.OLDEST_FIRST)), settings=FEW)
     except AssertionError as error:
         print(f"oldest first: found out, {str(error).splitlines()[0][:60]}...")
 

@@ -4,7 +4,8 @@
 
 import os
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 
 import pytest
@@ -32,3 +33,13 @@ def tool() -> Callable[[str], str]:
         return path
 
     return find
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, here and in processes that the test starts, also where the tests run with SIGINT
+    ignored, as background jobs and some CI runners do: an ignored signal stays ignored in children.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from asm.image import Phase
 from emu.debug.errors import DebugError
 from emu.events import Event
 
@@ -63,8 +62,8 @@ class AtPhase(Breakpoint):
 
     def check(self, debugger: "Debugger") -> None:
         """See Breakpoint."""
-        if self.phase not in list(Phase):
-            raise DebugError(f"no phase {self.phase!r}; there are {', '.join(Phase)}")
+        if debugger.phases and self.phase not in debugger.phases:
+            raise DebugError(f"no phase {self.phase!r}; there are {', '.join(debugger.phases)}")
 
     def addresses(self, debugger: "Debugger") -> Iterable[int] | None:
         """See Breakpoint."""

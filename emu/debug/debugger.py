@@ -32,6 +32,8 @@ class Debugger(Sight):
     """
 
     IS_CACHE = True  # a checkpoint of Python's objects leaves it alone
+    phases: tuple[str, ...] = ()
+    """The phases that a breakpoint may name; empty: any word, since what they mean is unknown here."""
 
     def __init__(
         self, kernel: Kernel, roots: Iterable[object] = (), *, restored: Callable[[], None] | None = None

@@ -158,7 +158,7 @@ class Sight:
         text = line.text
         if code != image.code_of(line):
             text = self._text_of(code, address)
-        phase = line.phase.value if line.phase is not None else None
+        phase = line.phase
         patch = self._patch_of(address, line.size)
         return CodeLine(address, code, text, line.comment, phase, self.symbol(address), patch)
 

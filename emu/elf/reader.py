@@ -1,22 +1,18 @@
 """Reads 64-bit little-endian ELF as it stands, whatever machine it is for: sections, symbols, relocation entries.
 
-Nothing is dropped and nothing is interpreted: `read_elf` is for those who know what the sections of a machine mean.
+The one place that LIEF is used in: it reads the table of sections. Nothing is dropped and nothing is interpreted:
+`read_elf` is for those who know what the sections of a machine mean.
 """
 
 import stat
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from emu.elf.errors import ElfError
-
-if TYPE_CHECKING:
-    import lief
 
 MAX_OBJECT_SIZE = 64 << 20
 """Bytes of a file that is still read."""
@@ -25,8 +21,12 @@ MAX_SECTIONS = 1 << 16
 MAX_SYMBOLS = 1 << 20
 """Symbols that a file may have."""
 
-SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR = 0x1, 0x2, 0x4
+SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR, SHF_TLS, SHF_COMPRESSED = 0x1, 0x2, 0x4, 0x400, 0x800
+SHN_UNDEF, SHN_ABS, SHN_COMMON = 0, 0xFFF1, 0xFFF2
 
+_MAGIC = b"\x7fELF"
+_CLASS64_LSB = b"\2\1"
+_HEADER = Struct("<16sHHIQQQIHHHHHH")
 _REL = Struct("<QQ")
 _RELA = Struct("<QQq")
 _SYMBOL = Struct("<IBBHQQ")
@@ -39,6 +39,7 @@ class SectionType(IntEnum):
     SYMTAB = 2
     STRTAB = 3
     RELA = 4
+    NOTE = 7
     NOBITS = 8
     REL = 9
 
@@ -51,6 +52,7 @@ class SymbolType(IntEnum):
     FUNC = 2
     SECTION = 3
     FILE = 4
+    GNU_IFUNC = 10
 
 
 class Binding(IntEnum):
@@ -83,6 +85,11 @@ class ElfSection:
         """Whether it holds code."""
         return bool(self.flags & SHF_EXECINSTR)
 
+    @property
+    def writable(self) -> bool:
+        """Whether it is data that may change."""
+        return bool(self.flags & SHF_WRITE)
+
 
 @dataclass(frozen=True, slots=True)
 class ElfSymbol:
@@ -102,7 +109,7 @@ class ElfSymbol:
     @property
     def is_undefined(self) -> bool:
         """Whether it has to come from elsewhere."""
-        return self.section == 0
+        return self.section == SHN_UNDEF
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +149,12 @@ class ElfFile:
         return tuple(entries)
 
 
-def read_elf(source: str | Path | bytes, name: str = "") -> ElfFile:
+def read_elf(source: str | Path | bytes, name: str = "", *, symbols: bool = True) -> ElfFile:
     """Read the file at the path `source`, or whose bytes it is.
 
-    `name` is for messages; by default the file's own. Raises ElfError for what can't be read, is no 64-bit
-    little-endian ELF, or has sections or symbols that reach beyond the file.
-    """
-    with object_bytes(source, name) as (raw, name), lief_binary(raw) as binary:
-        return _elf_file(binary, raw, name)
-
-
-@contextmanager
-def object_bytes(source: str | Path | bytes, name: str) -> Iterator[tuple[bytes, str]]:
-    """The bytes of the file at the path `source`, or `source` itself, and the name under which an ElfError of the
-    block is raised: the one given, or the file's own.
+    `name` is for messages; by default the file's own. With `symbols` the file must have one symbol table; without, none
+    is read. Raises ElfError for what can't be read, is no 64-bit little-endian ELF, or has sections or symbols that
+    reach beyond the file.
     """
     if isinstance(source, bytes):
         raw, name = source, name or "object"
@@ -163,7 +162,9 @@ def object_bytes(source: str | Path | bytes, name: str) -> Iterator[tuple[bytes,
         name = name or Path(source).name
         raw = _read_file(Path(source), name)
     try:
-        yield raw, name
+        kind, machine, count, names = _header(raw)
+        sections = _sections(raw, count, has_names=names != SHN_UNDEF)
+        return ElfFile(name, kind, machine, sections, _symbols(sections) if symbols else ())
     except ElfError as error:
         raise ElfError(error.reason, section=error.section, object_name=name) from None
 
@@ -180,73 +181,99 @@ def _read_file(path: Path, name: str) -> bytes:
         raise ElfError(reason or str(error), object_name=name) from error
 
 
-@contextmanager
-def lief_binary(raw: bytes) -> "Iterator[lief.ELF.Binary]":
-    """LIEF's view of these bytes: sections and symbols, no relocations. Raises ElfError where it has none.
-
-    LIEF forgives damage, so whoever uses a part of the view checks it.
-    """
-    # Takes a quarter of a second, which only those pay who read objects.
-    import lief
-
+def _header(raw: bytes) -> tuple[int, int, int, int]:
+    """Type, machine, number of sections and index of the one with their names: fields of `Elf64_Ehdr`."""
     if len(raw) > MAX_OBJECT_SIZE:
         raise ElfError(f"larger than {MAX_OBJECT_SIZE} bytes")
-    if raw[:4] != b"\x7fELF":
+    if raw[:4] != _MAGIC:
         raise ElfError("not an ELF file")
+    if len(raw) < _HEADER.size:
+        raise ElfError("damaged ELF header, or a truncated file")
+    identity, kind, machine, *rest = _HEADER.unpack_from(raw)
+    if not identity.startswith(_MAGIC + _CLASS64_LSB):
+        raise ElfError("not 64-bit little-endian ELF")
+    return kind, machine, rest[-2], rest[-1]
+
+
+def _sections(raw: bytes, count: int, *, has_names: bool) -> tuple[ElfSection, ...]:
+    """The sections, whose table and names LIEF reads. It forgives damage, so each value used is checked."""
+    headers = _lief_sections(raw, has_names)
+    if len(headers) != count or count > MAX_SECTIONS:
+        raise ElfError("damaged section headers, or a truncated file")
+    filled = [one for one in headers if one.type not in (0, SectionType.NOBITS)]
+    for one in filled:
+        if one.offset + one.size > len(raw):
+            raise ElfError("damaged, or the file is truncated", section=one.name)
+    # Where sections overlap, a small file could claim any amount of memory.
+    if sum(one.size for one in filled) > len(raw):
+        raise ElfError("sections overlap, or the file is truncated")
+    return tuple(
+        ElfSection(
+            index,
+            one.name,
+            one.type,
+            one.flags,
+            one.size,
+            one.alignment,
+            one.link,
+            one.info,
+            b"" if one.type in (0, SectionType.NOBITS) else raw[one.offset : one.offset + one.size],
+        )
+        for index, one in enumerate(headers)
+    )
+
+
+class _SectionHeader(NamedTuple):
+    name: str
+    type: int
+    flags: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    alignment: int
+
+
+def _lief_sections(raw: bytes, has_names: bool) -> list[_SectionHeader]:
+    # Importing LIEF takes a quarter of a second: only opening an object does.
+    import lief
+
     config = lief.ELF.ParserConfig()
     config.parse_relocations = config.parse_dyn_symbols = config.parse_symbol_versions = False
-    config.parse_notes = config.parse_overlay = False
+    config.parse_symtab_symbols = config.parse_notes = config.parse_overlay = False
     level = lief.logging.get_level()
     lief.logging.set_level(lief.logging.LEVEL.OFF)
     try:
         with warnings.catch_warnings():
-            # LIEF warns of each number that it has no name for; those that matter are checked by who uses them.
+            # LIEF warns of each number that it has no name for.
             warnings.simplefilter("ignore", RuntimeWarning)
             binary = lief.ELF.parse(raw, config)
             if binary is None:
                 raise ElfError("damaged ELF header")
-            yield binary
+            return [
+                _SectionHeader(
+                    # Without a section of names LIEF takes them from the first bytes of the file.
+                    _text_of(one.name, "section name") if has_names else "",
+                    # A type without a name in LIEF is a bare number; those of some machines it marks above 32 bits.
+                    int(getattr(one.type, "value", one.type)) & 0xFFFFFFFF,
+                    one.flags,
+                    one.file_offset,
+                    one.size,
+                    one.link,
+                    one.information,
+                    one.alignment,
+                )
+                for one in binary.sections
+            ]
     finally:
         lief.logging.set_level(level)
 
 
-def text_of(name: str | bytes, what: str) -> str:
-    """A name as LIEF gives it; raises ElfError for one that is not printable text."""
+def _text_of(name: str | bytes, what: str) -> str:
+    """A name; raises ElfError for one that is not printable text."""
     if isinstance(name, bytes) or not name.isprintable():
         raise ElfError(f"a {what} is not text: {name!r}")
     return name
-
-
-def _elf_file(binary: "lief.ELF.Binary", raw: bytes, name: str) -> ElfFile:
-    from lief import ELF
-
-    header = binary.header
-    if header.identity_class != ELF.Header.CLASS.ELF64 or header.identity_data != ELF.Header.ELF_DATA.LSB:
-        raise ElfError("not 64-bit little-endian ELF")
-    headers = list(binary.sections)
-    if len(headers) != header.numberof_sections or len(headers) > MAX_SECTIONS:
-        raise ElfError("damaged section headers, or a truncated file")
-    # The numbers of the file: LIEF has its own for those of some machines.
-    kind, machine = (int.from_bytes(raw[at : at + 2], "little") for at in (16, 18))
-    # Sections lie side by side; where they overlap, a small file could claim any amount of memory.
-    if sum(one.size for one in headers if one.type != ELF.Section.TYPE.NOBITS) > len(raw):
-        raise ElfError("sections overlap, or the file is truncated")
-    sections = tuple(_section(index, one, raw) for index, one in enumerate(headers))
-    return ElfFile(name, kind, machine, sections, _symbols(sections))
-
-
-def _section(index: int, header: "lief.ELF.Section", raw: bytes) -> ElfSection:
-    name = text_of(header.name, "section name")
-    # A type that LIEF has no name for is a bare number; those of some machines it marks above 32 bits.
-    number = int(getattr(header.type, "value", header.type)) & 0xFFFFFFFF
-    content = b""
-    if number not in (0, SectionType.NOBITS):
-        content = raw[header.file_offset : header.file_offset + header.size]
-        if len(content) != header.size:
-            raise ElfError("damaged, or the file is truncated", section=name)
-    return ElfSection(
-        index, name, number, header.flags, header.size, header.alignment, header.link, header.information, content
-    )
 
 
 def _symbols(sections: tuple[ElfSection, ...]) -> tuple[ElfSymbol, ...]:
@@ -272,6 +299,6 @@ def _string(strings: ElfSection, offset: int, section: str) -> str:
     if end < 0:
         raise ElfError(f"a name at {offset:#x} reaches beyond the strings", section=section)
     try:
-        return text_of(strings.content[offset:end].decode(), "symbol name")
+        return _text_of(strings.content[offset:end].decode(), "symbol name")
     except UnicodeDecodeError:
         raise ElfError(f"a symbol name is not text: {strings.content[offset:end]!r}", section=section) from None

@@ -78,7 +78,7 @@ class KernelCommands:
             start, end = image.address + lines[0].offset, image.address + lines[-1].offset + lines[-1].size
             mark = "=>" if start <= rip < end else "  "
             count = f"{len(lines)} instruction{'s' * (len(lines) != 1)}"
-            rows.append(f"{mark} {phase.value if phase is not None else '-':8} {start:#x}  {count}")
+            rows.append(f"{mark} {phase or '-':8} {start:#x}  {count}")
         return "\n".join((self._debugger.symbol(image.address), *rows))
 
     def _vcpus(self, words: Sequence[str]) -> str:

@@ -3,7 +3,8 @@
 A declaration gives a structure's size and the offset of every field that somebody uses. From it come
 
 - symbols for assembly text: ``mov rax, qword ptr [rdi + percpu_ref.data]`` (``Struct.asm_symbols``),
-- a view for Python: ``percpu_ref.view(memory, address).data`` (``Struct.view``).
+- a view for Python: ``percpu_ref.view(memory, address).data`` (``Struct.view``),
+- a packer of several fields at once (``Struct.codec``).
 
 The structures of the machine and of the kernel proper are in ``emu.kernel.structs``, those of BPF in
 ``trampoline.bpf.structs``.
@@ -11,9 +12,13 @@ The structures of the machine and of the kernel proper are in ``emu.kernel.struc
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from struct import Struct as Codec
 from typing import Any, Protocol
 
 from emu.errors import EmuError
+
+_LETTERS = {1: "B", 2: "H", 4: "I", 8: "Q"}
+"""Unsigned integers by size, as ``struct`` spells them."""
 
 
 class GuestMemory(Protocol):
@@ -139,6 +144,24 @@ class Struct:
     def offset(self, path: str) -> int:
         """Bytes from the start of the structure to a field. Raises NoFieldError."""
         return self.field(path).offset
+
+    def codec(self, *paths: str, start: int = 0, end: int | None = None) -> Codec:
+        """Packs and unpacks several fields at once, each element of an array as a value of its own.
+
+        ``start`` and ``end``: the first byte of the structure that it covers, and the first one after it, by default
+        the end of the last field. Bytes of no field are packed as zeros. Raises NoFieldError; StructError for an
+        embedded structure, and for fields that are not in the order of their offsets.
+        """
+        text, at = "<", start
+        for path in paths:
+            field = self.field(path)
+            letter = f"{field.size}s" if field.raw else _LETTERS.get(field.size)
+            if letter is None or field.struct is not None or field.offset < at:
+                raise StructError(f"{self.name}.{path} can't be packed at {at:#x}")
+            element = letter.lower() if field.signed else letter
+            text += f"{field.offset - at}x" + element * (1 if field.count is None else field.count)
+            at = field.offset + field.span
+        return Codec(f"{text}{max((at if end is None else end) - at, 0)}x")
 
     def asm_symbols(self, base: int = 0) -> dict[str, int]:
         """``{"bpf_prog.active": 0x28, ...}``: every field with its offset, plus ``base``.

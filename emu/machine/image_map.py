@@ -120,7 +120,7 @@ class ImageMap:
     def phase(self, address: int) -> str | None:
         """The phase of the instruction at an address."""
         line = self.line(address)
-        return line.phase.value if line is not None and line.phase is not None else None
+        return line.phase if line is not None else None
 
     def set_freed(self, start: int, end: int, name: str) -> None:
         """Remember what was freed in a range."""

@@ -301,7 +301,7 @@ class _VcpuRecorder:
             here = code[address - block.address : after - block.address]
             image = machine.images.at(address)
             line = image.line_at(address) if image is not None else None
-            phase = line.phase.value if line is not None and line.phase is not None else None
+            phase = line.phase if line is not None else None
             text, comment = "", ""
             if image is not None and line is not None and image.code_of(line) == here:
                 text, comment = line.text, line.comment

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from asm import AsmError, Image, Phase, assemble, decode, image_of, instruction_count, instruction_starts
+from asm import AsmError, Image, assemble, decode, image_of, instruction_count, instruction_starts
 
 AT = 0xFFFFFFFFC0001380
 TEXT = """
@@ -35,11 +35,11 @@ def image():
 
 def test_lines(image):
     assert [(line.offset, line.size, line.text, line.comment, line.phase) for line in image.lines] == [
-        (0, 4, "endbr64", "", Phase.ENTRY),
-        (4, 5, "nop dword ptr [rax + rax]", "", Phase.ENTRY),
-        (9, 1, "push rbp", "the caller's frame", Phase.SAVE),
-        (10, 3, "mov rbp, rsp", "ours", Phase.SAVE),
-        (13, 5, "call enter", "", Phase.ENTER),
+        (0, 4, "endbr64", "", "entry"),
+        (4, 5, "nop dword ptr [rax + rax]", "", "entry"),
+        (9, 1, "push rbp", "the caller's frame", "save"),
+        (10, 3, "mov rbp, rsp", "ours", "save"),
+        (13, 5, "call enter", "", "enter"),
         (18, 2, "je .Lout", "", None),
         (20, 1, "leave", "", None),
         (21, 1, "ret", "", None),
@@ -58,7 +58,7 @@ def test_line_at(image):
 
 def test_the_same_text_elsewhere_in_other_phases(image):
     again = assemble(".phase exit\nnop\npush rbp ; the caller's frame\n" + TEXT, AT + 1, SYMBOLS)
-    assert [(line.text, line.phase) for line in again.lines][:2] == [("nop", Phase.EXIT), ("push rbp", Phase.EXIT)]
+    assert [(line.text, line.phase) for line in again.lines][:2] == [("nop", "exit"), ("push rbp", "exit")]
     assert [line.offset - 2 for line in again.lines[2:]] == [line.offset for line in image.lines]
     assert assemble(TEXT, AT, SYMBOLS, name="stub") == image
 
@@ -98,12 +98,19 @@ def test_listing_names_addresses(image):
 
 
 def test_listing_in_color_says_the_same(image):
-    colored = image.listing(color=True)
+    colored = image.listing(color=True, phase_colors={"save": "\x1b[36m"})
+    assert "\x1b[36msave\x1b[0m" in colored
     assert "\x1b[" not in image.listing()
     plain = colored
     for code in {part[: part.index("m") + 1] for part in colored.split("\x1b")[1:]}:
         plain = plain.replace("\x1b" + code, "")
     assert plain == image.listing()
+
+
+def test_a_phase_is_any_word_and_the_column_as_wide_as_it():
+    image = assemble(".phase something_long\nnop\n.phase b\nret\n")
+    assert [line.phase for line in image.lines] == ["something_long", "b"]
+    assert [row.index(row.split()[-1]) for row in image.listing().splitlines()[1:]] == [44, 44]
 
 
 def test_json(image):

@@ -7,20 +7,31 @@ import threading
 import pytest
 
 from asm import AsmError, AssemblySyntaxError, EncodingMismatch, assemble
-from asm.engines import check_numbers, keystone
+from asm.engines import keystone
+
+NUMBERS = [
+    "add rax, 10", "add rax, -10", "mov eax, 10", "mov r10, 20", "mov dword ptr [rbp - 12], 11",
+    "cmp byte ptr [rax], 99", "lea rax, [rbx + rcx*8 + 1000]", "mov rdi, gs:[10]", "sar qword ptr [r10 + 16], 10",
+    "push 10", "push -200", "{disp32} mov rax, [rbx + 10]", "imul rax, rbx, 10", "ret 16", "enter 16, 1", "in al, 20",
+    "int 32", "nop dword ptr [rax + 10]", "shld rax, rbx, 12", "test al, 10", "movabs rax, 10000000000",
+    "add qword ptr gs:[pc], 10", "jmp fn", "call fn",
+]  # fmt: skip
+BASE_SIXTEEN = """
+import sys
+from keystone import KS_ARCH_X86, KS_MODE_64, KS_OPT_SYNTAX_INTEL, KS_OPT_SYNTAX_RADIX16, Ks
+from asm import assemble, engines
+engine = Ks(KS_ARCH_X86, KS_MODE_64)
+engine.syntax = KS_OPT_SYNTAX_INTEL | KS_OPT_SYNTAX_RADIX16
+assert engine.asm("mov eax, 10", 0, as_bytes=True)[0].hex() == "b810000000"
+engines._engines.keystone = engine
+print(*[assemble(text, 0, {"pc": 0x10, "fn": 10}).code.hex() for text in sys.argv[1:]])
+"""
 
 
-class Hexadecimal:
-    """An engine as it is after somebody set `.syntax` or `.sym_resolver`: 10 is read as 0x10."""
-
-    def asm(self, text, address, as_bytes):
-        return keystone().asm(text.replace("10", "0x10").replace("0x0x", "0x"), address, as_bytes)
-
-
-def test_an_engine_that_reads_decimal_as_hexadecimal_is_refused():
-    check_numbers(keystone())
-    with pytest.raises(AsmError, match="mov eax, 10"):
-        check_numbers(Hexadecimal())
+def test_an_engine_that_reads_decimal_as_hexadecimal_makes_the_same():
+    result = subprocess.run([sys.executable, "-c", BASE_SIXTEEN, *NUMBERS], capture_output=True, text=True, timeout=60)
+    assert result.stderr == ""
+    assert result.stdout.split() == [assemble(text, 0, {"pc": 0x10, "fn": 10}).code.hex() for text in NUMBERS]
 
 
 def test_numbers_are_what_they_look_like():

@@ -4,16 +4,14 @@ import re
 import subprocess
 import sys
 
-import pytest
+from patience import PATIENCE
 
 from paths import ROOT
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def test_sphinx_has_no_complaint(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", str(tmp_path / "out")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     # What a theme or an extension would fetch from elsewhere is not there for a reader without network.
     for page in (tmp_path / "out").rglob("*.html"):

@@ -17,10 +17,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from paths import ROOT
 
-pytestmark = pytest.mark.timeout(300)
 FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n]*)\n(?P<body>.*?)^(?P=fence)$", re.M | re.S)
 PLUGIN = "trampoline.tools.pytest_plugin"
 """Where tramplab is installed pytest has it already."""
@@ -82,7 +82,8 @@ def run_doctest(body, names, where):
 def run_console(body, where):
     for command, expected in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", body, re.M):
         done = subprocess.run(
-            command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280, check=False
+            command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            timeout=PATIENCE,
         )
         assert done.returncode <= 1 or expected, f"{where}: {command}: {done.stdout}"
         if expected:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from patience import PATIENCE
+
 from paths import ROOT
 from trampoline.tools.cli import Parser
 from trampoline.tools.commands._target import add_target, target_options
@@ -38,7 +40,7 @@ class Gdb:
         file.write_text("\n".join(script) + "\n")
         done = subprocess.run(
             [gdb, "-nx", "-batch", "-x", file.name, self.symbols],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.folder, timeout=60, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.folder, timeout=PATIENCE, check=False,
         )  # fmt: skip
         return re.sub(r"\[Inferior 1 \(Remote target\) detached\]\n$", "", done.stdout)
 
@@ -81,7 +83,7 @@ class Thread(Gdb):
             target=self._serve, args=(target_options(parser.parse_args(argv)), options), daemon=True
         )
         self.thread.start()
-        assert self._is_ready.wait(60), self.error
+        assert self._is_ready.wait(PATIENCE), self.error
         self.connect()
 
     def _serve(self, target, options) -> None:
@@ -96,6 +98,6 @@ class Thread(Gdb):
             self._is_ready.set()
 
     def close(self) -> None:
-        self.thread.join(timeout=20)
+        self.thread.join(timeout=PATIENCE)
         assert not self.thread.is_alive()
         assert self.error is None

@@ -11,7 +11,7 @@ from emu.kernel.process_context import Lock
 from emu.kernel.rcu import RcuFlavour
 from emu.kernel.structs import Struct, u64
 from trampoline.kfunc_md.backend import MetadataBackend
-from trampoline.update.multi import MultiEntry
+from trampoline.update.target import LinkEntry
 
 SLOTS = 4
 """Cookies of a record; a function's further ones become constants of a caller of its own."""
@@ -50,7 +50,7 @@ class Records:
         self._records: dict[int, _Record] = {}
         self._lock = Lock(kernel.process, "tramplab_record_mutex")
 
-    def hold(self, entries: Sequence[MultiEntry]) -> None:
+    def hold(self, entries: Sequence[LinkEntry]) -> None:
         """Give each entry's cookie a slot (``TrampLink.cookie_slot``), where there is one. KernelError (-ENOMEM):
         nothing was changed.
         """
@@ -58,12 +58,12 @@ class Records:
             with self._lock:
                 self._hold(entries)
 
-    def _hold(self, entries: Sequence[MultiEntry]) -> None:
+    def _hold(self, entries: Sequence[LinkEntry]) -> None:
         fresh: dict[int, int] = {}
         head = bytes(record.offset("func"))
         try:
             for entry in entries:
-                func = entry.trampoline.target.address
+                func = entry.target.address
                 if func not in self._records:
                     content = head + func.to_bytes(8, "little") + entry.link.cookie.to_bytes(8, "little")
                     fresh[func] = self.backend.nodes.alloc(record.size, f"tramplab_record of {func:#x}", content)
@@ -75,7 +75,7 @@ class Records:
         for func in [func for func in fresh if func not in fit]:
             self.backend.nodes.free(fresh.pop(func))
         for entry in entries:
-            func = entry.trampoline.target.address
+            func = entry.target.address
             if func in fresh:
                 found = self._records[func] = _Record(fresh[func])
             elif func in self._records:
@@ -109,18 +109,18 @@ class Records:
             return {func for func in functions if self._prepare((func,))}
         return set(functions)
 
-    def release(self, entries: Sequence[MultiEntry]) -> None:
+    def release(self, entries: Sequence[LinkEntry]) -> None:
         """The cookies are read by callers under way at most."""
         held = [entry for entry in entries if entry.link.cookie_slot is not None]
         if held:
             with self._lock:
                 self._release(held)
 
-    def _release(self, entries: Sequence[MultiEntry]) -> None:
+    def _release(self, entries: Sequence[LinkEntry]) -> None:
         gone: dict[int, int] = {}
         slots: list[tuple[_Record, int]] = []
         for entry in entries:
-            func = entry.trampoline.target.address
+            func = entry.target.address
             found = self._records[func]
             found.links -= 1
             assert entry.link.cookie_slot is not None

@@ -12,8 +12,7 @@ from trampoline.image.stamp import Stamps
 from trampoline.image.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
 from trampoline.rules import TrampolineRules
 from trampoline.update.bpf_trampoline import KSYM_PREFIX, BpfTrampoline
-from trampoline.update.multi import MultiEntry
-from trampoline.update.target import TraceTarget
+from trampoline.update.target import LinkEntry, TraceTarget
 
 FIXED_BYTES, BYTES_PER_SLOT, BYTES_PER_PROGRAM = 384, 48, 192
 """More than any image takes: for itself, for each argument slot, for each program."""
@@ -38,10 +37,10 @@ class FunctionImages:
         if 2 * len(target.arg_sizes) > most and target.nr_regs > most:
             raise KernelError(ENOTSUPP, f"{target.name} needs {target.nr_regs} argument slots")
 
-    def hold(self, entries: Sequence[MultiEntry]) -> None:
+    def hold(self, entries: Sequence[LinkEntry]) -> None:
         """Images hold everything themselves."""
 
-    def release(self, entries: Sequence[MultiEntry]) -> None:
+    def release(self, entries: Sequence[LinkEntry]) -> None:
         """Nothing to give back."""
 
     def make(self, trampoline: BpfTrampoline, flags: TrampFlag) -> BpfTrampImage:

@@ -11,15 +11,19 @@ from functools import partial
 
 from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
+from trampoline.bpf.boot import Boot
 from trampoline.bpf.btf.func_model import MAX_BPF_FUNC_ARGS, MAX_REG_SLOTS, FuncModel
-from trampoline.bpf.prog import BpfProg
+from trampoline.bpf.prog import BpfProg, BpfPrograms
+from trampoline.designs.design import Design, DesignInfo, TrampolineDesign
 from trampoline.designs.function_images import most_bytes
 from trampoline.designs.shared_images import SharedImages, identities, ksym
+from trampoline.designs.traits import Traits
 from trampoline.image.frame_words import frame_names
 from trampoline.image.generator import TrampFlag, arch_prepare_bpf_trampoline
 from trampoline.image.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
 from trampoline.rules import TrampolineRules
-from trampoline.update.bpf_trampoline import BpfTrampoline
+from trampoline.update.bpf_trampoline import BpfTrampoline, Trampolines
+from trampoline.update.ftrace_sites import SingleOps
 from trampoline.update.target import TraceTarget
 
 KSYM = "generic_trampoline"
@@ -98,3 +102,15 @@ class GenericImages(SharedImages):
             image.discard()
             raise
         return image
+
+
+def _make(
+    kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None
+) -> Design:
+    images = GenericImages(kernel, rules)
+    return TrampolineDesign("generic", Trampolines(kernel, rules, boot, SingleOps(kernel), images))
+
+
+GENERIC = DesignInfo(
+    "generic", _make, traits=Traits(struct_on_stack=False, count_is_actual=False), metadata=()
+)

@@ -12,8 +12,7 @@ from trampoline.rules import TrampolineRules
 from trampoline.tramp_links import TrampProgType
 from trampoline.update.bpf_trampoline import BpfTrampoline
 from trampoline.update.image_source import SiteImage
-from trampoline.update.multi import MultiEntry
-from trampoline.update.target import TraceTarget, TrampLink
+from trampoline.update.target import LinkEntry, TraceTarget, TrampLink
 
 _NAMED = 4
 """Programs that a symbol names; of further ones it gives the number."""
@@ -89,11 +88,11 @@ class SharedImages(ABC):
         """See ``Images``."""
         self._single.check(target, prog)
 
-    def hold(self, entries: Sequence[MultiEntry]) -> None:
+    def hold(self, entries: Sequence[LinkEntry]) -> None:
         """See ``Images``."""
         self._single.hold(entries)
 
-    def release(self, entries: Sequence[MultiEntry]) -> None:
+    def release(self, entries: Sequence[LinkEntry]) -> None:
         """See ``Images``."""
         self._single.release(entries)
 

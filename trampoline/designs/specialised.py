@@ -4,21 +4,26 @@ from collections.abc import Hashable, Sequence
 
 from emu.kernel.kernel import Kernel
 from emu.kernel.text.entry import SITE_SIZE
+from trampoline.bpf.boot import Boot
 from trampoline.bpf.prog import BpfPrograms
 from trampoline.bpf.uapi import AttachType
 from trampoline.designs.cookie_records import Records
+from trampoline.designs.design import Design, DesignInfo, TrampolineDesign
 from trampoline.designs.entry_thunks import Thunks
 from trampoline.designs.shared_images import SharedImages, identities, ksym
 from trampoline.designs.specialised_image import CallerImage
 from trampoline.designs.specialised_spec import CallerProg, CallerSpec, Places
+from trampoline.designs.traits import KEPT_TABLE, Traits
 from trampoline.image.generator import TrampFlag, uses_jmp
 from trampoline.kfunc_md.backend import MetadataBackend
+from trampoline.kfunc_md.kfunc_mds import backend_of
+from trampoline.kfunc_md.padding import SIZE as PADDING_SIZE
 from trampoline.rules import TrampolineRules
 from trampoline.tramp_links import TrampProgType
-from trampoline.update.bpf_trampoline import BpfTrampoline
+from trampoline.update.bpf_trampoline import BpfTrampoline, Trampolines, site_of
+from trampoline.update.ftrace_sites import SingleOps
 from trampoline.update.image_source import SiteImage
-from trampoline.update.multi import MultiEntry
-from trampoline.update.target import TraceTarget, TrampLink
+from trampoline.update.target import LinkEntry, TraceTarget, TrampLink
 
 KSYM = "tramplab_caller"
 """What callers' symbols begin with."""
@@ -46,7 +51,7 @@ class ThunkedImage:
         self._caller.discard()
 
 
-class TramplabImages(SharedImages):
+class SpecialisedImages(SharedImages):
     """Chooses a function's caller by its argument places and its programs, and makes it where there is none yet."""
 
     def __init__(self, kernel: Kernel, rules: TrampolineRules, programs: BpfPrograms, backend: MetadataBackend) -> None:
@@ -57,13 +62,13 @@ class TramplabImages(SharedImages):
         self._timed = False
         self._places: dict[tuple[int, ...], Places] = {}
 
-    def hold(self, entries: Sequence[MultiEntry]) -> None:
+    def hold(self, entries: Sequence[LinkEntry]) -> None:
         """Records for entries of links whose cookies differ."""
         wanted = [entry for entry in entries if entry.link.own_cookie and entry.link.prog.uses.run_ctx]
         if wanted:
-            self.records.hold([entry for entry in wanted if self._tells_function(entry.trampoline)])
+            self.records.hold([entry for entry in wanted if self._tells_function(entry.target)])
 
-    def release(self, entries: Sequence[MultiEntry]) -> None:
+    def release(self, entries: Sequence[LinkEntry]) -> None:
         """Give the records back."""
         self.records.release(entries)
 
@@ -72,10 +77,10 @@ class TramplabImages(SharedImages):
         changes, self._timed = enabled != self._timed, enabled
         return changes
 
-    def _tells_function(self, trampoline: BpfTrampoline) -> bool:
+    def _tells_function(self, target: TraceTarget) -> bool:
         """Whether the return address at the site, rounded down, is the function."""
-        address = trampoline.target.address
-        return not address % _ALIGNED and trampoline.site + SITE_SIZE - address < _ALIGNED
+        address = target.address
+        return not address % _ALIGNED and site_of(self._kernel, target) + SITE_SIZE - address < _ALIGNED
 
     def make(self, trampoline: BpfTrampoline, flags: TrampFlag) -> SiteImage:
         """See ``Images``."""
@@ -108,7 +113,7 @@ class TramplabImages(SharedImages):
     def _known_ip(self, trampoline: BpfTrampoline, flags: TrampFlag) -> int | None:
         if uses_jmp(self._rules, flags):
             return None
-        told = self._tells_function(trampoline) and not flags & TrampFlag.SHARE_IPMODIFY
+        told = self._tells_function(trampoline.target) and not flags & TrampFlag.SHARE_IPMODIFY
         return None if told else trampoline.target.address
 
     def _arguments(self, target: TraceTarget) -> Places:
@@ -164,3 +169,20 @@ def _caller_prog(kind: TrampProgType, link: TrampLink, *, found: bool) -> Caller
         # An LSM cgroup shim keeps none: the programs behind it have their own.
         timed=prog.attach_type is not AttachType.LSM_CGROUP,
     )
+
+
+def _make(
+    kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None
+) -> Design:
+    backend = backend_of(kernel, metadata or ("padding" if kernel.entry.padding >= PADDING_SIZE else "hash"))
+    images = SpecialisedImages(kernel, rules, programs, backend)
+    return TrampolineDesign("specialised", Trampolines(kernel, rules, boot, SingleOps(kernel), images))
+
+
+SPECIALISED = DesignInfo(
+    "specialised",
+    _make,
+    traits=Traits(times_by_image=True, keeps=KEPT_TABLE),
+    metadata=("padding", "hash", "flat"),
+    meets_preempted=True,
+)

@@ -14,6 +14,7 @@ from trampoline.designs.specialised_caller import caller_text
 from trampoline.designs.specialised_frame_words import caller_words
 from trampoline.designs.specialised_spec import CallerSpec
 from trampoline.kfunc_md.backend import MetadataBackend
+from trampoline.phases import check_phases
 
 LONGEST_INSTRUCTION = 15
 
@@ -40,7 +41,7 @@ class CallerImage:
             symbols = kernel.symbols | backend.symbols if backend else kernel.symbols
             self.image = kernel.execmem.alloc(LONGEST_INSTRUCTION * text.count("\n"), name)
             try:
-                made = assemble(text, self.image, symbols, name=name)
+                made = assemble(check_phases(text, name), self.image, symbols, name=name)
                 kernel.execmem.trim(self.image, len(made))
                 kernel.execmem.fill(made, partial(caller_words, made, spec))
             except BaseException:

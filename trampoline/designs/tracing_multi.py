@@ -6,8 +6,8 @@ the function's metadata. Programs of plain links have trampolines of their own, 
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from errno import EEXIST, EINVAL, EOPNOTSUPP
+from dataclasses import dataclass, replace
+from errno import EBUSY, EEXIST, EINVAL, EOPNOTSUPP
 
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace.ops import FtraceOps, FtraceOpsCmd
@@ -18,16 +18,18 @@ from trampoline.bpf.boot import Boot
 from trampoline.bpf.errors import Oops
 from trampoline.bpf.prog import BpfProg, BpfPrograms
 from trampoline.designs import tracing_multi_v1_caller, tracing_multi_v2_caller
-from trampoline.designs.design import Design, Factory, LinkEntry, TrampolineDesign
+from trampoline.designs.design import Design, DesignInfo, TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
-from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.designs.traits import KEPT_TABLE, AfterSleep, Order, Traits
+from trampoline.kfunc_md.defects import TracingMultiDefects
 from trampoline.kfunc_md.kfunc_mds import KfuncMds, MdEntry
 from trampoline.kfunc_md.structs import asm_symbols
+from trampoline.phases import checked_routines
 from trampoline.rules import TrampolineRules
 from trampoline.tramp_links import TrampProgType, kind_of
 from trampoline.update.bpf_trampoline import Trampolines
 from trampoline.update.ftrace_sites import OpsEach
-from trampoline.update.target import TraceTarget
+from trampoline.update.target import LinkEntry, TraceTarget
 
 MAX_ARGS = tracing_multi_v2_caller.MAX_ARGS
 """Argument slots of a function that a multi link may be on."""
@@ -42,7 +44,7 @@ class _GlobalTrampoline:
     ops: FtraceOps
 
 
-class SeedDesign:
+class TracingMultiDesign:
     """The posted series. ``callers``: its stubs, one for each argument count or one for all, none where it can't
     have them.
     """
@@ -85,27 +87,30 @@ class SeedDesign:
         if not self._defects.null_result and returns_to & -_ALIGNMENT != target.address:
             raise KernelError(EOPNOTSUPP, f"{target.name} is not {_ALIGNMENT}-byte aligned")
 
-    def attach(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
-        """See Design. -EEXIST where a function has the program, a plain program beside a multi link, or one beside the
-        other; -EOPNOTSUPP, -ENOMEM and what patching raises. Defects leave behind what they say.
+    def attach(self, entry: LinkEntry) -> None:
+        """See Design. -EEXIST where the function has a multi link."""
+        with self._lock:
+            self._refuse_site(entry.target)
+            self._plain.attach(entry)
+
+    def detach(self, entry: LinkEntry) -> None:
+        """See Design."""
+        self._plain.detach(entry)
+
+    def attach_multi(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
+        """See Design. -EEXIST where a function has the program or a plain link; -EOPNOTSUPP, -ENOMEM and what patching
+        raises. Defects leave behind what they say.
         """
         if not entries:
             return
         with self._lock:
-            if entries[0].link.prog.attach_type.is_multi:
-                self._attach_multi(entries)
-                for _ in entries:
-                    progress()
-            else:
-                self._refuse_sites(entries)
-                self._plain.attach(entries, progress)
+            self._attach_multi(entries)
+            for _ in entries:
+                progress()
 
-    def detach(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
+    def detach_multi(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
         """See Design."""
         if not entries:
-            return
-        if not entries[0].link.prog.attach_type.is_multi:
-            self._plain.detach(entries, progress)
             return
         with self._lock:
             self._detach_multi(entries)
@@ -197,28 +202,44 @@ class SeedDesign:
             if not found[function]:
                 self._targets.pop(function, None)
 
-    def _refuse_sites(self, entries: Sequence[LinkEntry]) -> None:
-        for entry in entries:
-            site = self._kernel.ftrace.ftrace_location(entry.target.address)
-            if site and any(site in tramp.ops.filter for tramp in self._global):
-                raise KernelError(EEXIST, f"{entry.target.name} has a multi link")
+    def _refuse_site(self, target: TraceTarget) -> None:
+        site = self._kernel.ftrace.ftrace_location(target.address)
+        if site and any(site in tramp.ops.filter for tramp in self._global):
+            raise KernelError(EEXIST, f"{target.name} has a multi link")
 
 
-def seed_v2(name: str, defects: SeedDefects | None = None) -> Factory:
+_TRAITS = Traits(
+    order=Order.OLDEST_FIRST,
+    after_sleep=AfterSleep.CURRENT,
+    max_slots=MAX_ARGS,
+    sessions=False,
+    mixes_plain_and_multi=False,
+    shares_sites=False,
+    program_twice=EEXIST,
+    function_twice=EEXIST,
+    site_taken=EBUSY,
+    accounts_calls=False,
+    keeps=KEPT_TABLE,
+    plain=Traits(),
+)
+
+
+def tracing_multi_v2(name: str, defects: TracingMultiDefects | None = None) -> DesignInfo:
     """The second version: C callers, hash. As posted, unless ``defects`` says which of its defects stay."""
-    kept = SeedDefects.as_posted() if defects is None else defects
+    kept = TracingMultiDefects.as_posted() if defects is None else defects
 
     def make(kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
         mds = KfuncMds(kernel, "hash", defects=kept, max_links=rules.max_links)
         routines = tracing_multi_v2_caller.routines(kernel.config, mds.backend, clobbers=not kept.no_clobbers)
-        kernel.add_routines(*routines, constants={**asm_symbols(), **mds.backend.symbols})
+        kernel.add_routines(*checked_routines(routines), constants={**asm_symbols(), **mds.backend.symbols})
         stubs = [kernel.kallsyms.address(tracing_multi_v2_caller.stub_name(count)) for count in range(MAX_ARGS + 1)]
-        return SeedDesign(name, kernel, _plain_trampolines(kernel, rules, boot), mds, stubs)
+        return TracingMultiDesign(name, kernel, _plain_trampolines(kernel, rules, boot), mds, stubs)
 
-    return make
+    sound = kept == TracingMultiDefects()
+    return DesignInfo(name, make, links="multi", traits=_TRAITS, metadata=(), looks_up="hash", sound=sound)
 
 
-def seed_v1(name: str) -> Factory:
+def tracing_multi_v1(name: str) -> DesignInfo:
     """The first version: one caller in assembly, function padding; with none of the later version's defects."""
 
     def make(kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
@@ -227,11 +248,12 @@ def seed_v1(name: str) -> Factory:
         # Without padding there is no look-up to make.
         with suppress(KernelError):
             routines = tracing_multi_v1_caller.routines(kernel.config, mds.backend)
-            kernel.add_routines(*routines, constants=asm_symbols())
+            kernel.add_routines(*checked_routines(routines), constants=asm_symbols())
             stubs = [kernel.kallsyms.address(tracing_multi_v1_caller.NAME)]
-        return SeedDesign(name, kernel, _plain_trampolines(kernel, rules, boot), mds, stubs)
+        return TracingMultiDesign(name, kernel, _plain_trampolines(kernel, rules, boot), mds, stubs)
 
-    return make
+    traits = replace(_TRAITS, needs_padding=True)
+    return DesignInfo(name, make, links="multi", traits=traits, metadata=(), looks_up="padding")
 
 
 def _plain_trampolines(kernel: Kernel, rules: TrampolineRules, boot: Boot) -> Trampolines:
@@ -248,5 +270,10 @@ def _md_entries(entries: Sequence[LinkEntry]) -> list[MdEntry]:
 
 
 def _confused(ops: FtraceOps, ip: int, cmd: FtraceOpsCmd) -> None:
-    """``bpf_tramp_ftrace_ops_func`` on a global trampoline's ops (SeedDefects.confused_ops_func)."""
+    """``bpf_tramp_ftrace_ops_func`` on a global trampoline's ops (TracingMultiDefects.confused_ops_func)."""
     raise Oops(f"{cmd.name} for {ip:#x}: bpf_tramp_ftrace_ops_func takes the {ops.name} for a struct bpf_trampoline")
+
+
+TRACING_MULTI_V2 = tracing_multi_v2("tracing-multi-v2")
+TRACING_MULTI_V2_FIXED = tracing_multi_v2("tracing-multi-v2-fixed", TracingMultiDefects())
+TRACING_MULTI_V1 = tracing_multi_v1("tracing-multi-v1")

@@ -12,7 +12,6 @@ argument count the C is a function of its own, because the count is a constant o
                      +72  return address into the function
 """
 
-from asm import Phase
 from emu.kernel.config import Config
 from emu.kernel.routines.migrate import migrate_disable, migrate_enable
 from emu.kernel.routines.percpu_ref import percpu_ref_get, percpu_ref_put
@@ -105,9 +104,9 @@ class _Run:
         """The whole function."""
         name, config = self._name, self._config
         result = f"qword ptr [r12 + {8 * self._nr_args:#x}]"
-        lock, unlock = rcu_read_lock(config), self._fragment(rcu_read_unlock(config, f"{name}_rcu"), Phase.LOOKUP)
+        lock, unlock = rcu_read_lock(config), self._fragment(rcu_read_unlock(config, f"{name}_rcu"), "lookup")
         get = percpu_ref_get(config, "r13", "kfunc_md.pcref", f"{name}_get")
-        put = self._fragment(percpu_ref_put(config, "r13", "kfunc_md.pcref", f"{name}_put"), Phase.ORIGIN)
+        put = self._fragment(percpu_ref_put(config, "r13", "kfunc_md.pcref", f"{name}_put"), "origin")
         loads = "\n".join(
             f"    mov {register}, qword ptr [r12 + {8 * slot:#x}]"
             for slot, register in enumerate(ARG_REGISTERS[: self._nr_args])
@@ -189,7 +188,7 @@ class _Run:
         size = self._canary + 8 + 8 * (_PUSHED + 1)
         return {at - size: name for at, name in found.items()}
 
-    def _fragment(self, fragment: Fragment, phase: Phase) -> str:
+    def _fragment(self, fragment: Fragment, phase: str) -> str:
         """Its instructions in line; those out of line go behind the function."""
         if fragment.cold:
             self._cold.append(f".phase {phase}\n{fragment.cold}")
@@ -238,7 +237,7 @@ class _Run:
 
     def _missing(self) -> str:
         """Without metadata the function runs as if nothing were attached to it."""
-        unlock = self._fragment(rcu_read_unlock(self._config, f"{self._name}_none"), Phase.LOOKUP)
+        unlock = self._fragment(rcu_read_unlock(self._config, f"{self._name}_none"), "lookup")
         return f".phase lookup\n{self._name}_missing:\n{unlock}"
 
     # A list of programs ---------------------------------------------------------------------------------------------
@@ -365,7 +364,7 @@ class _Run:
         trace = rcu_read_unlock_trace(config, f"{label}_exit")
         migrate = self._migrate(disable=False, label=f"{label}_exit")
         common, sleepers = ("", migrate.text) if config.dont_migrate else (migrate.text, "")
-        unlock = self._fragment(rcu_read_unlock(config, f"{label}_exit"), Phase.EXIT)
+        unlock = self._fragment(rcu_read_unlock(config, f"{label}_exit"), "exit")
         site = f"{label}_exit_stats_site"
         self._entries.append(JumpEntry(BPF_STATS_ENABLED_KEY, site, f"{label}_exit_stats"))
         self._cold.append(

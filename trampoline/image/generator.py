@@ -16,6 +16,7 @@ from trampoline.bpf.boot import Boot
 from trampoline.bpf.btf.func_model import MAX_REG_SLOTS, FuncModel
 from trampoline.bpf.ctx_words import COOKIE_INDEX_SHIFT, SESSION_IS_RETURN
 from trampoline.bpf.errors import ENOTSUPP, KernelError
+from trampoline.phases import check_phases
 from trampoline.rules import TrampolineRules
 
 ARG_REGISTERS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
@@ -179,7 +180,8 @@ def arch_prepare_bpf_trampoline(
         )
     body = origin_body(rules, func_addr or 0, site_offset)
     template = _Template(rules, boot, model, flags, links, func_addr, body, im)
-    image = assemble("\n".join(template.lines()), address, symbols, name=f"bpf_trampoline of {model.name}")
+    name = f"bpf_trampoline of {model.name}"
+    image = assemble(check_phases("\n".join(template.lines()), name), address, symbols, name=name)
     if len(image) > PAGE_SIZE:
         raise KernelError(E2BIG, f"the trampoline of {model.name} needs {len(image)} bytes; at most {PAGE_SIZE}")
     where = image.symbols

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
-class SeedDefects:
+class TracingMultiDefects:
     """Which defects of the posted series are kept. None by default: the repaired series."""
 
     null_result: bool = False
@@ -31,6 +31,6 @@ class SeedDefects:
     """``reset_ftrace_direct_ips`` leaves the new sites in ``direct_functions`` where it could not patch them."""
 
     @classmethod
-    def as_posted(cls) -> "SeedDefects":
+    def as_posted(cls) -> "TracingMultiDefects":
         """All of them: the series as it was posted."""
         return cls(**{field.name: True for field in fields(cls)})

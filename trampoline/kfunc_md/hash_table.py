@@ -8,15 +8,15 @@ from emu.kernel.kernel import Kernel
 from emu.kernel.process_context import PointKind
 from emu.kernel.rcu import RcuFlavour
 from trampoline.kfunc_md.backend import REGISTERS
-from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.kfunc_md.defects import TracingMultiDefects
 from trampoline.kfunc_md.hash_64 import MIN_KFUNC_MD_ARRAY_BITS, grown_bits, hash_64, shrunk_bits
 from trampoline.kfunc_md.lookup import Entered, LookupRegisters, hash_lookup
 from trampoline.kfunc_md.structs import asm_symbols, kfunc_md, kfunc_md_array
 
 _FEW = 5
 """Up to one bucket in 2**_FEW is read or written by itself; more of them with the whole table at once."""
-_LINKS = struct.Struct("<2Q16xQ")
-_HEAD = struct.Struct("<QQQIBBxx")
+_LINKS = kfunc_md.codec("hash", "func")
+_HEAD = kfunc_md_array.codec("used", "hash_bits", "shift", "link", end=kfunc_md_array.size)
 _USED, _MDS, _FUNC = kfunc_md_array.offset("used"), kfunc_md_array.offset("mds"), kfunc_md.offset("func")
 
 
@@ -39,11 +39,11 @@ class HashTable:
 
     name = "hash"
 
-    def __init__(self, kernel: Kernel, defects: SeedDefects = SeedDefects()) -> None:  # noqa: B008  # frozen
+    def __init__(self, kernel: Kernel, defects: TracingMultiDefects = TracingMultiDefects()) -> None:  # noqa: B008  # frozen
         self._kernel, self._machine, self._defects = kernel, kernel.machine, defects
         self.nodes = kernel.slab
         self.copies: MdCopies | None = None
-        """Set where ``SeedDefects.resize_copies`` is."""
+        """Set where ``TracingMultiDefects.resize_copies`` is."""
         self._pointer = kernel.module_data(8, 8)
         size = kfunc_md_array.size + (8 << MIN_KFUNC_MD_ARRAY_BITS)
         self._static = kernel.module_data(size, 16)
@@ -245,7 +245,7 @@ class HashTable:
     def _write(self, table: int, bits: int, link: int, used: int, heads: Sequence[int]) -> None:
         """The head of a table, and its buckets; those beyond ``heads`` become empty."""
         buckets = struct.pack(f"<{len(heads)}Q", *heads).ljust(8 << bits, b"\0")
-        self._machine.write(table, _HEAD.pack(used, 0, 0, bits, 64 - bits, link) + buckets)
+        self._machine.write(table, _HEAD.pack(used, bits, 64 - bits, link) + buckets)
 
     def _all_heads(self, table: int, bits: int) -> list[int]:
         return list(struct.unpack(f"<{1 << bits}Q", self._machine.read(table + _MDS, 8 << bits)))

@@ -1,6 +1,5 @@
 """The metadata of traced functions: create, get, put, link, unlink, with the rules of the tracing-multi series."""
 
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from emu.kernel.process_context import Lock
 from emu.machine.guest_struct import StructView
 from trampoline.bpf.errors import TrampolineError
 from trampoline.kfunc_md.backend import MetadataBackend
-from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.kfunc_md.defects import TracingMultiDefects
 from trampoline.kfunc_md.flat_table import FlatTable
 from trampoline.kfunc_md.hash_table import HashTable, MdCopies
 from trampoline.kfunc_md.lifetime import Lifetimes, MdContent
@@ -29,7 +28,7 @@ LISTS = (TrampProgType.FENTRY, TrampProgType.FEXIT, TrampProgType.MODIFY_RETURN)
 _PROGS, _COUNT = kfunc_md.offset("bpf_progs"), kfunc_md.offset("bpf_prog_cnt")
 _PROG, _COOKIE = (kfunc_md_tramp_prog.offset(name) for name in ("prog", "cookie"))
 _USERS_MAX = 0xFFFF
-_NODE = struct.Struct("<QQ")
+_NODE = kfunc_md_tramp_prog.codec("next", "prog")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class KfuncMds:
     """The metadata of one set of functions, found through one backend ("hash", "padding", "flat").
 
     Functions and programs are guest addresses. Whatever is refused or fails leaves everything as it was, except where
-    a SeedDefects says otherwise. ``refs`` False: callers do not hold metadata over the original call; it then has no
+    ``defects`` says otherwise. ``refs`` False: callers do not hold metadata over the original call; it then has no
     percpu_ref. ``max_links``: programs on one function, all kinds together.
     """
 
@@ -63,7 +62,7 @@ class KfuncMds:
         kernel: Kernel,
         backend: str = "hash",
         *,
-        defects: SeedDefects = SeedDefects(),  # noqa: B008  # frozen
+        defects: TracingMultiDefects = TracingMultiDefects(),  # noqa: B008  # frozen
         refs: bool = True,
         max_links: int = 38,
     ) -> None:
@@ -419,7 +418,7 @@ class KfuncMds:
 def backend_of(
     kernel: Kernel,
     name: str,
-    defects: SeedDefects = SeedDefects(),  # noqa: B008  # frozen
+    defects: TracingMultiDefects = TracingMultiDefects(),  # noqa: B008  # frozen
 ) -> MetadataBackend:
     """A new back end by its name. TrampolineError for one that does not exist."""
     if name == "hash":

@@ -1,6 +1,5 @@
 """How long metadata and its list nodes live: what is allocated, and the grace periods before it is freed."""
 
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,10 +10,11 @@ from emu.machine.machine import Machine
 from trampoline.kfunc_md.backend import MetadataBackend
 from trampoline.kfunc_md.structs import kfunc_md, kfunc_md_tramp_prog
 
-_CONTENT = struct.Struct("<32x4Q16xHBBB")
-_TAIL = struct.Struct("<HBBB")
 _PCREF, _USERS = kfunc_md.offset("pcref"), kfunc_md.offset("users")
-_NODE = struct.Struct("<QQQ")
+_COUNTS = ("users", "bpf_origin_call", "bpf_prog_cnt", "nr_args")
+_CONTENT = kfunc_md.codec("func", "bpf_progs", *_COUNTS)
+_TAIL = kfunc_md.codec(*_COUNTS, start=_USERS)
+_NODE = kfunc_md_tramp_prog.codec("next", "prog", "cookie")
 
 
 @dataclass(slots=True)

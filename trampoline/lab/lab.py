@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from errno import EINVAL
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -38,17 +38,19 @@ from trampoline.bpf.program import BpfProgram, LineInfo, MapSpec
 from trampoline.bpf.structs import asm_symbols
 from trampoline.bpf.uapi import ATTACH_WORDS, AttachType
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
-from trampoline.designs import DESIGNS, METADATA, Factory, LinkEntry
+from trampoline.designs import DesignChoice, design_info
 from trampoline.lab.btf_functions import BtfFunctions, denied_names
 from trampoline.lab.functions import KernelFunction, Population, is_glob, memory_of, populate
-from trampoline.lab.link import Link, MultiLink, Skipped, modules_of, no_progress
+from trampoline.lab.links.link import no_progress
+from trampoline.lab.links.tracing import TracingLink
+from trampoline.lab.links.tracing_multi import Skipped, TracingMultiLink
 from trampoline.lab.multi_request import check_cookie, check_multi, check_wanted
 from trampoline.lab.prototypes import FuncProtos
-from trampoline.phases import with_phases
+from trampoline.phases import check_phases, with_phases
 from trampoline.releases import release as release_named
 from trampoline.releases.kernel_release import KernelRelease
 from trampoline.update.multi import no_collections
-from trampoline.update.target import TraceTarget, TrampLink
+from trampoline.update.target import TraceTarget
 
 if TYPE_CHECKING:
     from trampoline.bpf.install.installer import Installer
@@ -67,10 +69,11 @@ PROG_MODEL = FuncModel("bpf_prog", (FuncArg("ctx", "void *", 8),))
 class Lab:
     """A kernel of one release and configuration, with programs and trampolines.
 
-    ``release``: the name of one, or a ``KernelRelease`` itself. ``functions`` are added to the kernel's text. With
-    ``btf`` the kernel has every function of that BTF, with its type id and the prototype there, which comes before any
-    other. ``design``: one of ``DESIGNS``, or what makes one; ``metadata``: one of its back ends (``METADATA``). Raises
-    TrampolineError for an unknown release, configuration, design or back end.
+    ``release``: the name of one, or a ``KernelRelease`` itself.
+    ``functions`` are added to the kernel's text. With ``btf`` the kernel has every function of that BTF, with its type
+    id and the prototype there, which comes before any other. ``design``: one of ``DESIGNS``, a DesignInfo, or what
+    makes one; ``metadata``: one of its back ends (``DesignInfo.metadata``). Raises TrampolineError for an unknown
+    release, configuration, design or back end.
     """
 
     def __init__(
@@ -84,17 +87,14 @@ class Lab:
         functions: Sequence[FunctionSource | TextSource] = (),
         btf: Btf | None = None,
         counting: str = "auto",
-        design: str | Factory = "per-function",
+        design: DesignChoice = "per-function",
         metadata: str | None = None,
     ) -> None:
         self.release = release_named(release) if isinstance(release, str) else release
-        if isinstance(design, str):
-            if design not in DESIGNS:
-                raise TrampolineError(f"no design {design!r}; there are {', '.join(DESIGNS)}")
-            if metadata is not None and metadata not in METADATA.get(design, ()):
-                choices = ", ".join(METADATA.get(design, ())) or "none"
-                raise TrampolineError(f"no metadata {metadata!r} for {design}; there is {choices}")
-            design = DESIGNS[design]
+        chosen = design_info(design)
+        if metadata is not None and chosen.metadata is not None and metadata not in chosen.metadata:
+            choices = ", ".join(chosen.metadata) or "none"
+            raise TrampolineError(f"no metadata {metadata!r} for {chosen.name}; there is {choices}")
         if isinstance(config, str):
             if config not in CONFIGS:
                 raise TrampolineError(f"no configuration {config!r}; there are {', '.join(CONFIGS)}")
@@ -119,7 +119,7 @@ class Lab:
         self.protos = FuncProtos(self.kernel, known)
         self.programs = BpfPrograms(self.kernel)
         self.programs.model_at = self._model_at
-        self.design = design(self.kernel, self.release.trampoline, self.boot, self.programs, metadata)
+        self.design = chosen.make(self.kernel, self.release.trampoline, self.boot, self.programs, metadata)
         self.trampolines = self.design.trampolines
         self._denied = {kind: denied_names(self.release, kind) for kind in ATTACH_WORDS.values()}
         self._models: dict[str, FuncModel] = {}
@@ -162,6 +162,7 @@ class Lab:
         elif isinstance(code, bytes):
             prog = self.programs.load_image(name, attach, code, sleepable=sleepable, uses=uses or Uses())
         else:
+            check_phases(code, name)
             prog = self.programs.load_assembly(name, attach, code, sleepable=sleepable, uses=uses or Uses())
         prog.attach_func = loaded_for
         return prog
@@ -327,7 +328,7 @@ class Lab:
         *,
         cookie: int = 0,
         prototype: str | None = None,
-    ) -> Link:
+    ) -> TracingLink:
         """Attach a program (``bpf_tracing_prog_attach``). On any error nothing is attached and no text is patched.
 
         KernelError: -EBUSY where it is attached already, -E2BIG beyond the limit, -ENOTSUPP for too many argument
@@ -339,12 +340,9 @@ class Lab:
         check_cookie(cookie)
         target = self.target(where, prototype)
         self._check_returns(prog.attach_type, target)
-        entry = LinkEntry(target, TrampLink(prog, cookie))
-        self.design.check(target, prog)
-        self.design.attach((entry,), no_progress)
-        self.programs.get(prog)
-        self.kernel.rcu.settle()
-        return Link(self, self.design, entry)
+        link = TracingLink(self, prog, target, cookie)
+        link.attach()
+        return link
 
     def attach_multi(
         self,
@@ -354,7 +352,7 @@ class Lab:
         cookies: Sequence[int] | None = None,
         skip_invalid: bool = False,
         progress: Callable[[], object] | None = None,
-    ) -> MultiLink:
+    ) -> TracingMultiLink:
         """Attach a program to many functions: to all of them, or, on any error, to none.
 
         ``functions``: names, addresses, BTF ids, and, where there are no cookies, globs. With ``skip_invalid`` what
@@ -373,7 +371,7 @@ class Lab:
         cookies: Sequence[int] | None,
         skip_invalid: bool,
         progress: Callable[[], object],
-    ) -> MultiLink:
+    ) -> TracingMultiLink:
         check_wanted(functions, cookies)
         if not prog.attach_type.is_multi:
             raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) can't be on many functions")
@@ -396,21 +394,9 @@ class Lab:
                 if not skip_invalid:
                     raise
                 skipped.append(Skipped(where.qualified if isinstance(where, KernelFunction) else str(where), error))
-        owner, own_cookie = object(), len({cookie for _, cookie in targets}) > 1
-        entries = [LinkEntry(target, TrampLink(prog, cookie, owner, own_cookie)) for target, cookie in targets]
-        try:
-            with ExitStack() as undo:
-                for module in modules_of(entries):
-                    self.kernel.modules.get(module)
-                    undo.callback(self.kernel.modules.put, module)
-                self.design.attach(entries, progress)
-                undo.pop_all()
-        except BaseException:
-            self.kernel.rcu.settle()
-            raise
-        self.programs.get(prog)
-        self.kernel.rcu.settle()
-        return MultiLink(self, prog, entries, skipped)
+        link = TracingMultiLink(self, prog, targets, skipped)
+        link.attach(progress)
+        return link
 
     def _expanded(self, functions: Sequence[str | int | KernelFunction]) -> list[str | int | KernelFunction]:
         """Globs replaced by the functions that they match and that are not there already."""

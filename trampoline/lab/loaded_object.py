@@ -12,7 +12,7 @@ from trampoline.bpf.maps.value_format import ValueFormat, format_of
 from trampoline.bpf.objects.bpf_object import GlobalVariable
 from trampoline.bpf.prog import BpfProg
 from trampoline.bpf.program import BpfProgram
-from trampoline.lab.link import Link, MultiLink
+from trampoline.lab.links.link import Link
 
 if TYPE_CHECKING:
     from trampoline.lab.lab import Lab
@@ -67,10 +67,10 @@ class LoadedObject:
         self.maps: dict[str, BpfMap] = dict(maps)
         """Its maps by name, those of global data too."""
         self.data = data
-        self.links: list[Link | MultiLink] = []
+        self.links: list[Link] = []
         """What ``attach_all`` made and ``close`` detaches."""
 
-    def attach(self, name: str, where: Any = None, *, cookie: int = 0) -> Link | MultiLink:
+    def attach(self, name: str, where: Any = None, *, cookie: int = 0) -> Link:
         """Attach a program to what its section says, or to ``where`` (a list or glob for a multi program).
 
         What ``Lab.attach`` and ``attach_multi`` raise; TrampolineError where nothing says where to.
@@ -79,7 +79,7 @@ class LoadedObject:
         self.links.append(link)
         return link
 
-    def _attach(self, name: str, where: Any, cookie: int) -> Link | MultiLink:
+    def _attach(self, name: str, where: Any, cookie: int) -> Link:
         prog, source = self.programs[name], self._sources[name]
         if prog.attach_type.is_multi:
             targets = where if where is not None else source.target
@@ -110,9 +110,9 @@ class LoadedObject:
             raise TrampolineError(f"{name}: attach it to what?")
         return target
 
-    def attach_all(self, cookies: Mapping[str, int] | None = None) -> list[Link | MultiLink]:
+    def attach_all(self, cookies: Mapping[str, int] | None = None) -> list[Link]:
         """Attach every program as its section says: all, or on any error none. ``cookies`` by program."""
-        made: list[Link | MultiLink] = []
+        made: list[Link] = []
         with ExitStack() as undo:
             for name in self.programs:
                 made.append(self._attach(name, None, (cookies or {}).get(name, 0)))

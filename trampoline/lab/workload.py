@@ -21,9 +21,10 @@ from trampoline.bpf.btf.c_declaration import parse_model
 from trampoline.bpf.errors import TrampolineError
 from trampoline.bpf.objects.bpf_object import BpfObject
 from trampoline.bpf.prog import Uses
+from trampoline.designs import design_info
 from trampoline.lab.call_text import CallText
 from trampoline.lab.lab import Lab
-from trampoline.lab.link import Link, MultiLink
+from trampoline.lab.links.link import Link
 from trampoline.lab.loaded_object import LoadedObject
 
 PROGRAM = "xor eax, eax\nret"
@@ -99,7 +100,7 @@ class Ready:
     calls: tuple[ReadyCall, ...] = ()
     operations: tuple[tuple[str, Callable[[], object]], ...] = ()
     """What attaches, by name, where that is to be stepped as well."""
-    links: list[Link | MultiLink] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
     """What was attached, in order."""
     loaded: LoadedObject | None = None
     """The object, where the target is one."""
@@ -201,7 +202,7 @@ def _ready(lab: Lab, call: CallText, cpu: int) -> ReadyCall:
 
 
 def _programs(ready: Ready, options: TargetOptions, name: str) -> Iterator[_Attaching]:
-    lab, multi = ready.lab, options.design.startswith("tracing-multi")
+    lab, multi = ready.lab, design_info(options.design).links == "multi"
     cookie = options.cookies.get("", 0)
     for number, attach in enumerate(options.programs or ("fentry",)):
         prog = lab.prog(
@@ -211,7 +212,7 @@ def _programs(ready: Ready, options: TargetOptions, name: str) -> Iterator[_Atta
             sleepable=options.sleepable,
             uses=Uses(func_ip=options.func_ip, session_cookie=options.session_cookie),
         )
-        do: Callable[[], Link | MultiLink]
+        do: Callable[[], Link]
         if multi:
             do = partial(lab.attach_multi, prog, [name], cookies=[cookie])
         else:
@@ -219,7 +220,7 @@ def _programs(ready: Ready, options: TargetOptions, name: str) -> Iterator[_Atta
         yield name, prog.name, partial(_noted, ready, do)
 
 
-def _noted(ready: Ready, do: Callable[[], Link | MultiLink]) -> None:
+def _noted(ready: Ready, do: Callable[[], Link]) -> None:
     ready.links.append(do())
 
 

@@ -3,7 +3,12 @@
 Needs Hypothesis (``pip install tramplab[testing]``).
 """
 
-from trampoline.testing.design_traits import TRAITS, AfterSleep, Order, Traits
+from trampoline.extras import extra
+
+with extra("testing", "trampoline.testing"):
+    import hypothesis  # noqa: F401
+
+from trampoline.designs.traits import AfterSleep, Order, Traits
 from trampoline.testing.example_database import example_database
 from trampoline.testing.kernel_pool import Kernels
 from trampoline.testing.leak_check import Holdings
@@ -13,7 +18,6 @@ from trampoline.testing.state_machine import booted_kernels, lab_machine
 from trampoline.testing.traced_functions import Prototype, TracedFunction, add_functions
 
 __all__ = [
-    "TRAITS",
     "AfterSleep",
     "Failure",
     "Holdings",

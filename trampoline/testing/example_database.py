@@ -5,6 +5,7 @@ import os
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase, MultiplexedDatabase
 
 from trampoline.bpf.errors import TrampolineError
+from trampoline.extras import extra
 
 REDIS_VARIABLE = "TRAMP_REDIS"
 """Environment variable with the URL of the Redis server that is to be used where none is named."""
@@ -30,12 +31,10 @@ def example_database(directory: str | os.PathLike[str] | None = DIRECTORY, redis
 
 
 def _shared(url: str) -> ExampleDatabase:
-    try:
+    with extra("campaigns", "a Redis server of examples"):
         from hypothesis.extra.redis import RedisExampleDatabase
         from redis import Redis
         from redis.exceptions import RedisError
-    except ImportError:
-        raise TrampolineError("examples in Redis need the extra campaigns: pip install tramplab[campaigns]") from None
     try:
         server = Redis.from_url(url, socket_connect_timeout=5)
         server.ping()

@@ -14,9 +14,9 @@ from emu.machine.vcpu import RunStopReason, Vcpu
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.prog import BpfProg, ProgContext, Uses
 from trampoline.bpf.uapi import AttachType
-from trampoline.designs import Factory
+from trampoline.designs import DesignChoice
 from trampoline.lab.lab import Lab
-from trampoline.lab.link import Link, MultiLink
+from trampoline.lab.links.link import Link
 from trampoline.releases.kernel_release import KernelRelease
 from trampoline.testing.reference_model import (
     Direct,
@@ -68,7 +68,7 @@ class WatchedLab:
         prototypes: Sequence[Prototype],
         *,
         release: KernelRelease,
-        design: str | Factory,
+        design: DesignChoice,
         vcpus: int = 2,
         counts: bool,
         config: str = "voluntary",
@@ -226,7 +226,7 @@ class WatchedLab:
 
     def attach(
         self, program: ModelProgram, prog: BpfProg, names: Sequence[str], cookies: Sequence[int], *, multi: bool
-    ) -> Link | MultiLink:
+    ) -> Link:
         """Attach as a multi link, or as a plain one to a single function."""
         if "ip" not in program.reads:
             for name, cookie in zip(names, cookies, strict=True):

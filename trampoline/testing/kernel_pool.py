@@ -9,7 +9,7 @@ from emu.kernel.checkpoint import Checkpoint
 from emu.kernel.structs import PERCPU
 from emu.machine.machine import Snapshot
 from trampoline.bpf.boot import Boot
-from trampoline.designs import Factory
+from trampoline.designs import DesignChoice
 from trampoline.lab.lab import Lab
 from trampoline.releases.kernel_release import KernelRelease
 from trampoline.testing.instrumented_lab import WatchedLab
@@ -72,7 +72,7 @@ class _Booted:
 class Kernels:
     """Kernels of one design with the same functions. Nothing is shared with other ``Kernels``."""
 
-    def __init__(self, design: str | Factory, prototypes: Sequence[Prototype], *, vcpus: int, counts: bool) -> None:
+    def __init__(self, design: DesignChoice, prototypes: Sequence[Prototype], *, vcpus: int, counts: bool) -> None:
         self._design, self._prototypes, self._vcpus, self._counts = design, tuple(prototypes), vcpus, counts
         self._booted: OrderedDict[tuple[KernelRelease, Variant, str | None], _Booted] = OrderedDict()
         self._thunks: dict[tuple[str, str, str], int] = {}

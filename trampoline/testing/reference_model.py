@@ -13,8 +13,8 @@ from errno import E2BIG, EEXIST, EOPNOTSUPP
 
 from trampoline.bpf.errors import ENOTSUPP
 from trampoline.bpf.uapi import AttachType
+from trampoline.designs.traits import AfterSleep, Order, Traits
 from trampoline.releases.kernel_release import KernelRelease
-from trampoline.testing.design_traits import AfterSleep, Order, Traits
 from trampoline.testing.traced_functions import TracedFunction
 from trampoline.tramp_links import TrampProgType
 

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.reporting import with_reporter
 from hypothesis.stateful import run_state_machine_as_test
 
-from trampoline.designs import Factory
+from trampoline.designs import DesignChoice
+from trampoline.designs.traits import Traits
 from trampoline.releases import releases as all_releases
 from trampoline.releases.kernel_release import KernelRelease
-from trampoline.testing.design_traits import Traits
 from trampoline.testing.kernel_pool import Kernels
 from trampoline.testing.rules.base import LOOKS, SequenceTally
 from trampoline.testing.state_machine import lab_machine
@@ -43,7 +43,7 @@ class Sequences:
 
 
 def run_sequences(
-    design: str | Factory,
+    design: DesignChoice,
     traits: Traits | None = None,
     *,
     releases: Sequence[KernelRelease] = all_releases(),

@@ -5,10 +5,10 @@ the reference model after every step.
 from collections.abc import Sequence
 
 from trampoline.bpf.errors import TrampolineError
-from trampoline.designs import Factory
+from trampoline.designs import DesignChoice, design_info
+from trampoline.designs.traits import Traits
 from trampoline.releases import releases as all_releases
 from trampoline.releases.kernel_release import KernelRelease
-from trampoline.testing.design_traits import TRAITS, Traits
 from trampoline.testing.kernel_pool import Kernels
 from trampoline.testing.rules.base import CPUS, FIXED, SequenceTally, Subject
 from trampoline.testing.rules.call import CallSteps
@@ -23,13 +23,13 @@ class LabMachine(LinkSteps, CallSteps, MixedSteps, OtherSteps, ObservedSteps, Us
     """The state machine of some design; ``lab_machine`` makes them."""
 
 
-def booted_kernels(design: str | Factory, traits: Traits | None = None) -> Kernels:
+def booted_kernels(design: DesignChoice, traits: Traits | None = None) -> Kernels:
     """Kernels of a design for several runs; its ``close`` gives them back. TrampolineError as ``lab_machine``."""
     return Kernels(design, FIXED, vcpus=CPUS, counts=_documented(design, traits).count_is_actual)
 
 
 def lab_machine(
-    design: str | Factory,
+    design: DesignChoice,
     traits: Traits | None = None,
     *,
     releases: Sequence[KernelRelease] = all_releases(),
@@ -39,7 +39,7 @@ def lab_machine(
     """The state machine of a design, by name or by what makes it: run it with Hypothesis's
     ``run_state_machine_as_test``, or let pytest find its ``TestCase``.
 
-    ``traits`` says what is documented of the design; those of tramplab's own are known. Each run draws one of the
+    ``traits``: its documented differences, by default those of its DesignInfo. Each run draws one of the
     releases, a boot, and functions with prototypes of its own. ``tally`` counts what is run. Kernels stay booted
     between runs: in ``kernels`` of this design (``booted_kernels``), or in some of the class's own
     (``SUBJECT.kernels``). TrampolineError for a design of which nothing is documented.
@@ -55,9 +55,9 @@ def lab_machine(
     return Chosen
 
 
-def _documented(design: str | Factory, traits: Traits | None) -> Traits:
-    if traits is not None:
-        return traits
-    if not isinstance(design, str) or design not in TRAITS:
-        raise TrampolineError(f"no traits are known of {design!r}: say what is documented of it")
-    return TRAITS[design]
+def _documented(design: DesignChoice, traits: Traits | None) -> Traits:
+    info = design_info(design)
+    found = traits or info.traits
+    if found is None:
+        raise TrampolineError(f"no traits are known of {info.name!r}: pass them, or set them in its DesignInfo")
+    return found

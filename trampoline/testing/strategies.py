@@ -5,10 +5,10 @@ from hypothesis.strategies import SearchStrategy
 
 from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.bpf.uapi import AttachType
+from trampoline.designs.traits import Traits
 from trampoline.image.generator import ARG_REGISTERS
 from trampoline.releases import releases as all_releases
 from trampoline.releases.kernel_release import KernelRelease
-from trampoline.testing.design_traits import Traits
 from trampoline.testing.traced_functions import Prototype
 
 _SCALARS = ("char", "u8", "short", "u16", "int", "u32", "long", "u64", "void *")
@@ -75,5 +75,5 @@ def kinds(
     of the last program comes more often: programs of one kind share an order, a limit and places in a frame.
     """
     lsm = () if multi else (AttachType.LSM_MAC,) if sleepable else (AttachType.LSM_MAC, AttachType.LSM_CGROUP)
-    able = (*traits.kinds(release), *lsm)
+    able = (*traits.kinds(release.trampoline), *lsm)
     return st.sampled_from((*able, *[last] * 2) if last in able else able)

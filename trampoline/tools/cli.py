@@ -10,7 +10,7 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -40,20 +40,26 @@ class Parser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)
 
 
-def subcommands() -> dict[str, ModuleType]:
-    """The modules of `trampoline.tools.commands` by name: each is a subcommand, with dashes for its underscores."""
-    names = sorted(module.name for module in pkgutil.iter_modules(commands.__path__) if module.name[0] != "_")
-    return {name.replace("_", "-"): importlib.import_module(f"{commands.__name__}.{name}") for name in names}
+def subcommands() -> list[str]:
+    """The names of the modules of `trampoline.tools.commands`, which are the subcommands, dashes for underscores."""
+    modules = pkgutil.iter_modules(commands.__path__)
+    return sorted(module.name.replace("_", "-") for module in modules if module.name[0] != "_")
 
 
-def build_parser() -> Parser:
-    """The parser of the whole command. The arguments it gives carry `run`, the chosen subcommand's own."""
+def subcommand(name: str) -> ModuleType:
+    """The module of a subcommand."""
+    return importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}")
+
+
+def build_parser(names: Iterable[str] | None = None) -> Parser:
+    """The parser of the command with these subcommands, by default all. Its arguments carry `run`, the chosen one's."""
     parser = Parser(
         prog="tramp", description="Generate, run and count the machine code that runs BPF programs on kernel functions."
     )
     parser.add_argument("--version", action="version", version=f"tramplab {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
-    for name, module in subcommands().items():
+    for name in subcommands() if names is None else names:
+        module = subcommand(name)
         module.add_parser(subparsers)
         subparsers.choices[name].set_defaults(run=module.run)
     return parser
@@ -83,8 +89,11 @@ def _drop_output() -> None:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    # Making a parser takes a millisecond or two: only --help, and a mistyped command, need all of them.
+    names = argv[:1] if argv and argv[0] in subcommands() else None
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = build_parser(names).parse_args(argv)
     except SystemExit as left:  # --help and --version have printed, or an error has
         return left.code if isinstance(left.code, int) else UNUSABLE
     run: Callable[[argparse.Namespace], int] = arguments.run

@@ -16,7 +16,7 @@ from trampoline.bpf.maps.ringbuf import RingBuffer
 from trampoline.bpf.objects.bpf_object import BpfObject
 from trampoline.lab.call_text import CallText
 from trampoline.lab.lab import Lab
-from trampoline.lab.link import Link, MultiLink
+from trampoline.lab.links.link import Link
 from trampoline.lab.loaded_object import LoadedObject
 
 MAX_INSTRUCTIONS = 50_000_000
@@ -103,7 +103,7 @@ def run_object(
                 outcome.recording = calling.enter_context(record(lab.kernel))
             loaded.attach_all(cookies)
             for link in loaded.links:
-                outcome.attached.append(f"{link.prog.name} ({link.prog.attach_type}) on {_where(link)}")
+                outcome.attached.append(f"{link.program.name} ({link.program.attach_type}) on {_where(link)}")
             for call, alone in zip(wanted, before, strict=True):
                 made = _call(lab, call)
                 outcome.calls.append(replace(made, before=alone.instructions))
@@ -139,7 +139,7 @@ def call_error(lab: Lab, text: str, fault: GuestFault) -> TrampolineError:
     return TrampolineError(f"{text}: {where}{fault}")
 
 
-def _where(link: Link | MultiLink) -> str:
+def _where(link: Link) -> str:
     functions = link.functions
     return functions[0] if len(functions) == 1 else f"{len(functions)} functions, {functions[0]} first"
 

@@ -24,8 +24,9 @@ from trampoline.bpf.verifier.attach_requests import (
 )
 from trampoline.bpf.verifier.errors import Unsupported, VerifierError
 from trampoline.bpf.verifier.kernel_view import KernelView
-from trampoline.bpf.verifier.load.bpf_link_create import LinkRules, Links
+from trampoline.bpf.verifier.load.bpf_link_create import Links
 from trampoline.bpf.verifier.load.bpf_prog_load import bpf_prog_load
+from trampoline.bpf.verifier.load.links.link import LinkRules
 from trampoline.releases import release
 
 _MULTI_PROBES = (AttachType.TRACE_KPROBE_MULTI, AttachType.TRACE_KPROBE_SESSION)

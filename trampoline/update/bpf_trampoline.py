@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from errno import E2BIG, EAGAIN, EBUSY, EINVAL
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from trampoline.kfunc_md.hash_64 import hash_64
 from trampoline.rules import TrampolineRules
 from trampoline.text_poke import BpfTextPokeType, bpf_arch_text_poke
 from trampoline.tramp_links import TrampProgType, enter_exit, flags_of, kind_of, links_of
-from trampoline.update.ftrace_sites import DirectSites, SingleOps
+from trampoline.update.ftrace_sites import DirectSites
 from trampoline.update.image_source import ImageSource, SiteImage
 from trampoline.update.target import TraceTarget, TrampLink
 
@@ -36,7 +36,6 @@ class BpfTrampoline:
         "_images",
         "_kernel",
         "_rules",
-        "_sites",
         "boot",
         "cur_image",
         "flags",
@@ -44,6 +43,7 @@ class BpfTrampoline:
         "mutex",
         "refcnt",
         "site",
+        "sites",
         "target",
     )
 
@@ -58,9 +58,9 @@ class BpfTrampoline:
         mutex: Lock,
     ) -> None:
         self._kernel, self._rules, self.boot = kernel, rules, boot
-        self._sites, self._images = sites, images
+        self.sites, self._images = sites, images
         self.target = target
-        self.site = _site(kernel, target)
+        self.site = site_of(kernel, target)
         """The ftrace location of the target; 0 where it is patched directly (``func.ftrace_managed``)."""
         self.refcnt = 0
         self.mutex = mutex
@@ -75,13 +75,17 @@ class BpfTrampoline:
         KernelError: -E2BIG beyond the limit of links, -EBUSY for a link or a program that is there already, and what
         updating raises.
         """
-        with self.mutex, self.changed(link, adding=True):
-            self._update()
+        self._relink(link, adding=True)
 
     def unlink_prog(self, link: TrampLink) -> None:
         """``__bpf_trampoline_unlink_prog``. If updating fails, the link stays."""
-        with self.mutex, self.changed(link, adding=False):
-            self._update()
+        self._relink(link, adding=False)
+
+    def _relink(self, link: TrampLink, *, adding: bool) -> None:
+        with self.mutex, self.changed(link, adding=adding):
+            update = self.switch()
+            with self.sharing_grace_periods():
+                self.finish(update)
 
     @contextmanager
     def changed(self, link: TrampLink, *, adding: bool) -> Iterator[None]:
@@ -135,6 +139,10 @@ class BpfTrampoline:
     def write_images(self) -> None:
         """The images of this trampoline, and of all others that were prepared, are about to be reached."""
         self._images.write()
+
+    def sharing_grace_periods(self) -> AbstractContextManager[None]:
+        """A block around ``finish``: what is no longer needed shares grace periods."""
+        return self._kernel.rcu.sharing()
 
     @property
     def tramp_links(self) -> TrampLinks:
@@ -265,11 +273,11 @@ class BpfTrampoline:
             self._poke(old, new)
         elif new is None:
             if old is not None:
-                self._sites.unregister(self, site, self.direct(old))
+                self.sites.unregister(self, site, self.direct(old))
         elif old is None:
-            self._sites.register(self, site, self.direct(new))
+            self.sites.register(self, site, self.direct(new))
         else:
-            self._sites.modify(self, site, self.direct(new), lock_direct_mutex=lock_direct_mutex)
+            self.sites.modify(self, site, self.direct(new), lock_direct_mutex=lock_direct_mutex)
 
     def direct(self, image: SiteImage) -> int:
         """The address by which the site reaches an image, as ftrace takes it."""
@@ -286,7 +294,8 @@ class BpfTrampoline:
             bpf_arch_text_poke(self._kernel, self.target.address, kind(old), kind(new), was, becomes)
 
 
-def _site(kernel: Kernel, target: TraceTarget) -> int:
+def site_of(kernel: Kernel, target: TraceTarget) -> int:
+    """The ftrace location of a target; 0 where it has none."""
     known = target.address + (target.site_offset or 0)
     return known if known in kernel.ftrace.records else kernel.ftrace.ftrace_location(target.address)
 
@@ -313,7 +322,7 @@ class Trampolines:
         self._mutex = Lock(kernel.process, "trampoline_mutex")
         self._pool = [
             Lock(kernel.process, f"trampoline_pool[{number}]")
-            for number in range(1 << _POOL_BITS if isinstance(sites, SingleOps) else 0)
+            for number in range(0 if sites.batches is None else 1 << _POOL_BITS)
         ]
         """A batch takes them all (``trampoline_lock_all``); without batches each trampoline has its own mutex."""
 

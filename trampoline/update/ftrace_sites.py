@@ -16,8 +16,20 @@ if TYPE_CHECKING:
     from trampoline.update.bpf_trampoline import BpfTrampoline
 
 
+class SiteBatches(Protocol):
+    """Sites that are changed in batches."""
+
+    def apply(self, batch: "SiteBatch", trampolines: Mapping[int, "BpfTrampoline"]) -> None:
+        """Apply a batch, all or nothing; ``trampolines`` by site of what is added."""
+
+
 class DirectSites(Protocol):
     """Sites and where they go. Each call leaves everything as it was when it raises (see ``emu.kernel.ftrace``)."""
+
+    @property
+    def batches(self) -> SiteBatches | None:
+        """The same sites, changed in batches; None where each change is a registration of its own."""
+        ...
 
     def register(self, trampoline: "BpfTrampoline", ip: int, direct: int) -> None:
         """Let a site that is a nop reach ``direct``."""
@@ -31,6 +43,8 @@ class DirectSites(Protocol):
 
 class OpsEach:
     """One ftrace_ops for each trampoline (``tr->fops``)."""
+
+    batches = None
 
     def __init__(self, kernel: Kernel) -> None:
         self._ftrace = kernel.ftrace
@@ -67,10 +81,13 @@ class SingleOps:
 
     def __init__(self, kernel: Kernel) -> None:
         self._ftrace = kernel.ftrace
-        self.sharing_grace_periods = kernel.rcu.sharing
-        """Around what a batch no longer needs."""
         self._ops = FtraceOps("direct_ops", ops_func=self._share_ipmodify)
         self._by_ip: dict[int, BpfTrampoline] = {}
+
+    @property
+    def batches(self) -> "SingleOps":
+        """See DirectSites."""
+        return self
 
     def register(self, trampoline: "BpfTrampoline", ip: int, direct: int) -> None:
         """See DirectSites."""

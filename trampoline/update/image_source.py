@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from trampoline.bpf.prog import BpfProg
 from trampoline.image.generator import TrampFlag
-from trampoline.update.target import TraceTarget
+from trampoline.update.target import LinkEntry, TraceTarget
 
 if TYPE_CHECKING:
     from trampoline.update.bpf_trampoline import BpfTrampoline
-    from trampoline.update.multi import MultiEntry
 
 
 class SiteImage(Protocol):
@@ -38,10 +37,10 @@ class ImageSource(Protocol):
     def check(self, target: TraceTarget, prog: BpfProg) -> None:
         """Refuse what no image can be made for. KernelError."""
 
-    def hold(self, entries: "Sequence[MultiEntry]") -> None:
+    def hold(self, entries: Sequence[LinkEntry]) -> None:
         """Make room for what images need beside themselves, before the first of a link is made. KernelError."""
 
-    def release(self, entries: "Sequence[MultiEntry]") -> None:
+    def release(self, entries: Sequence[LinkEntry]) -> None:
         """Give that back, after the last was put or discarded."""
 
     def make(self, trampoline: "BpfTrampoline", flags: TrampFlag) -> SiteImage:

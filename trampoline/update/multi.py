@@ -1,7 +1,7 @@
 """Multi links: one program on many functions (``tracing_multi`` links, merged in 2026).
 
-Trampolines stay one per function. With one ftrace_ops for all (``SingleOps``) a batch is one ftrace update; otherwise
-functions are attached one by one, which is what mass attachment was slow by. Either way all or nothing.
+Trampolines stay one per function. Where sites are changed in batches (``SiteBatches``) a batch is one ftrace update;
+otherwise functions are attached one by one, which is what mass attachment was slow by. Either way all or nothing.
 """
 
 import gc
@@ -9,19 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from errno import EAGAIN, EINVAL
-from typing import NamedTuple
 
 from trampoline.bpf.errors import KernelError
 from trampoline.update.bpf_trampoline import BpfTrampoline
-from trampoline.update.ftrace_sites import SingleOps, SiteBatch
+from trampoline.update.ftrace_sites import SiteBatch, SiteBatches
 from trampoline.update.target import TraceTarget, TrampLink
-
-
-class MultiEntry(NamedTuple):
-    """One function of a multi link: its trampoline, and the program's place in it."""
-
-    trampoline: BpfTrampoline
-    link: TrampLink
 
 
 @contextmanager
@@ -38,40 +30,56 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def attach_multi(sites: object, entries: Sequence[MultiEntry], progress: Callable[[], object]) -> None:
-    """``bpf_trampoline_multi_attach``: put every link into its trampoline, or none.
+def attach_multi(
+    trampolines: Sequence[BpfTrampoline], links: Sequence[TrampLink], progress: Callable[[], object]
+) -> None:
+    """``bpf_trampoline_multi_attach``: put each link into its trampoline, or none.
 
     ``progress`` is called once for each function. Raises what linking and patching raise; then every list, image and
     site is as it was.
     """
-    _change(sites, entries, progress, adding=True)
+    _change(trampolines, links, progress, adding=True)
 
 
-def detach_multi(sites: object, entries: Sequence[MultiEntry], progress: Callable[[], object]) -> None:
-    """``bpf_trampoline_multi_detach``: take every link out, or none where updating fails."""
-    _change(sites, entries, progress, adding=False)
+def detach_multi(
+    trampolines: Sequence[BpfTrampoline], links: Sequence[TrampLink], progress: Callable[[], object]
+) -> None:
+    """``bpf_trampoline_multi_detach``: take each link out, or none where updating fails."""
+    _change(trampolines, links, progress, adding=False)
 
 
-def _change(sites: object, entries: Sequence[MultiEntry], progress: Callable[[], object], *, adding: bool) -> None:
-    if not entries:
+def _change(
+    trampolines: Sequence[BpfTrampoline],
+    links: Sequence[TrampLink],
+    progress: Callable[[], object],
+    *,
+    adding: bool,
+) -> None:
+    if not trampolines:
         return
-    if isinstance(sites, SingleOps) and all(entry.trampoline.site for entry in entries):
-        _change_batched(sites, entries, progress, adding=adding)
+    batches = trampolines[0].sites.batches
+    if batches is not None and all(trampoline.site for trampoline in trampolines):
+        _change_batched(batches, trampolines, links, progress, adding=adding)
     else:
-        _change_one_by_one(entries, progress, adding=adding)
+        _change_one_by_one(trampolines, links, progress, adding=adding)
 
 
-def _change_one_by_one(entries: Sequence[MultiEntry], progress: Callable[[], object], *, adding: bool) -> None:
+def _change_one_by_one(
+    trampolines: Sequence[BpfTrampoline],
+    links: Sequence[TrampLink],
+    progress: Callable[[], object],
+    *,
+    adding: bool,
+) -> None:
     """Site after site; what they reached before is kept until the last is patched, so that going back makes nothing
     new.
     """
     with ExitStack() as stack:
         updates = []
         with ExitStack() as undo:
-            for entry in entries:
-                trampoline = entry.trampoline
+            for trampoline, link in zip(trampolines, links, strict=True):
                 stack.enter_context(trampoline.mutex)
-                stack.enter_context(trampoline.changed(entry.link, adding=adding))
+                stack.enter_context(trampoline.changed(link, adding=adding))
                 before = trampoline.flags
                 update = trampoline.switch()
                 undo.callback(trampoline.switch_back, update, before)
@@ -83,20 +91,24 @@ def _change_one_by_one(entries: Sequence[MultiEntry], progress: Callable[[], obj
 
 
 def _change_batched(
-    sites: SingleOps, entries: Sequence[MultiEntry], progress: Callable[[], object], *, adding: bool
+    batches: SiteBatches,
+    trampolines: Sequence[BpfTrampoline],
+    links: Sequence[TrampLink],
+    progress: Callable[[], object],
+    *,
+    adding: bool,
 ) -> None:
     """All trampolines are locked, changed in their lists, generated, and patched as one."""
-    trampolines = [entry.trampoline for entry in entries]
     with _all_locked(trampolines):
         flags = [trampoline.flags for trampoline in trampolines]
         changed: list[int] = []
         try:
-            for trampoline, link in entries:
+            for trampoline, link in zip(trampolines, links, strict=True):
                 changed.append(trampoline.change(link, adding=adding))
-            while not _try_update(sites, trampolines, progress):
+            while not _try_update(batches, trampolines, progress):
                 pass
         except BaseException:
-            for (trampoline, link), before, position in zip(entries, flags, changed, strict=False):
+            for trampoline, link, before, position in zip(trampolines, links, flags, changed, strict=False):
                 trampoline.flags = before
                 trampoline.change_back(link, position, adding=adding)
             raise
@@ -111,18 +123,19 @@ def _all_locked(trampolines: Sequence[BpfTrampoline]) -> Iterator[None]:
         yield
 
 
-def remake(sites: object, trampolines: Sequence[BpfTrampoline]) -> None:
+def remake(trampolines: Sequence[BpfTrampoline]) -> None:
     """Make the images of trampolines anew, all or none, since something changed that they depend on."""
     mine = [trampoline for trampoline in trampolines if trampoline.site]
     if not mine:
         return
-    assert isinstance(sites, SingleOps), "designs whose images depend on more than their programs patch in batches"
+    batches = mine[0].sites.batches
+    assert batches is not None, "designs whose images depend on more than their programs patch in batches"
     with _all_locked(mine):
-        while not _try_update(sites, mine, lambda: None):
+        while not _try_update(batches, mine, lambda: None):
             pass
 
 
-def _try_update(sites: SingleOps, trampolines: Sequence[BpfTrampoline], progress: Callable[[], object]) -> bool:
+def _try_update(batches: SiteBatches, trampolines: Sequence[BpfTrampoline], progress: Callable[[], object]) -> bool:
     """One attempt at all of them; False where livepatch shares a site and its image is to be made anew."""
     updates = []
     batch = SiteBatch()
@@ -142,14 +155,14 @@ def _try_update(sites: SingleOps, trampolines: Sequence[BpfTrampoline], progress
         raise
     trampolines[0].write_images()
     try:
-        sites.apply(batch, {trampoline.site: trampoline for trampoline in trampolines})
+        batches.apply(batch, {trampoline.site: trampoline for trampoline in trampolines})
     except BaseException as error:
         for trampoline, update in zip(trampolines, updates, strict=True):
             trampoline.abandon(update, seen=True)
         if isinstance(error, KernelError) and error.errno == EAGAIN:
             return False
         raise
-    with sites.sharing_grace_periods():
+    with trampolines[0].sharing_grace_periods():
         for trampoline, update in zip(trampolines, updates, strict=True):
             trampoline.finish(update)
     return True

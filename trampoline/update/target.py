@@ -57,3 +57,10 @@ class TrampLink:
     cookie_slot: int | None = None
     """Where the function's record has the cookie, for callers that find it there."""
     linked: bool = False
+
+
+class LinkEntry(NamedTuple):
+    """One function of a link, and the program's place on it."""
+
+    target: TraceTarget
+    link: TrampLink

@@ -18,7 +18,7 @@ def load_object(
     """Link an object (``gcc -c -pg -mfentry -mcmodel=kernel``) into the kernel; its functions, by address.
 
     ``prototypes``: C declarations by function name, as an object has none. What the object doesn't define is looked
-    up in kallsyms. Raises emu.kernel.module.object_reader.ObjectError for an object that can't be used, KernelError
+    up in kallsyms. Raises emu.kernel.module.object_file.ModuleError for an object that can't be used, KernelError
     (-ENOENT) for a prototype of a function that it does not have, KernelError (-ENOMEM); nothing stays behind then.
     """
     obj = read_object(source, name)

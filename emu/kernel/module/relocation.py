@@ -49,7 +49,7 @@ def link_object(
 
     `place` gives the guest address of a section, a multiple of its alignment. `resolve` gives that of a symbol defined
     elsewhere, or None; it is asked once for each of `obj.undefined`. Every patch site becomes a nop5, as ftrace makes
-    it at boot. Raises ObjectError for sections that are misaligned or overlap, for undefined symbols (it names them
+    it at boot. Raises ModuleError for sections that are misaligned or overlap, for undefined symbols (it names them
     all), and for a relocation whose value does not fit.
     """
     try:

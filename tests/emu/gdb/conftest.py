@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
+from patience import PATIENCE
 
 from emu.debug import Debugger
 from emu.gdb.commands import KernelCommands
@@ -39,7 +40,7 @@ class Client:
     """A client that speaks the protocol without gdb."""
 
     def __init__(self, address: tuple[str, int], *, acknowledges: bool = True) -> None:
-        self.socket = socket.create_connection(address, timeout=20)
+        self.socket = socket.create_connection(address, timeout=PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._read = self.socket.makefile("rb")
         self.acknowledges = acknowledges
@@ -138,14 +139,14 @@ class Served:
             argv += ["-ex", command]
         argv.append(str(self.symbols.path))
         return subprocess.run(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False
         ).stdout
 
     def close(self) -> None:
         for client in self.clients:
             client.close()
         self.server.close()
-        self.thread.join(timeout=10)
+        self.thread.join(timeout=PATIENCE)
         assert not self.thread.is_alive()
 
 

@@ -4,6 +4,7 @@ import time
 from xml.etree import ElementTree
 
 import pytest
+from patience import PATIENCE
 
 from emu.gdb.registers import REGISTERS
 
@@ -433,7 +434,7 @@ def test_a_client_that_vanishes_while_something_runs(serve):
 def test_once(serve):
     served = serve(saves)
     served.client().close()
-    served.thread.join(timeout=10)
+    served.thread.join(timeout=PATIENCE)
     assert not served.thread.is_alive()
 
 

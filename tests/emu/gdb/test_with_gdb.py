@@ -5,6 +5,9 @@ import signal
 import subprocess
 import time
 
+import pytest
+from patience import PATIENCE
+
 WALK = """python
 import gdb
 def frames():
@@ -43,7 +46,7 @@ def test_frames_at_every_instruction(serve, tool, tmp_path):
     script.write_text(WALK % 30)
     printed = served.gdb(tool("gdb"), f"source {script}")
     seen = [line.split()[1:] for line in printed.splitlines() if line.startswith("FRAMES")]
-    served.thread.join(timeout=10)
+    served.thread.join(timeout=PATIENCE)
     debugger = served.debugger
     debugger.goto(1)
     expected, callers = [], []
@@ -93,7 +96,7 @@ def test_breaking_stepping_and_going_back(serve, tool):
         "reverse-stepi", "x/gx $rsi", "reverse-continue", "echo ==2\\n", "delete", "finish", "p $rax", "reverse-finish",
         "x/i $pc", "echo ==3\\n", "reverse-continue", "info registers rip", "echo ==4\\n", "continue",
     )  # fmt: skip
-    served.thread.join(timeout=10)
+    served.thread.join(timeout=PATIENCE)
     served.debugger.goto(1)
     room = served.debugger.registers()["rsi"]
     assert "Breakpoint 1, " in printed
@@ -143,11 +146,11 @@ def test_a_gdb_that_is_killed_midway(serve, tool):
     commands = ["set debuginfod enabled off", f"target remote :{served.address[1]}", "break *leaf", "continue"]
     argv = [tool("gdb"), "-nx", "-batch", *(word for line in commands for word in ("-ex", line))]
     running = subprocess.Popen([*argv, str(served.symbols.path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while served.debugger.position < 1000 and time.monotonic() < deadline:
         time.sleep(0.02)
     running.kill()
-    running.communicate(timeout=30)
+    running.communicate(timeout=PATIENCE)
     printed = served.gdb(tool("gdb"), "info symbol $pc", "info breakpoints", "reverse-continue", "x/i $pc")
     assert re.search(r"loops( \+ \d+)? in section .text", printed)
     assert "No more reverse-execution history." in printed
@@ -172,16 +175,17 @@ def test_two_threads(serve, tool):
     assert locked == [("1", f"{start + 1:#x}"), ("2", f"{leaf:#x}")]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c(serve, tool):
     served = serve(loops)
     commands = ["set debuginfod enabled off", f"target remote :{served.address[1]}", "continue", "info symbol $pc"]
     argv = [tool("gdb"), "-nx", "-batch", *(word for line in commands for word in ("-ex", line))]
     running = subprocess.Popen([*argv, str(served.symbols.path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while served.debugger.position < 1000 and time.monotonic() < deadline:
         time.sleep(0.02)
     running.send_signal(signal.SIGINT)
-    printed, _ = running.communicate(timeout=30)
+    printed, _ = running.communicate(timeout=PATIENCE)
     assert b"received signal SIGINT, Interrupt." in printed
     assert re.search(rb"loops( \+ \d+)? in section .text", printed)
 

@@ -214,3 +214,36 @@ def test_a_fresh_cpu_may_be_preempted_and_a_fresh_task_may_migrate():
     assert (area.current_task, area.this_cpu_off, area.cpu_number) == (BASE + 0x38000, BASE, 2)
     assert area.runqueues.cpu == 2
     assert PERCPU.offset("call_depth") == 0x35010, "where the images of recorded 6.12 boots count"
+
+
+MIXED = Struct(
+    "mixed",
+    size=40,
+    fields={"first": u32(0), "signed": s32(4), "words": u64(8).array(2), "tag": raw(26, 3), "last": u8(30)},
+)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**64 - 1), st.binary(max_size=3))
+def test_codec_and_view_agree(first, signed, word, tag):
+    memory = Memory()
+    memory.write(BASE, MIXED.codec("first", "signed", "words", "tag", "last", end=MIXED.size).pack(
+        first, signed, 1, word, tag, 7
+    ))  # fmt: skip
+    view = MIXED.view(memory, BASE)
+    assert (view.first, view.signed, list(view.words), view.last) == (first, signed, [1, word], 7)
+    assert view.tag == tag.ljust(3, b"\0")
+
+
+def test_codec_begins_and_ends_where_asked():
+    assert MIXED.codec("signed", start=4).pack(-1) == b"\xff" * 4
+    assert MIXED.codec("words", "last").size == 31
+    assert MIXED.codec("first", end=16).pack(1) == b"\x01" + bytes(15)
+
+
+def test_codec_refuses_what_it_can_not_pack():
+    outer = Struct("outer", size=48, fields={"inner": embedded(0, MIXED), "odd": (40, 3)})
+    for struct, paths in ((MIXED, ("words", "first")), (outer, ("inner",)), (outer, ("odd",))):
+        with pytest.raises(StructError, match="can't be packed"):
+            struct.codec(*paths)
+    with pytest.raises(NoFieldError):
+        MIXED.codec("nothing")

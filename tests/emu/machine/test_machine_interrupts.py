@@ -7,15 +7,13 @@ import pytest
 
 from emu.errors import GuestTimeout
 
+pytestmark = pytest.mark.usefixtures("interruptible")
+
 
 @pytest.fixture(autouse=True)
-def interruptible(bench):
-    """Ctrl-C raises KeyboardInterrupt, also where the tests run with SIGINT ignored (as background jobs do)."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Should the interrupt get lost, the test fails in seconds.
-    bench.machine.max_ticks = 100
-    yield
-    signal.signal(signal.SIGINT, before)
+def limited(bench):
+    """Should the interrupt get lost, the test fails in seconds."""
+    bench.machine.max_ticks = 1000
 
 
 GUESTS = ["again: jmp again", "again:\ncall stub\njmp again", "again:\nint3\njmp again"]

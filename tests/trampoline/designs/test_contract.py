@@ -12,14 +12,14 @@ from kernel_releases import RELEASES
 from emu.kernel.structs import PERCPU
 from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from trampoline.bpf.errors import ENOTSUPP, KernelError
-from trampoline.designs import DESIGNS, METADATA
+from trampoline.designs import DESIGNS
 from trampoline.lab.lab import Lab
 
 MASK = (1 << 64) - 1
 SKIPS_ORIGINAL = 0x5EED
 KINDS = ("fentry", "fexit", "fmod_ret", "fsession")
 CALLEE_SAVED = ("rbx", "rbp", "r12", "r13", "r14", "r15")
-WAYS = [(design, metadata) for design in DESIGNS for metadata in (METADATA.get(design) or (None,))]
+WAYS = [(design, metadata) for design in DESIGNS for metadata in (DESIGNS[design].metadata or (None,))]
 OLDEST_FIRST = {"tracing-multi-v2", "tracing-multi-v2-fixed", "tracing-multi-v1"}
 
 

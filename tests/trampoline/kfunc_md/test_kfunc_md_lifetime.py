@@ -10,7 +10,7 @@ from emu.kernel.process_context import PointKind
 from emu.kernel.rcu import RcuFlavour
 from emu.kernel.routines.percpu_ref import percpu_ref_get, percpu_ref_put
 from emu.machine.task import TaskState
-from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.kfunc_md.defects import TracingMultiDefects
 from trampoline.kfunc_md.flat_table import entry_address
 from trampoline.kfunc_md.kfunc_mds import BACKENDS, KfuncMds, MdEntry
 from trampoline.kfunc_md.lookup import Entered
@@ -152,7 +152,7 @@ def test_a_task_that_sleeps_holds_its_metadata(bed, backend, resize):
 
 def test_the_posted_resize_leaves_a_sleeper_with_a_freed_list(make_bed):
     # Defect 2 by inspection: what is unlinked after a resize stays in the old copy's list, freed.
-    for defects in (SeedDefects(), SeedDefects(resize_copies=True)):
+    for defects in (TracingMultiDefects(), TracingMultiDefects(resize_copies=True)):
         bed = make_bed()
         mds = KfuncMds(bed.kernel, defects=defects)
         func = bed.functions[0]
@@ -175,7 +175,7 @@ def test_the_posted_resize_leaves_a_sleeper_with_a_freed_list(make_bed):
 
 
 def test_a_copying_resize_frees_the_old_metadata_and_table(bed):
-    mds = KfuncMds(bed.kernel, defects=SeedDefects(resize_copies=True))
+    mds = KfuncMds(bed.kernel, defects=TracingMultiDefects(resize_copies=True))
     for func in bed.functions[:30]:
         mds.create(func, 1)
     bed.kernel.rcu.settle()
@@ -205,7 +205,7 @@ def test_a_resize_waits_for_the_readers_of_the_table_before(bed):
 
 
 def test_operations_stop_at_locks_publishing_and_grace_periods(bed):
-    mds = KfuncMds(bed.kernel, defects=SeedDefects(resize_copies=True))
+    mds = KfuncMds(bed.kernel, defects=TracingMultiDefects(resize_copies=True))
     for func in bed.functions[:15]:
         mds.create(func, 0)
     task = bed.kernel.process.start(lambda: mds.create(bed.functions[15], 0))

@@ -7,7 +7,7 @@ import pytest
 from emu.errors import GuestFault
 from emu.kernel.errors import KernelError
 from emu.machine.vcpu import RunStopReason
-from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.kfunc_md.defects import TracingMultiDefects
 from trampoline.kfunc_md.hash_64 import chain_report, hash_64, lookup_instructions
 from trampoline.kfunc_md.kfunc_mds import BACKENDS, KfuncMds
 from trampoline.kfunc_md.lookup import Entered, LookupRegisters
@@ -40,7 +40,7 @@ def test_hash_costs_10_instructions_and_5_for_each_further_metadata(bed):
     costs = {chain.index(mds.find(func)) + 1: cost(bed, code, func) for func in functions}
     assert costs == {1: 10, 2: 16, 3: 21, 4: 26, 5: 31, 6: 36}
     assert costs == {position: lookup_instructions(position) for position in range(1, 7)}
-    # What the seed's inlined look-up takes.
+    # What the series' inlined look-up takes.
     assert all(instructions <= 13 + 5 * (position - 1) for position, instructions in costs.items())
 
 
@@ -130,7 +130,7 @@ def test_a_function_that_never_had_metadata(bed, backend):
 def test_the_posted_look_up_goes_on_with_null(bed):
     # Defect 1 by inspection: a CPU that is in the stub while the last link goes dereferences NULL.
     func = bed.functions[0]
-    for defects in (SeedDefects(), SeedDefects(null_result=True)):
+    for defects in (TracingMultiDefects(), TracingMultiDefects(null_result=True)):
         mds = KfuncMds(bed.kernel, defects=defects)
         mds.create(func, 0)
         code = bed.lookup(mds.backend, tail="mov rax, qword ptr [rax + kfunc_md.bpf_progs]")
@@ -211,7 +211,7 @@ def test_a_look_up_may_be_overtaken_at_any_instruction(make_bed, backend, refs, 
     assert reached >= 5
 
 
-@pytest.mark.parametrize("defects", [SeedDefects(), SeedDefects(resize_copies=True)])
+@pytest.mark.parametrize("defects", [TracingMultiDefects(), TracingMultiDefects(resize_copies=True)])
 def test_a_look_up_finds_metadata_at_every_point_of_a_resize(make_bed, defects):
     bed = make_bed(vcpus=2)
     mds = KfuncMds(bed.kernel, defects=defects)
@@ -243,7 +243,7 @@ def test_the_posted_resize_takes_the_table_from_a_reader(make_bed):
     bed = make_bed()
     lost = []
     for step in range(1, 12):
-        mds = KfuncMds(bed.kernel, defects=SeedDefects(resize_copies=True))
+        mds = KfuncMds(bed.kernel, defects=TracingMultiDefects(resize_copies=True))
         for func in bed.functions[:16]:
             mds.create(func, 0)
         try:

@@ -12,7 +12,7 @@ from emu.kernel.process_context import PointKind
 from emu.kernel.rcu import RcuFlavour
 from refusals import refused
 from trampoline.bpf.errors import TrampolineError
-from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.kfunc_md.defects import TracingMultiDefects
 from trampoline.kfunc_md.hash_64 import grown_bits, shrunk_bits
 from trampoline.kfunc_md.kfunc_mds import BACKENDS, KfuncMds, MdEntry
 from trampoline.kfunc_md.structs import kfunc_md, kfunc_md_array, kfunc_md_tramp_prog
@@ -21,7 +21,7 @@ from trampoline.tramp_links import TrampProgType
 PROG = 0xFFFF888000100000
 PROGS = [PROG + 0x100 * i for i in range(4)]
 KINDS = (TrampProgType.FENTRY, TrampProgType.FEXIT, TrampProgType.MODIFY_RETURN)
-BOTH = [SeedDefects(), SeedDefects.as_posted()]
+BOTH = [TracingMultiDefects(), TracingMultiDefects.as_posted()]
 
 
 def state(bed, mds):
@@ -197,7 +197,7 @@ def test_a_failure_anywhere_leaves_everything_as_it_was(make_bed, backend, refs,
 
 
 def test_a_failure_in_the_middle_of_a_copying_resize(bed):
-    mds = KfuncMds(bed.kernel, defects=SeedDefects(resize_copies=True))
+    mds = KfuncMds(bed.kernel, defects=TracingMultiDefects(resize_copies=True))
     for func in bed.functions[:15]:
         mds.create(func, 0)
     before = state(bed, mds)
@@ -297,7 +297,7 @@ def test_a_function_twice_leaks_in_the_posted_series(bed):
 
 def test_narrow_counters_wrap(bed):
     func = bed.functions[0]
-    posted = KfuncMds(bed.kernel, defects=SeedDefects(narrow_counters=True))
+    posted = KfuncMds(bed.kernel, defects=TracingMultiDefects(narrow_counters=True))
     posted.create(func, 0)
     for number in range(256):
         posted.link(func, PROG + number * 8, TrampProgType.FENTRY)

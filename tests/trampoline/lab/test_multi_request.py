@@ -35,7 +35,7 @@ multi link: unreadable          EFAULT          here: what_is_no_function
 multi link: a program           EOPNOTSUPP      here: programs_are_no_functions
 multi link: program type        EINVAL          here: wrong_programs
 multi link: a function twice    EINVAL          here: a_function_twice
-                                EEXIST          test_seed_rules: a_function_under_two_names
+                                EEXIST          test_tracing_multi_rules: a_function_under_two_names
 multi link: cookies             EINVAL          here: cookies
 multi link: unknown             ENOENT          here: names
 multi link: deny lists          EINVAL          here: names, functions_that_do_not_return
@@ -45,7 +45,7 @@ multi link: argument slots      ENOTSUPP        here: argument_slots
 multi link: memory, patching    ENOMEM          test_multi_rollback
 multi link: a full function     E2BIG           test_multi: a_full_function_at_the_end_refuses_all
 multi link: a program twice     EBUSY           test_multi: refusals_leave_nothing_attached
-                                EEXIST          test_seed_rules: a_program_twice
+                                EEXIST          test_tracing_multi_rules: a_program_twice
 module: held                    EWOULDBLOCK     here: a_module_is_held_once
 ==============================  ==============  ====================================================================
 """
@@ -57,7 +57,8 @@ import pytest
 from emu.kernel.text.functions import FunctionText
 from refusals import errno_of, refused
 from trampoline.bpf.errors import ENOTSUPP, TrampolineError
-from trampoline.lab.lab import DESIGNS, MAX_MULTI
+from trampoline.designs import DESIGNS
+from trampoline.lab.lab import MAX_MULTI
 from trampoline.lab.multi_request import check_multi
 
 NAMES = ["bpf_fentry_test1", "bpf_fentry_test2", "bpf_fentry_test3"]
@@ -78,9 +79,9 @@ def state(lab):
     )  # fmt: skip
 
 
-def is_seed(lab):
-    """Whether it is the posted series, which has codes of its own (designs/test_seed_rules.py)."""
-    return lab.design.name.startswith("tracing-multi")
+def has_own_codes(lab):
+    """Whether it is the posted series, which has codes of its own (designs/test_tracing_multi_rules.py)."""
+    return DESIGNS[lab.design.name].links == "multi"
 
 
 @pytest.fixture(params=DESIGNS)
@@ -148,7 +149,7 @@ def test_multi_programs_have_no_plain_link(lab, kind):
 
 
 def test_a_function_twice(lab, unchanged):
-    if is_seed(lab):
+    if has_own_codes(lab):
         return
     function = lab.population.find(NAMES[0])
     for again in (NAMES[0], function, function.address, function.btf_id):
@@ -200,7 +201,7 @@ def test_functions_that_do_not_return(lab, unchanged):
 def test_argument_slots(make_lab, design):
     lab = make_lab("6.1", design=design)
     prog = lab.prog("fentry_multi", NOTHING)
-    before, code = state(lab), EOPNOTSUPP if is_seed(lab) else ENOTSUPP
+    before, code = state(lab), EOPNOTSUPP if has_own_codes(lab) else ENOTSUPP
     refused(code, lab.attach_multi, prog, [*NAMES, "tramplab_args7"])
     assert state(lab) == before
     link = lab.attach_multi(prog, [f"tramplab_args{count}" for count in range(13)], skip_invalid=True)
@@ -266,7 +267,7 @@ def test_a_refusal_does_not_hold_the_module(lab, testmod, unchanged):
         # It leaves what its defects say.
         refused(EEXIST, lab.attach_multi, prog, names)
         return
-    unchanged(EEXIST if is_seed(lab) else EBUSY, names, prog=prog)
+    unchanged(EEXIST if has_own_codes(lab) else EBUSY, names, prog=prog)
     assert testmod.refs == 0
     link.detach()
     lab.kernel.modules.unload("bpf_testmod")

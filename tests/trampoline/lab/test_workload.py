@@ -37,7 +37,7 @@ class Recorder:
 def test_a_function_with_its_programs_and_calls():
     calls = ("--call", "bpf_fentry_test2(2, 3)", "--call", "bpf_fentry_test1(7)")
     with open_target(options("bpf_fentry_test2", "--fexit", "--fentry", *calls)) as ready:
-        assert [link.prog.name for link in ready.links] == ["fexit0", "fentry1"]
+        assert [link.program.name for link in ready.links] == ["fexit0", "fentry1"]
         assert [(call.text, call.cpu) for call in ready.calls] == [
             ("bpf_fentry_test2(2, 3)", 0), ("bpf_fentry_test1(7)", 1),
         ]  # fmt: skip
@@ -87,7 +87,7 @@ def test_live_programs_are_attached_by_operations():
         name, do = threads.threads[-1]
         assert name == "attach fexit0"
         do()
-        assert [link.prog.name for link in ready.links] == ["fexit0"]
+        assert [link.program.name for link in ready.links] == ["fexit0"]
         assert made(ready) == [2]
 
 

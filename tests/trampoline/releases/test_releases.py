@@ -110,14 +110,14 @@ def test_facts_of_a_release_reach_every_station():
     assert (made.jit.endbr, made.trampoline.entry.endbr) == (False, False)
     assert made.jit.sign_extended_imm is made.trampoline.sign_extended_imm is False
     assert made.jit.sls is made.trampoline.sls is False
-    assert made.trampoline.fsession and made.verifier.target.session and made.verifier.helpers.fsession
-    assert made.trampoline.union_args and made.verifier.target.union_args
+    assert made.trampoline.fsession is made.verifier.target.session is made.verifier.helpers.fsession is True
+    assert made.trampoline.union_args is made.verifier.target.union_args is True
     assert (made.jit.max_entries_offset, made.jit.ptrs_offset, made.jit.bpf_func_offset) == (0x4C, 0x130, 0x48)
     assert made.rewrite.array_value == 0x130
     assert made.rewrite.may_goto is MayGoto.TIMED
     assert made.verifier.engine.store_release
     assert made.verifier.engine.may_goto_stack == 16
-    assert six.jit.endbr and not six.fsession
+    assert (six.jit.endbr, six.trampoline.fsession) == (True, False)
 
 
 def test_versions_decide_what_lists_hold():
@@ -161,6 +161,7 @@ def test_a_file_is_all_that_a_release_takes(capsys):
     assert known.index("6.12") + 1 == known.index("6.13")
     assert release("6.13").version > release("6.12").version
     assert cli.main(["show", "bpf_fentry_test1", "--flavour", "6.13"]) == 0
+    assert "kernel 6.13" in capsys.readouterr().out
     assert "kernel 6.13" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         cli.main(["show", "--help"])

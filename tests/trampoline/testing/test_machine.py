@@ -14,7 +14,8 @@ from paths import ROOT
 from trampoline.bpf.errors import TrampolineError
 from trampoline.bpf.prog import BpfPrograms
 from trampoline.bpf.uapi import AttachType
-from trampoline.testing import TRAITS, Order, Traits, booted_kernels, lab_machine, run_sequences, traced_functions
+from trampoline.designs import DESIGNS, DesignInfo
+from trampoline.testing import Order, Traits, booted_kernels, lab_machine, run_sequences, traced_functions
 from trampoline.testing.kernel_pool import Variant
 from trampoline.testing.reference_model import ModelProgram, Original, ProgramRun, Reference, Tracer
 from trampoline.testing.strategies import prototypes
@@ -31,7 +32,7 @@ FEW = settings(
 )
 
 
-@pytest.mark.parametrize("design", [design for design in TRAITS if design != "tracing-multi-v2"])
+@pytest.mark.parametrize("design", [name for name, design in DESIGNS.items() if design.sound])
 def test_designs_keep_what_is_documented(design):
     found = run_sequences(design, seed_number=1, examples=5, steps=20)
     assert found.failure is None, found.failure.program
@@ -77,8 +78,13 @@ def test_shrinking_gives_a_shorter_program():
 
 
 def test_an_own_design_needs_traits():
-    with pytest.raises(TrampolineError, match="traits"):
-        lab_machine("nobody's")
+    factory = DESIGNS["batched"].make
+    with pytest.raises(TrampolineError, match="no traits are known of '_batched'"):
+        lab_machine(factory)
+    documented = DesignInfo("mine", factory, traits=Traits(image_per_function=True))
+    assert lab_machine(documented).SUBJECT.traits is documented.traits
+    with pytest.raises(TrampolineError, match="no design 'unknown'"):
+        lab_machine("unknown")
 
 
 def test_what_the_documentation_shows_runs():

@@ -9,13 +9,13 @@ from emu.kernel.ftrace.livepatch import LivePatch
 from emu.kernel.ftrace.ops import FtraceOps, FtraceOpsFlag
 from emu.kernel.text.functions import FunctionText
 from refusals import errno_of
-from trampoline.lab.lab import DESIGNS as ALL_DESIGNS
+from trampoline.designs import DESIGNS as ALL_DESIGNS
 
 NAME, OTHERS = "bpf_fentry_test2", ["bpf_fentry_test1", "bpf_fentry_test3"]
 ARGS, VALUE, PATCHED = (3, 4), 7, 1007
 KINDS = ("fentry", "fexit", "fmod_ret", "fsession")
 DESIGNS = [design for design in ALL_DESIGNS if design != "tracing-multi-v2"]
-"""The series as posted goes down with a livepatch (designs/test_seed_defects.py)."""
+"""The series as posted goes down with a livepatch (designs/test_tracing_multi_defects.py)."""
 MAY_REFUSE = frozenset({"tracing-multi-v1", "tracing-multi-v2-fixed"})
 """Designs that answer others on their functions with an error, and run programs oldest first."""
 LIVEPATCH = "livepatch"

@@ -7,10 +7,10 @@ from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from refusals import refused
 from trampoline.bpf.errors import TrampolineError
 from trampoline.bpf.uapi import ATTACH_WORDS
-from trampoline.lab.lab import DESIGNS as ALL_DESIGNS
+from trampoline.designs import DESIGNS as ALL_DESIGNS
 
-DESIGNS = [design for design in ALL_DESIGNS if not design.startswith("tracing-multi")]
-"""The posted series has rules of its own: designs/test_seed_rules.py."""
+DESIGNS = [name for name, design in ALL_DESIGNS.items() if design.links == "any"]
+"""The posted series has rules of its own: designs/test_tracing_multi_rules.py."""
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
 ARGS = {name: tuple(range(1, number + 1)) for number, name in enumerate(NAMES, 1)}
 VALUES = {"bpf_fentry_test1": 2} | {name: sum(args) for name, args in ARGS.items() if len(args) > 1}

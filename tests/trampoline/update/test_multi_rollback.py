@@ -12,7 +12,7 @@ from emu.kernel.text.functions import FunctionText
 from refusals import errno_of, refused
 from trampoline.bpf.errors import KernelError
 from trampoline.bpf.uapi import ATTACH_WORDS
-from trampoline.lab.lab import DESIGNS
+from trampoline.designs import DESIGNS
 
 KINDS = [word for word, kind in ATTACH_WORDS.items() if kind.is_multi]
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
@@ -20,7 +20,7 @@ ARGS = {name: tuple(range(1, number + 1)) for number, name in enumerate(NAMES, 1
 VALUES = {"bpf_fentry_test1": 2} | {name: sum(args) for name, args in ARGS.items() if len(args) > 1}
 NOTHING = "xor eax, eax\nret"
 AS_POSTED = "tracing-multi-v2"
-"""The design that leaves things behind, as the series that it is (designs/test_seed_defects.py)."""
+"""The design that leaves things behind, as the series that it is (designs/test_tracing_multi_defects.py)."""
 
 
 def state(lab):

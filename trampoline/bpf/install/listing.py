@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from asm import Image, Line, Phase
+from asm import Image, Line
 from asm.decode import image_of
 from trampoline.bpf.errors import BytecodeError
 from trampoline.bpf.isa.codec import encode
@@ -66,7 +66,7 @@ class Listing:
             slot = self.slot_at(line.offset)
             comment = "" if slot is None else self._comment(slot, is_first=slot != before)
             before = slot
-            lines.append(Line(line.offset, line.size, line.text, comment, Phase.PROGRAM))
+            lines.append(Line(line.offset, line.size, line.text, comment, "program"))
         return Image(plain.address, plain.code, {}, tuple(lines), self.name)
 
     def _comment(self, slot: int, *, is_first: bool) -> str:

@@ -18,10 +18,10 @@ from emu.machine.task import Task
 from trampoline.bpf.errors import KernelError
 from trampoline.bpf.prog import BpfProg
 from trampoline.bpf.uapi import AttachType
-from trampoline.designs import METADATA, Factory
-from trampoline.lab.link import Link, MultiLink
+from trampoline.designs import DesignChoice, design_info
+from trampoline.designs.traits import Traits
+from trampoline.lab.links.link import Link
 from trampoline.releases.kernel_release import KernelRelease
-from trampoline.testing.design_traits import Traits
 from trampoline.testing.instrumented_lab import WatchedLab
 from trampoline.testing.kernel_pool import Kernels, limited, variants
 from trampoline.testing.leak_check import Holdings, text_of
@@ -57,7 +57,7 @@ class SequenceTally:
 class Subject:
     """What sequences are about."""
 
-    design: str | Factory
+    design: DesignChoice
     traits: Traits
     releases: tuple[KernelRelease, ...]
     kernels: Kernels
@@ -66,7 +66,7 @@ class Subject:
     @property
     def metadata(self) -> tuple[str | None, ...]:
         """The metadata back ends that the design has, None for its own choice."""
-        return (None, *METADATA.get(self.design, ())[1:]) if isinstance(self.design, str) else (None,)
+        return (None, *(design_info(self.design).metadata or ())[1:])
 
 
 @dataclass(eq=False, slots=True)
@@ -85,7 +85,7 @@ class Linked:
 
     loaded: LoadedProgram
     names: tuple[str, ...]
-    link: Link | MultiLink = field(repr=False)
+    link: Link = field(repr=False)
 
     @property
     def program(self) -> ModelProgram:
@@ -153,13 +153,13 @@ class LabSteps(RuleBasedStateMachine):
         """A kernel of any release and boot with functions of any prototype, one that calls another, and one that
         sleeps.
         """
-        known = {release.name: release for release in self.SUBJECT.releases if self.traits.runs_on(release)}
+        known = {release.name: release for release in self.SUBJECT.releases if self.traits.runs_on(release.trampoline)}
         self.variant = data.draw(st.sampled_from(variants(list(known.values()))), "kernel")
         self.release = limited(known[self.variant.release], self.variant)
         able = self.SUBJECT.metadata if self.variant.any_metadata else (None,)
         metadata = data.draw(st.sampled_from(able), "metadata") if len(able) > 1 else None
         clock, timed = data.draw(st.sampled_from((0, 1, 2, 1000, 1000)), "clock"), data.draw(st.booleans(), "timed")
-        slots = min(self.traits.slots(self.release) + 1, 12)
+        slots = min(self.traits.slots(self.release.trampoline) + 1, 12)
         drawn = [data.draw(prototypes(f"tramplab_f{n}", max_slots=slots), f"function {n}") for n in range(3)]
         self.watched = self.SUBJECT.kernels.take(known[self.variant.release], self.variant, metadata)
         self.booted = True

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, multiple, precondition, rule
 
 from emu.machine.task import TaskState
-from trampoline.lab.link import Link, MultiLink
+from trampoline.lab.links.link import Link
 from trampoline.testing.reference_model import EVERYTHING, Original
 from trampoline.testing.rules.base import CPUS, SLEEPER, Linked, LoadedProgram, Sleeper, step
 from trampoline.testing.rules.sleep import SleepSteps
@@ -54,7 +54,7 @@ class CallSteps(SleepSteps):
         link = self._come(data, loaded)
         self.let_go(loaded)
         args = self.watched.functions[SLEEPER].distinct()
-        more: list[tuple[LoadedProgram, Link | MultiLink]] = []
+        more: list[tuple[LoadedProgram, Link]] = []
         with self.others_wait(data):
             happened, task = self.watched.start(SLEEPER, args, cpu)
             asleep = self.returned(SLEEPER, task, happened, *self.reference.start(SLEEPER, args, cpu))
@@ -130,7 +130,7 @@ class CallSteps(SleepSteps):
         del self.loaded[-2:]
         self.compare_calls((name,))
 
-    def _come(self, data: st.DataObject, loaded: LoadedProgram) -> Link | MultiLink:
+    def _come(self, data: st.DataObject, loaded: LoadedProgram) -> Link:
         program, multi = loaded.program, loaded.multi
         wanted = self.draw_cookies(data, program, (SLEEPER,))
         link = self.watched.attach(program, loaded.prog, (SLEEPER,), wanted, multi=multi)
@@ -138,7 +138,7 @@ class CallSteps(SleepSteps):
         self.linked.append(Linked(loaded, (SLEEPER,), link))
         return link
 
-    def _goes(self, loaded: LoadedProgram, link: Link | MultiLink) -> None:
+    def _goes(self, loaded: LoadedProgram, link: Link) -> None:
         link.detach()
         self.reference.detach(loaded.program, (SLEEPER,))
         self.linked = [linked for linked in self.linked if linked.link is not link]

@@ -157,7 +157,7 @@ class LinkSteps(LabSteps):
         if (long and not rarely) or not self.may_change((name,)):
             return
         self.filled = True
-        kinds = self.traits.kinds(self.release)
+        kinds = self.traits.kinds(self.release.trampoline)
         came: list[Linked] = []
         refused: set[AttachType] = set()
         number = 0
@@ -193,7 +193,7 @@ class LinkSteps(LabSteps):
     @step
     def denied(self, data: st.DataObject) -> None:
         """Functions that trampolines call themselves, and those that don't return, are refused."""
-        kinds = self.traits.kinds(self.release)
+        kinds = self.traits.kinds(self.release.trampoline)
         there = sorted(name for name in self.release.btf_id_deny if name in self.lab.kernel.kallsyms)
         wrong = [(name, kind) for name in there for kind in kinds]
         if NO_RETURN in self.release.noreturn_deny:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from trampoline.bpf.uapi import AttachType
-from trampoline.lab.link import Link, MultiLink
+from trampoline.lab.links.link import Link
 from trampoline.testing.reference_model import ModelProgram
 from trampoline.testing.rules.base import MOST_LINKS, Linked, LoadedProgram, step
 from trampoline.testing.rules.ftrace_users import UserSteps, Visitor
@@ -68,7 +68,7 @@ class MixedSteps(UserSteps):
         if not free:
             return
         name = data.draw(st.sampled_from(free), "function")
-        two_kinds = data.draw(st.permutations(self.traits.kinds(self.release)), "kinds")[:2]
+        two_kinds = data.draw(st.permutations(self.traits.kinds(self.release.trampoline)), "kinds")[:2]
         pair = [self.draw_program(data, kind=kind) for kind in two_kinds]
         if any(self.reference.refusals(program, (name,), multi=multi) for program in pair):
             return
@@ -105,7 +105,7 @@ class MixedSteps(UserSteps):
         link = self.watched.attach(program, loaded.prog, (name,), wanted, multi=multi)
         return self._linked_with(loaded, name, wanted, link)
 
-    def _linked_with(self, loaded: LoadedProgram, name: str, wanted: list[int], link: Link | MultiLink) -> Linked:
+    def _linked_with(self, loaded: LoadedProgram, name: str, wanted: list[int], link: Link) -> Linked:
         self.reference.attach(loaded.program, (name,), wanted, multi=loaded.multi)
         linked = Linked(loaded, (name,), link)
         self.linked.append(linked)

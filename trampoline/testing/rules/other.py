@@ -107,7 +107,7 @@ class OtherSteps(UserSteps):
         """
         functions = self.watched.functions
         free = [name for name in self.names if not self.reference.is_used(name) and name not in (OUTER, SLEEPER)]
-        free = [name for name in free if functions[name].model.nr_regs <= self.traits.slots(self.release)]
+        free = [name for name in free if functions[name].model.nr_regs <= self.traits.slots(self.release.trampoline)]
         free = [name for name in free if not functions[name].skips_registers or self.traits.struct_on_stack]
         if not free:
             return

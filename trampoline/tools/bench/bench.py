@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from asm import Phase
 from emu.counting.counts import OTHER, InstructionCounts
 from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.btf.func_model import MAX_BPF_FUNC_ARGS
 from trampoline.bpf.errors import KernelError, TrampolineError, errno_name
 from trampoline.bpf.prog import NOTHING, BpfProg, Uses
-from trampoline.designs import METADATA
+from trampoline.designs import design_info
 from trampoline.lab.functions import KernelFunction
 from trampoline.lab.lab import Lab
 from trampoline.tools.bench.reference_figures import anchor
@@ -35,8 +34,6 @@ on all that the kernel has.
 DEFAULT_FLAVOUR = {"voluntary": "6.12", "lazy": "7.2", "none": "7.2"}
 PROGRAMS = ("plain", "full")
 ALL = "all"
-ALWAYS_LOOKS_UP = {"tracing-multi-v2": "hash", "tracing-multi-v2-fixed": "hash", "tracing-multi-v1": "padding"}
-"""Designs whose callers find metadata at each call, and how. Those with a choice do where they must (``METADATA``)."""
 
 _OTHER = "bpf_fentry_test1"
 """The second function of a link."""
@@ -131,8 +128,9 @@ def measure(
     if programs < 1:
         raise TrampolineError("at least one program is needed")
     is_multi = ROWS[name].endswith("_multi")
+    info = design_info(design)
     with Lab(flavour, config, design=design, metadata=metadata, btf=btf) as lab:
-        bench = Bench(lab, name, nr_args, program, same_cookie=design in METADATA and metadata is None)
+        bench = Bench(lab, name, nr_args, program, same_cookie=bool(info.metadata) and metadata is None)
         for _ in range(programs):
             bench.attach()
         run = bench.run()
@@ -141,7 +139,7 @@ def measure(
             further = bench.run().instructions - run.instructions
         except KernelError:
             further = None  # there are as many as it takes
-    found_by = metadata or ALWAYS_LOOKS_UP.get(design) if is_multi else None
+    found_by = info.found_by(metadata) if is_multi else None
     known = anchor(name, design=design, config=config, nr_args=nr_args, program=program, metadata=found_by)
     expected = known.instructions(nr_args, programs) if known else None
     return BenchRow(
@@ -239,7 +237,7 @@ def executed_of(lab: Lab, by_address: Mapping[int, int], traced: str) -> Iterato
     for address, executed in sorted(by_address.items()):
         name = kernel.kallsyms.function_name(address) or ""
         if address == site:
-            phase = Phase.ENTRY.value
+            phase = "entry"
         elif name == traced or name.startswith("bpf_prog_") or name in _HELPERS:
             continue
         else:
@@ -263,8 +261,9 @@ def bench(
     What a design refuses is a row as well; KernelError where everything is refused. TrampolineError for what does not
     exist.
     """
-    chosen = {design: [one for one in METADATA.get(design, ()) if metadata in (ALL, one)] for design in designs}
-    if metadata != ALL and not any(chosen[design] or ALWAYS_LOOKS_UP.get(design) == metadata for design in designs):
+    infos = {design: design_info(design) for design in designs}
+    chosen = {design: [one for one in infos[design].metadata or () if metadata in (ALL, one)] for design in designs}
+    if metadata != ALL and not any(chosen[design] or infos[design].looks_up == metadata for design in designs):
         raise TrampolineError(f"{', '.join(designs)}: no metadata {metadata!r}")
     rows: list[BenchRow] = []
     refusals: list[KernelError] = []

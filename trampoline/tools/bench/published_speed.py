@@ -1,4 +1,4 @@
-"""How well instructions explain speed: the table that came with the seed series beside our counts.
+"""How well instructions explain speed: the table that came with the tracing-multi series beside our counts.
 
 The ranks of two columns are correlated (Spearman), so that no assumption about a CPU's speed is needed. A second model
 knows one thing more about CPUs: what a mispredicted return takes.
@@ -11,7 +11,7 @@ from typing import Any
 
 from trampoline.bpf.errors import KernelError
 from trampoline.tools.bench.bench import ROWS, measure
-from trampoline.tools.bench.reference_figures import SEED_TABLE, SeedPath
+from trampoline.tools.bench.reference_figures import PUBLISHED, PublishedPath
 
 CONFIG = "voluntary"
 """How the kernel was built on which the other ways in were counted."""
@@ -66,7 +66,7 @@ def compare(*, design: str = "tracing-multi-v2", flavour: str = "6.12") -> Speed
 
     ``design``: of the multi rows. TrampolineError for an unknown design or flavour.
     """
-    counted = [_count(path, design if "-" in path.name else "per-function", flavour) for path in SEED_TABLE]
+    counted = [_count(path, design if "-" in path.name else "per-function", flavour) for path in PUBLISHED]
     charge = MISPREDICTED_NS / _ns_per_instruction(counted)
     paths = tuple(_charged(path, charge) for path in counted)
     known = [path for path in paths if path.instructions is not None]
@@ -109,7 +109,7 @@ def _rank(paths: Sequence[PublishedRow], cost: Sequence[float]) -> float:
     return round(spearman(cost, [1 / path.mps for path in paths]), 3)
 
 
-def _count(published: SeedPath, design: str, flavour: str) -> PublishedRow:
+def _count(published: PublishedPath, design: str, flavour: str) -> PublishedRow:
     name = published.name
     if name not in ROWS:
         # Whoever comes in by an ordinary call and leaves by its return has none; kretprobes were not counted.

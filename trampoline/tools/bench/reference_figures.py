@@ -6,6 +6,8 @@ generator. Each has one plain program (``xor eax, eax; ret``), which is not coun
 
 from dataclasses import dataclass
 
+from trampoline.designs import design_info
+
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
@@ -30,10 +32,12 @@ CLASSIC = {
 }
 """A trampoline for each function, by configuration; lazy is what 7.3 merged."""
 
-SEED_V2 = {"fentry": Anchor(125, 2, 67), "fexit": Anchor(147, 2, 67), "fmodret": Anchor(141, 1, 71)}
-SEED_V1 = {"fentry": Anchor(138, 0, 86), "fexit": Anchor(172, 0, 86), "fmodret": Anchor(162, 0, 89)}
-"""The series as posted, in its second and first version; voluntary, up to 6 argument slots."""
-SEED_SLOTS = 6
+TRACING_MULTI = {
+    "tracing-multi-v2": {"fentry": Anchor(125, 2, 67), "fexit": Anchor(147, 2, 67), "fmodret": Anchor(141, 1, 71)},
+    "tracing-multi-v1": {"fentry": Anchor(138, 0, 86), "fexit": Anchor(172, 0, 86), "fmodret": Anchor(162, 0, 89)},
+}
+"""Multi links of the series of 2025 as posted, in its second and first version; voluntary, up to 6 argument slots."""
+TRACING_MULTI_SLOTS = 6
 
 LOWEST = {
     ("voluntary", "full"): {"fentry": Anchor(39, 2, 29), "fexit": Anchor(45, 1, None), "fmodret": Anchor(41, 1, None)},
@@ -61,19 +65,19 @@ def anchor(
         if metadata not in ((None, "padding") if program == "plain" else ("padding",)):
             return None
         return LOWEST.get((config, program), {}).get(kind)
-    if design.startswith("tracing-multi") and multi:
+    if multi and design_info(design).links == "multi":
         # What was measured is the series as posted.
-        if config != "voluntary" or nr_args > SEED_SLOTS or design not in ("tracing-multi-v1", "tracing-multi-v2"):
+        if config != "voluntary" or nr_args > TRACING_MULTI_SLOTS:
             return None
-        return (SEED_V2 if design == "tracing-multi-v2" else SEED_V1).get(kind)
+        return TRACING_MULTI.get(design, {}).get(kind)
     if design == "generic" or program != "plain":
         return None
     return CLASSIC.get(config, {}).get(kind)
 
 
 @dataclass(frozen=True, slots=True)
-class SeedPath:
-    """A line of the table that came with the seed series: millions of calls a second."""
+class PublishedPath:
+    """A line of the table that came with the tracing-multi series: millions of calls a second."""
 
     name: str
     mps: float
@@ -81,22 +85,22 @@ class SeedPath:
     """T in the configuration voluntary, of a way in that we don't run."""
 
 
-SEED_TABLE = (
-    SeedPath("usermode-count", 746.907),
-    SeedPath("kernel-count", 313.423, 0),
-    SeedPath("syscall-count", 18.179),
-    SeedPath("fentry", 107.149),
-    SeedPath("fexit", 56.565),
-    SeedPath("fmodret", 59.495),
-    SeedPath("fentry-multi", 99.073),
-    SeedPath("fentry-multi-all", 97.920),
-    SeedPath("fexit-multi", 55.426),
-    SeedPath("fmodret-multi", 56.589),
-    SeedPath("rawtp", 166.774, 49),
-    SeedPath("tp", 61.947, 243),
-    SeedPath("kprobe", 43.719, 308),
-    SeedPath("kprobe-multi", 47.451, 185),
-    SeedPath("kretprobe", 18.358, 556),
-    SeedPath("kretprobe-multi", 24.523, 427),
+PUBLISHED = (
+    PublishedPath("usermode-count", 746.907),
+    PublishedPath("kernel-count", 313.423, 0),
+    PublishedPath("syscall-count", 18.179),
+    PublishedPath("fentry", 107.149),
+    PublishedPath("fexit", 56.565),
+    PublishedPath("fmodret", 59.495),
+    PublishedPath("fentry-multi", 99.073),
+    PublishedPath("fentry-multi-all", 97.920),
+    PublishedPath("fexit-multi", 55.426),
+    PublishedPath("fmodret-multi", 56.589),
+    PublishedPath("rawtp", 166.774, 49),
+    PublishedPath("tp", 61.947, 243),
+    PublishedPath("kprobe", 43.719, 308),
+    PublishedPath("kprobe-multi", 47.451, 185),
+    PublishedPath("kretprobe", 18.358, 556),
+    PublishedPath("kretprobe-multi", 24.523, 427),
 )
 """Published with version 2 of the series. kernel-count calls a function that nothing is attached to."""

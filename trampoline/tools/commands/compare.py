@@ -13,10 +13,10 @@ def add_parser(subparsers: Any) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "compare",
-        help="compare instructions with the speed that was published with the seed series",
-        description="The table that came with the seed series, in millions of calls a second, beside the instructions"
-        " and unbalanced returns of each path, with the rank correlation. What can't be run here has the instructions"
-        " that were counted on real kernel code.",
+        help="compare instructions with the speed that was published with the tracing-multi series",
+        description="The table that came with the tracing-multi series, in millions of calls a second, beside the"
+        " instructions and unbalanced returns of each path, with the rank correlation. What can't be run here has the"
+        " instructions that were counted on real kernel code.",
     )
     parser.add_argument(
         "--design", default="tracing-multi-v2", metavar="D", help="design of the multi rows (default: tracing-multi-v2)"

@@ -162,16 +162,14 @@ def _examples(arguments: argparse.Namespace) -> "Examples | None":
     """The database that was asked for. TrampolineError."""
     import os
 
-    from trampoline.bpf.errors import TrampolineError
+    from trampoline.extras import extra
     from trampoline.tools.explore.failing_schedules import Examples
 
     # The name, not example_database.REDIS_VARIABLE: that module needs Hypothesis, an extra.
     if arguments.examples is None and arguments.redis is None and "TRAMP_REDIS" not in os.environ:
         return None
-    try:
+    with extra("campaigns", "a database of examples"):
         from trampoline.testing.example_database import example_database
-    except ImportError:
-        raise TrampolineError("examples need Hypothesis: pip install tramplab[campaigns]") from None
     return Examples(example_database(arguments.examples, arguments.redis))
 
 

@@ -31,12 +31,11 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Hunt; 1 where a mutant was not found or the control found something."""
     import json
-    from importlib.util import find_spec
 
-    from trampoline.bpf.errors import TrampolineError
+    from trampoline.extras import extra
 
-    if find_spec("hypothesis") is None:
-        raise TrampolineError("sequences need Hypothesis: pip install tramplab[testing]")
+    with extra("testing", "tramp mutants"):
+        import hypothesis  # noqa: F401
     from trampoline.tools.mutants.campaign import Hunt, control, control_json, hunt
     from trampoline.tools.mutants.catalogue import known
     from trampoline.tools.mutants.mutant import chosen

@@ -49,12 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     from trampoline.bpf.btf.btf import Btf
     from trampoline.designs import DESIGNS
+    from trampoline.extras import extra
     from trampoline.tools.scale.plot import svg
     from trampoline.tools.scale.scale import scale
 
     designs = list(DESIGNS) if arguments.designs == "all" else list(dict.fromkeys(arguments.designs.split(",")))
     btf = Btf.read(arguments.functions) if arguments.functions else None
     # Found out before minutes have gone by, not after.
+    with extra("plot", "scale.svg"):
+        import matplotlib.figure  # noqa: F401
     arguments.output.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bars:

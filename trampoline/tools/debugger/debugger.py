@@ -11,6 +11,7 @@ from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.bpf.install.listing import Listing
 from trampoline.designs.tracing_multi_v1_caller import SIX_ARGUMENTS
 from trampoline.lab.lab import Lab
+from trampoline.phases import PHASES
 
 ALL_REGISTERS = 6
 """Arguments that come in registers."""
@@ -31,6 +32,8 @@ class AtProgram(Breakpoint):
 
 class BpfDebugger(KernelDebugger):
     """Threads of a laboratory's kernel. ``roots``: Python objects beside it that operations change."""
+
+    phases = PHASES
 
     def __init__(
         self, lab: Lab, roots: Iterable[object] = (), *, restored: Callable[[], None] | None = None

@@ -5,6 +5,7 @@ import uuid
 from typing import Any
 
 from trampoline.bpf.errors import TrampolineError
+from trampoline.extras import extra
 from trampoline.tools.explore.chunk import Chunk, ChunkResult, Work, run_chunk_elsewhere
 
 _ANSWERS = 10
@@ -21,10 +22,8 @@ class Cluster:
     """
 
     def __init__(self, address: str) -> None:
-        try:
+        with extra("campaigns", "a Dask cluster"):
             from distributed import Client
-        except ImportError:
-            raise TrampolineError("Dask needs the extra campaigns: pip install tramplab[campaigns]") from None
         client: Any = Client  # Dask's functions have no types
         try:
             self._client = client(address, timeout=_ANSWERS, set_as_default=False)

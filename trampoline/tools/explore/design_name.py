@@ -9,28 +9,31 @@ from pathlib import Path
 from types import ModuleType
 
 from trampoline.bpf.errors import TrampolineError
-from trampoline.designs import DESIGNS, Factory
+from trampoline.designs import DESIGNS, DesignChoice, DesignInfo, design_info
 
 
 @dataclass(frozen=True, slots=True)
 class NamedDesign:
     """``NAME``, ``MODULE:NAME`` or ``FILE:NAME``, and ``+METADATA`` behind it where a back end is chosen.
 
-    ``make``: the name of one of ``DESIGNS``, or a factory.
+    ``make``: the name of one of ``DESIGNS``, a DesignInfo, or a factory.
     """
 
     text: str
-    make: str | Factory
+    make: DesignChoice
     metadata: str | None = None
 
     @classmethod
-    def of(cls, design: "str | Factory") -> "NamedDesign":
-        """From its text, or from a factory, whose text says where it was defined. TrampolineError where there is no
-        such design, or its file or module can't be had.
+    def of(cls, design: DesignChoice) -> "NamedDesign":
+        """From its text; of what has none, a text that says where its factory was defined. TrampolineError where there
+        is no such design, or its file or module can't be had.
         """
         if not isinstance(design, str):
-            name = getattr(design, "__qualname__", type(design).__qualname__)
-            return cls(f"{getattr(design, '__module__', '')}:{name}", design)
+            info = design_info(design)
+            if DESIGNS.get(info.name) is info:
+                return cls(info.name, info.name)
+            name = getattr(info.make, "__qualname__", type(info.make).__qualname__)
+            return cls(f"{getattr(info.make, '__module__', '')}:{name}", design)
         where, colon, name = design.rpartition(":")
         base, plus, metadata = (name if colon else design).partition("+")
         if plus and not metadata:
@@ -40,9 +43,14 @@ class NamedDesign:
                 raise TrampolineError(f"no {design!r}; there are {', '.join(DESIGNS)}, and MODULE:NAME or FILE:NAME")
             return cls(design, base, metadata or None)
         found = getattr(_module(where, design), base, None)
-        if not callable(found):
-            raise TrampolineError(f"{design}: {where} has no factory {base!r}")
+        if not isinstance(found, DesignInfo) and not callable(found):
+            raise TrampolineError(f"{design}: {where} has no DesignInfo or factory {base!r}")
         return cls(design, found, metadata or None)
+
+    @property
+    def found_by(self) -> str | None:
+        """The metadata back end in which its functions are looked up; None where none is known."""
+        return design_info(self.make).found_by(self.metadata)
 
 
 def _module(where: str, design: str) -> ModuleType:

@@ -7,7 +7,7 @@ from emu.kernel.process_context import Lock, PointKind
 from emu.kernel.rcu import RcuFlavour
 from emu.machine.task import TaskState
 from trampoline.bpf.prog import BpfProg
-from trampoline.lab.link import MultiLink
+from trampoline.lab.links.tracing_multi import TracingMultiLink
 from trampoline.tools.explore.scenario import Deed, PlannedCall, PlannedTask
 from trampoline.tools.explore.testbed import Stage
 
@@ -44,7 +44,7 @@ class Attachment:
 
     def __init__(self, stage: Stage, prog: BpfProg, *functions: str, cookies: Sequence[int] | None = None) -> None:
         self._stage, self._prog, self._functions, self._cookies = stage, prog, functions, cookies
-        self._link: MultiLink | None = None
+        self._link: TracingMultiLink | None = None
 
     def attach(self) -> None:
         """Attach."""
@@ -64,7 +64,7 @@ class Attachment:
         return Deed(f"{verb} {self._prog.name}", do, number, self._functions, attached, cookies)
 
 
-def detach(stage: Stage, link: MultiLink, prog: BpfProg, *, unload: bool = True) -> list[Deed]:
+def detach(stage: Stage, link: TracingMultiLink, prog: BpfProg, *, unload: bool = True) -> list[Deed]:
     """Detach what was attached from the start, and let go of the program."""
     number = stage.programs.index(prog)
     deeds = [Deed(f"detach {prog.name}", link.detach, number, link.functions, attached=False)]

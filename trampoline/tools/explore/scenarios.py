@@ -12,6 +12,7 @@ from emu.kernel.text.functions import AssemblyFunctions
 from emu.machine.task import TaskState
 from emu.schedule.violation import Violation
 from trampoline.designs import DESIGNS
+from trampoline.tools.explore.design_name import NamedDesign
 from trampoline.tools.explore.scenario import Deed, Operation, Plan, PlannedCall, PlannedTask
 from trampoline.tools.explore.scenario_steps import (
     Attachment,
@@ -363,18 +364,19 @@ SCENARIOS: dict[str, Scenario] = {
 }
 """Every scenario by its name."""
 
-_HASHED = ("tracing-multi-v2", "tracing-multi-v2-fixed", "specialised+hash")
-"""Designs of ours whose metadata's table is resized."""
+_RESIZES = "resize-during-lookup"
+"""The scenario that is about designs with a hash table of metadata."""
 
 
 def applies(scenario: str, design: str) -> bool:
-    """Whether a design has what a scenario is about, by its name; one's own may."""
-    return scenario != "resize-during-lookup" or design in _HASHED or ":" in design
+    """Whether a design has what a scenario is about, by its name; a design outside of ``DESIGNS`` may."""
+    return scenario != _RESIZES or ":" in design or NamedDesign.of(design).found_by == "hash"
 
 
 def designs_for(scenario: str) -> tuple[str, ...]:
-    """The designs of ours that a scenario is about."""
-    return _HASHED if scenario == "resize-during-lookup" else tuple(DESIGNS)
+    """The designs of ``DESIGNS`` that a scenario is about; of one with a choice of metadata the form that has it."""
+    forms = [*DESIGNS, *(f"{name}+{one}" for name, info in DESIGNS.items() for one in info.metadata or ())]
+    return tuple(form for form in forms if applies(scenario, form)) if scenario == _RESIZES else tuple(DESIGNS)
 
 
 def vcpus_of(scenario: str) -> int:

@@ -22,7 +22,7 @@ from emu.schedule.simulation import Invariant
 from emu.schedule.task_actor import GuestActor, GuestCall
 from emu.schedule.violation import Violation
 from trampoline.bpf.errors import TrampolineError
-from trampoline.designs import Factory
+from trampoline.designs import DesignChoice
 from trampoline.tools.explore.design_name import NamedDesign
 from trampoline.tools.explore.invariants import (
     AtRest,
@@ -52,7 +52,7 @@ class ScheduleSession:
     def __init__(
         self,
         scenario: str,
-        design: str | Factory,
+        design: DesignChoice,
         flavour: str = "6.12",
         config: str = "voluntary",
         *,

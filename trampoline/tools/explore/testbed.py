@@ -11,9 +11,9 @@ from emu.machine.task import Task
 from emu.schedule.simulation import World
 from trampoline.bpf.errors import KernelError
 from trampoline.bpf.prog import BpfProg, Uses
-from trampoline.designs import Factory
+from trampoline.designs import DesignChoice
 from trampoline.lab.lab import Lab
-from trampoline.lab.link import MultiLink
+from trampoline.lab.links.tracing_multi import TracingMultiLink
 
 PROGRAMS = 6
 """Programs of a scenario at most."""
@@ -70,7 +70,7 @@ class Stage:
 
     def __init__(
         self,
-        design: str | Factory,
+        design: DesignChoice,
         flavour: str = "6.12",
         config: str = "voluntary",
         *,
@@ -122,7 +122,7 @@ class Stage:
         self.programs.append(prog)
         return prog
 
-    def attach(self, prog: BpfProg, *functions: str, cookies: Sequence[int] | None = None) -> MultiLink:
+    def attach(self, prog: BpfProg, *functions: str, cookies: Sequence[int] | None = None) -> TracingMultiLink:
         """Attach a program to functions, as a multi link."""
         return self.lab.attach_multi(prog, functions, cookies=cookies)
 

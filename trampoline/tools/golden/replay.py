@@ -15,13 +15,13 @@ from trampoline.bpf.prog import BpfProg, Uses
 from trampoline.bpf.uapi import ATTACH_WORDS
 from trampoline.image.generator import ProgCall
 from trampoline.lab.lab import Lab
+from trampoline.lab.links.tracing import TracingLink
 from trampoline.tools.golden.ftrace_users import REGS_CALLER, FtraceUsers, moments, stub_addresses
 from trampoline.tools.golden.function_bodies import Invocation, body_of, invocations, recorded_args, recorded_return
 from trampoline.tools.golden.trampoline_case import Case, RecordedProgram, RecordedTarget, SiteStep
 from trampoline.tools.golden.trampoline_images import TRAMPOLINE, Difference, attached_programs, target_of
 from trampoline.tramp_links import kind_of, links_of
-from trampoline.update.bpf_trampoline import BpfTrampoline
-from trampoline.update.target import TraceTarget, TrampLink
+from trampoline.update.target import TraceTarget
 
 TEXT_GAP, TEXT_ALIGN, LAST_TEXT = 128 << 20, 2 << 20, 0xFFFFFFFFBD000000
 """Distance of our text from the recorded kernel's (larger than a kernel), its alignment, and where it may begin at
@@ -132,7 +132,7 @@ class _Run:
     def __init__(self, lab: Lab, case: Case, cells: dict[str, int]) -> None:
         self._lab, self._kernel, self._case, self._cells = lab, lab.kernel, case, cells
         self._progs: dict[str, BpfProg] = {}
-        self._links: dict[tuple[str, str], tuple[BpfTrampoline, TrampLink]] = {}
+        self._links: dict[tuple[str, str], TracingLink] = {}
         self._users = FtraceUsers(lab.kernel, case)
         self._ran: list[str] = []
         self._outcome = ReplayOutcome()
@@ -218,18 +218,12 @@ class _Run:
             site_offset=target.patch_offset,
             tail_call_reachable=target.tail_call_reachable,
         )
-        (trampoline,) = self._lab.trampolines.get(where)
-        link = TrampLink(prog, program.cookie_at(target.btf_id) & _MASK)
-        self._links[target.name, program.name] = trampoline, link
-        trampoline.link_prog(link)
-        self._kernel.rcu.settle()
+        link = TracingLink(self._lab, prog, where, program.cookie_at(target.btf_id) & _MASK)
+        link.attach()
+        self._links[target.name, program.name] = link
 
     def _detach(self, target: RecordedTarget, name: str) -> None:
-        trampoline, link = self._links.pop((target.name, name))
-        if link.linked:
-            trampoline.unlink_prog(link)
-        self._lab.trampolines.put(trampoline)
-        self._kernel.rcu.settle()
+        self._links.pop((target.name, name)).detach()
 
     def _detach_all(self, target: RecordedTarget) -> None:
         self._kernel.execmem.reserved = []

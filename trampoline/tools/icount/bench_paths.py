@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from emu.kernel.checkpoint import Checkpoint
 from trampoline.bpf.errors import KernelError
-from trampoline.designs import METADATA
+from trampoline.designs import design_info
 from trampoline.lab.lab import Lab
 from trampoline.tools.bench.bench import ROWS, Bench, executed_of
 from trampoline.tools.icount.capture import path_of
@@ -30,7 +30,7 @@ class Selection:
         for config in self.configs:
             for flavour in self.flavours:
                 for design in self.designs:
-                    for metadata in (None, *METADATA.get(design, ())) if self.full else (None,):
+                    for metadata in (None, *(design_info(design).metadata or ())) if self.full else (None,):
                         with _Kernel(flavour, config, design, metadata) as kernel:
                             for path in self._of(kernel, metadata):
                                 if isinstance(path, KernelError):
@@ -82,7 +82,7 @@ class _Kernel:
         """A row with each of these numbers of programs. KernelError where that is refused."""
         lab = self._lab
         try:
-            same_cookie = self._where[-1] in METADATA and self._metadata is None
+            same_cookie = bool(design_info(self._where[-1]).metadata) and self._metadata is None
             bench = Bench(lab, row, nr_args, "full" if full else "plain", same_cookie=same_cookie)
             for attached in range(1, max(programs) + 1):
                 bench.attach()

@@ -4,16 +4,17 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
-from asm import AsmError, Phase, decode
+from asm import AsmError, decode
 from emu.counting.counts import OTHER
 from emu.kernel.kernel import Kernel
 from emu.machine.address_map import ADDRESS_MASK, PAGE_MASK
 from emu.machine.vcpu import Call
+from trampoline import phases as tramp_phases
 from trampoline.bpf.errors import TrampolineError
 from trampoline.lab.lab import Lab
 from trampoline.tools.icount.counted_path import CountedPath, PathPiece, PhaseCode
 
-PHASES = (*(phase.value for phase in Phase), OTHER)
+PHASES = (*tramp_phases.PHASES, OTHER)
 """In the order in which they are shown."""
 _NUMBER = re.compile(r"-?0x[0-9a-f]+")
 _PERCPU = re.compile(r"gs:\[0x[0-9a-f]+\]")

@@ -4,23 +4,18 @@ Rounds, the first ones quick: each looks at every design and at every scenario, 
 time, so that what is common to designs is seen at once and what is one design's own a little later.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trampoline.designs import DESIGNS, METADATA
+from trampoline.designs import DESIGNS, DesignInfo
 from trampoline.releases import release
 from trampoline.tools.explore.scenarios import SCENARIOS, applies
 
 SEQUENCES, SCHEDULES = "sequences", "schedules"
 """The two tools."""
-AS_POSTED = "tracing-multi-v2"
-"""The design with defects of its own: no hunt looks at it."""
-HUNTED = tuple(name for name in DESIGNS if name != AS_POSTED)
+HUNTED = tuple(name for name, info in DESIGNS.items() if info.sound)
+"""The designs without known defects: no hunt looks at others."""
 
-_WITH_METADATA = ("tracing-multi-v2-fixed", "tracing-multi-v1")
-_NEEDS_PADDING = "tracing-multi-v1"
-_PREEMPTIBLE = ("specialised",)
-"""Designs whose programs outlive a task that is preempted on the way to them (docs/schedules.md)."""
 _CONDITIONS = (("6.12", "voluntary"), ("7.2", "voluntary"), ("6.1", "voluntary"), ("6.12", "none"))
 _PREEMPTED = tuple(condition for one in _CONDITIONS for condition in (("7.2", "lazy"), one))
 _SCHEDULERS = ("pct:3", "pct:3", "urw", "pct:4", "random")
@@ -105,18 +100,22 @@ def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]
     """Each scenario on one design of each sort, another one in each round."""
     tries = min(_FEWEST * (2 + max(number - _FIRST_ROUNDS + 1, 0)), _MOST_SCHEDULES)
     scheduler = _SCHEDULERS[number % len(_SCHEDULERS)]
+
+    def sort(takes: Callable[[DesignInfo], bool]) -> list[str]:
+        return [one for one in designs if takes(DESIGNS[one])]
+
     sorts = (
-        ([one for one in designs if one not in (*_WITH_METADATA, *_PREEMPTIBLE)], _CONDITIONS),
-        ([one for one in designs if one in _PREEMPTIBLE], _PREEMPTED),
-        ([one for one in designs if one in _WITH_METADATA], _CONDITIONS),
+        (sort(lambda info: not info.meets_preempted and info.links == "any"), _CONDITIONS),
+        (sort(lambda info: info.meets_preempted), _PREEMPTED),
+        (sort(lambda info: info.links == "multi"), _CONDITIONS),
     )
     for position, scenario in enumerate(dict.fromkeys((*_FIRST, *SCENARIOS))):
         units = []
-        for sort, conditions in sorts:
+        for names, conditions in sorts:
             # Each design under each condition: both go on with each round, the one a little later.
-            turn = number + number // len(conditions) if len(sort) > 1 else number
+            turn = number + number // len(conditions) if len(names) > 1 else number
             flavour, config = conditions[number % len(conditions)]
-            if able := [made for one in sort if (made := _able(scenario, one, flavour))]:
+            if able := [made for one in names if (made := _able(scenario, one, flavour))]:
                 design = able[(position + turn) % len(able)]
                 units.append(Unit(SCHEDULES, design, 0, seed, 0, scenario, flavour, config, scheduler))
         # A scenario that is not about every sort has as many schedules as others.
@@ -126,9 +125,10 @@ def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]
 
 def _able(scenario: str, design: str, flavour: str) -> str:
     """The design, or the form of it, that has what the scenario is about on a release; nothing where there is none."""
-    if design == _NEEDS_PADDING and not release(flavour).entry.padding:
+    info = DESIGNS[design]
+    if info.traits is not None and not info.traits.runs_on(release(flavour).trampoline):
         return ""
-    forms = (design, *(f"{design}+{metadata}" for metadata in METADATA.get(design, ())))
+    forms = (design, *(f"{design}+{metadata}" for metadata in info.metadata or ()))
     return next((form for form in forms if applies(scenario, form)), "")
 
 

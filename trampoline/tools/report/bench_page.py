@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from trampoline.designs import METADATA
+from trampoline.designs import design_info
 from trampoline.tools.bench.bench import BenchRow
 from trampoline.tools.icount.baseline import BaselineEntry
 from trampoline.tools.report.html_page import page
@@ -17,7 +17,7 @@ def baseline_name(row: BenchRow) -> str:
         parts.append(f"{row.programs}-programs")
     if row.program == "full":
         parts.append("full")
-    if row.metadata and row.design in METADATA:
+    if row.metadata and design_info(row.design).metadata:
         parts.append(row.metadata)
     return "/".join(parts)
 

@@ -76,7 +76,7 @@ def _of_image(kernel: Kernel, image: Image, places: dict[int, ExecutedInsn], cou
         if (place := places.get(address)) is not None:
             code, text, comment = place.code, place.text, place.comment
         label = labels.get(address, "")
-        phase = None if line.phase is None else line.phase.value
+        phase = line.phase
         target = _targets(kernel, text, labels)
         rows.append(CodeRow(line.offset, code, label, text, target, comment, phase, counts.get(address, 0)))
     name = kernel.machine.function_at(image.address) or image.name

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from asm import Phase
 from emu.counting.counts import OTHER
+from trampoline import phases as tramp_phases
 
-PHASES = (*(phase.value for phase in Phase), OTHER)
+PHASES = (*tramp_phases.PHASES, OTHER)
 """In the order in which they come."""
 _MEANING = {
     "entry": "the way in: endbr64, frame, thunks",

@@ -9,7 +9,7 @@ from emu.errors import GuestFault
 from emu.recording import Recording, record
 from trampoline.bpf.errors import KernelError, TrampolineError, errno_name
 from trampoline.lab.lab import Lab
-from trampoline.lab.link import Link, MultiLink
+from trampoline.lab.links.link import Link
 from trampoline.lab.workload import Ready, ReadyCall, TargetOptions, open_target
 from trampoline.tools.debugger import StackFrame
 from trampoline.tools.report.executed_code import ExecutedCode, executed_code
@@ -125,10 +125,10 @@ def _observed(lab: Lab, call: ReadyCall) -> ObservedCall:
 
 def _attached(ready: Ready) -> Iterator[str]:
     for link in ready.links:
-        kind = link.prog.attach_type
-        yield f"{link.prog.name} ({kind}) on {_where(link)}"
+        kind = link.program.attach_type
+        yield f"{link.program.name} ({kind}) on {_where(link)}"
 
 
-def _where(link: Link | MultiLink) -> str:
+def _where(link: Link) -> str:
     functions = link.functions
     return functions[0] if len(functions) == 1 else f"{len(functions)} functions, {functions[0]} first"

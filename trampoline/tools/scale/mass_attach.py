@@ -13,7 +13,7 @@ from trampoline.bpf.errors import TrampolineError, errno_name
 from trampoline.kfunc_md.arena import bytes_beside_slab
 from trampoline.lab.functions import KernelFunction
 from trampoline.lab.lab import Lab
-from trampoline.lab.link import MultiLink
+from trampoline.lab.links.tracing_multi import TracingMultiLink
 from trampoline.tools.scale.spot_check import Check
 
 IPI_NS = 5_000
@@ -130,7 +130,7 @@ def attach_and_detach(
 
         return one_more
 
-    def attach() -> MultiLink:
+    def attach() -> TracingMultiLink:
         return lab.attach_multi(prog, functions, cookies=cookies, skip_invalid=True, progress=told("attach"))
 
     link, attached = _measured(lab, attach, under.ipi_ns)

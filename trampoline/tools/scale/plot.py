@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from io import BytesIO
 
+from trampoline.extras import extra
 from trampoline.tools.scale.mass_attach import Cost, MassAttach
 from trampoline.tools.scale.scale import Scale
 
@@ -19,8 +20,9 @@ _MARKERS = "os^Dv<>P"
 
 def svg(scale: Scale) -> bytes:
     """A panel for each kind of cost, a line for each design: attaching solid, detaching dashed."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    with extra("plot", "the picture"):
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
 
     # The same points give the same file: element ids come from this salt, and letters stay letters.
     with rc_context({"svg.hashsalt": "tramplab", "svg.fonttype": "none"}):

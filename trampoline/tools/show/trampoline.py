@@ -10,8 +10,10 @@ from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.btf.c_declaration import parse_model
 from trampoline.bpf.prog import Uses
+from trampoline.designs import design_info
 from trampoline.designs.entry_thunks import KSYM as THUNKS
 from trampoline.lab.lab import Lab
+from trampoline.phases import PHASE_COLORS
 
 PROGRAM = "xor eax, eax\nret"
 
@@ -32,7 +34,9 @@ class Shown:
         """Headline, then the listing."""
         head = f"{self.target}, kernel {self.flavour}: {len(self.image)} bytes, {len(self.image.lines)} instructions"
         images = [image for image in (self.thunk, self.image) if image is not None]
-        listings = "\n".join(image.listing(color=color, names=self.names) for image in images)
+        listings = "\n".join(
+            image.listing(color=color, names=self.names, phase_colors=PHASE_COLORS) for image in images
+        )
         return f"{head}\nsite: {self.site.hex()}\n{listings}"
 
     def to_json(self) -> dict[str, Any]:
@@ -68,7 +72,7 @@ def show(
             PERCPU.offset("call_depth") if call_depth else None,
         )
         lab.trampolines.boot = boot
-        multi = design.startswith("tracing-multi")
+        multi = design_info(design).links == "multi"
         for number, attach in enumerate(programs):
             prog = lab.prog(
                 f"{attach}_multi" if multi else attach,

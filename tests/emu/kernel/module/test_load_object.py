@@ -3,7 +3,7 @@ import pytest
 
 from emu.kernel.errors import KernelError
 from emu.kernel.module.load_object import load_object
-from emu.kernel.module.object_reader import ObjectError
+from emu.kernel.module.object_reader import ModuleError
 from emu.kernel.text.functions import FunctionText
 from paths import FIXTURES
 
@@ -40,7 +40,7 @@ def test_sites_are_where_the_compiler_put_them(outside):
 
 def test_an_undefined_symbol_leaves_nothing_behind(kernel):
     before = everything(kernel)
-    with pytest.raises(ObjectError, match="outside"):
+    with pytest.raises(ModuleError, match="outside"):
         load_object(kernel, OBJECTS / "call-branch.o")
     assert everything(kernel) == before
 
@@ -56,6 +56,6 @@ def test_a_broken_object(kernel, tmp_path):
     path = tmp_path / "broken.o"
     path.write_bytes((OBJECTS / "call-branch.o").read_bytes()[:200])
     before = everything(kernel)
-    with pytest.raises(ObjectError, match=r"broken\.o"):
+    with pytest.raises(ModuleError, match=r"broken\.o"):
         load_object(kernel, path)
     assert everything(kernel) == before

@@ -5,6 +5,7 @@ import sys
 import warnings
 
 import pytest
+from patience import PATIENCE
 from unicorn import UC_ARCH_X86, UC_MODE_64, Uc
 from unicorn.unicorn_const import UC_TLB_VIRTUAL
 from unicorn.x86_const import (
@@ -21,7 +22,7 @@ from unicorn.x86_const import (
 from emu.errors import EmuError
 from emu.kernel.module.object_reader import (
     MAX_LOADED_SIZE,
-    ObjectError,
+    ModuleError,
     RelocationType,
     link_object,
     read_object,
@@ -227,14 +228,14 @@ def test_linked_functions_compute_what_their_source_says(call):
         (lambda raw: raw.symbol("calls_of_add", ST_SHNDX, 0xFFF2, "<H"), "", "-fno-common"),
         (lambda raw: raw.symbol("calls_of_add", ST_SHNDX, 60, "<H"), ".text", "refers to nothing"),
         (lambda raw: raw.set("<I", raw.content(".rela.text") + R_TYPE, 9), ".text", "unsupported relocation type 9"),
-        (lambda raw: raw.set("<I", raw.content(".rela.text") + R_SYMBOL, 999), ".text", "refers to nothing"),
+        (lambda raw: raw.set("<I", raw.content(".rela.text") + R_SYMBOL, 999), ".rela.text", "symbol 999 of"),
         (lambda raw: raw.set("<Q", raw.content(".rela.text") + R_OFFSET, 1 << 40), ".text", "reaches beyond"),
         (lambda raw: raw.set("<q", raw.content(".rela.text") + R_ADDEND, 0), ".text", "no call"),
         (lambda raw: raw.set("B", raw.content(".text"), 0x90), ".text", "no call"),
     ],
 )
 def test_damage_is_named(damage, section, says):
-    with pytest.raises(ObjectError) as caught:
+    with pytest.raises(ModuleError) as caught:
         read_object(damage(Bytes("call-none")), name="damaged.o")
     error = caught.value
     assert isinstance(error, EmuError)
@@ -247,14 +248,14 @@ def test_damage_is_named(damage, section, says):
 @pytest.mark.parametrize("addend", [-8, 1, 1 << 40])
 def test_a_recorded_site_that_is_none_is_refused(addend):
     raw = Bytes("nop-none")
-    with pytest.raises(ObjectError, match="nor a nop5"):
+    with pytest.raises(ModuleError, match="nor a nop5"):
         read_object(raw.set("<q", raw.content(".rela__mcount_loc") + R_ADDEND, addend))
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(ObjectError, match=r"missing\.o: No such file"):
+    with pytest.raises(ModuleError, match=r"missing\.o: No such file"):
         read_object(tmp_path / "missing.o")
-    with pytest.raises(ObjectError, match="not a regular file"):
+    with pytest.raises(ModuleError, match="not a regular file"):
         read_object(tmp_path)
 
 
@@ -278,7 +279,7 @@ def test_damaged_objects_raise_nothing_but_object_errors(capfd):
                     raw[draw.randrange(start, stop)] = draw.choice([0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)])
             try:
                 link_object(read_object(bytes(raw)), Placed(), lambda name: OUTSIDE)
-            except ObjectError as error:
+            except ModuleError as error:
                 refused += 1
                 assert "\n" not in str(error)  # noqa: PT017
     assert refused > 1000
@@ -288,7 +289,7 @@ def test_damaged_objects_raise_nothing_but_object_errors(capfd):
 def test_undefined_symbols_are_all_named():
     obj = read_object(Bytes("call-none").symbol("calls_of_add", ST_SHNDX, 0, "<H"))
     assert obj.undefined == ("calls_of_add", "outside")
-    with pytest.raises(ObjectError, match="undefined: calls_of_add, outside"):
+    with pytest.raises(ModuleError, match="undefined: calls_of_add, outside"):
         link_object(obj, Placed(), lambda name: None)
 
 
@@ -300,12 +301,12 @@ def test_a_weak_symbol_may_stay_undefined():
 
 
 def test_misplaced_sections_are_refused(obj):
-    with pytest.raises(ObjectError, match="not a multiple") as caught:
+    with pytest.raises(ModuleError, match="not a multiple") as caught:
         link_object(obj, lambda section: TEXT + 8, {"outside": OUTSIDE}.get)
     assert caught.value.section == ".text"
-    with pytest.raises(ObjectError, match="overlaps"):
+    with pytest.raises(ModuleError, match="overlaps"):
         link_object(obj, lambda section: TEXT, {"outside": OUTSIDE}.get)
-    with pytest.raises(ObjectError, match="no guest address"):
+    with pytest.raises(ModuleError, match="no guest address"):
         link_object(obj, lambda section: -4096, {"outside": OUTSIDE}.get)
 
 
@@ -324,13 +325,13 @@ def test_a_call_reaches_2_gib_and_no_further(distance):
     linked = link_object(obj, place, {"outside": after + distance}.get)
     assert struct.unpack_from("<i", linked.sections[0].content, reloc.offset) == (distance,)
     beyond = distance + (1 if distance > 0 else -1)
-    with pytest.raises(ObjectError, match=f"{reloc.type.name} .* outside.* out of reach"):
+    with pytest.raises(ModuleError, match=f"{reloc.type.name} .* outside.* out of reach"):
         link_object(obj, place, {"outside": after + beyond}.get)
 
 
 def test_a_sign_extended_address_must_be_in_the_highest_or_lowest_2_gib(obj):
     assert RelocationType.R_X86_64_32S in {reloc.type for reloc in obj.sections[0].relocations}
-    with pytest.raises(ObjectError, match="R_X86_64_32S"):
+    with pytest.raises(ModuleError, match="R_X86_64_32S"):
         link_object(obj, Placed(0xFFFF888000000000), {"outside": 0xFFFF888000008000}.get)
     link_object(obj, Placed(0x7FFE0000), {"outside": 0x7FFF0000}.get)
 
@@ -340,12 +341,12 @@ def test_a_zero_extended_address_must_be_in_the_lowest_4_gib():
     rela = raw.content(".rela.text")
     entry = next(at for at in range(rela, rela + 17 * 24, 24) if struct.unpack_from("<I", raw, at + R_TYPE) == (11,))
     obj = read_object(raw.set("<I", entry + R_TYPE, int(RelocationType.R_X86_64_32)))
-    with pytest.raises(ObjectError, match="R_X86_64_32 at"):
+    with pytest.raises(ModuleError, match="R_X86_64_32 at"):
         link_object(obj, Placed(), {"outside": OUTSIDE}.get)
     link_object(obj, Placed(0x1000), {"outside": 0x8000}.get)
 
 
 def test_reading_the_module_loads_no_lief():
     code = "import sys, emu.kernel.module.object_reader; print('lief' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert (result.stdout, result.stderr) == ("False\n", "")

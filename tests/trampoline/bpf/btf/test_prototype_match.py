@@ -10,7 +10,7 @@ from trampoline.bpf.btf.btf import BtfKind
 from trampoline.bpf.btf.c_declaration import read_types
 from trampoline.bpf.btf.prototype_match import AttachFunc, btf_check_func_part_match
 from trampoline.bpf.errors import KernelError, PrototypeError, TrampolineError
-from trampoline.lab.lab import DESIGNS
+from trampoline.designs import DESIGNS
 from trampoline.lab.prototypes import proto_in_btf
 
 NOTHING = "xor eax, eax\nret"

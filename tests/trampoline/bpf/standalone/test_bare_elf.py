@@ -17,11 +17,11 @@ def test_the_code_is_the_content_of_the_only_executable_section():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no ELF object"),
-        (b"\x7fELF\x01\x01", "no ELF object of 64 bits"),
-        (b"\x7fELF\x02\x01", "ends within a header"),
-        (an_object(b"code", cut=70), "ends within a header"),
-        (an_object(b"code", offset=1000), "ends within its code"),
+        (b"", "not an ELF file"),
+        (b"\x7fELF\x01\x01", "truncated file"),
+        (b"\x7fELF\x02\x01", "damaged ELF header"),
+        (an_object(b"code", cut=70), "damaged section headers"),
+        (an_object(b"code", offset=1000), "truncated"),
         (an_object(b"code", machine=62), "an object for machine 62, BPF is 247"),
         (an_object(b"code", sections=0), "0 sections of code, one is needed"),
         (an_object(b""), "0 sections of code"),

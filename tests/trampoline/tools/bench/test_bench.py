@@ -9,7 +9,7 @@ from paths import FIXTURES
 from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.errors import KernelError, TrampolineError
 from trampoline.bpf.uapi import AttachType
-from trampoline.designs import DESIGNS, METADATA
+from trampoline.designs import DESIGNS
 from trampoline.lab.btf_functions import attachable
 from trampoline.lab.lab import Lab
 from trampoline.tools.bench import bench as bench_module
@@ -176,7 +176,7 @@ def multi_rows(program, **options):
 def test_a_choice_of_metadata_is_shown_where_it_is_looked_up():
     names = [name for name in ROWS if "-" in name]
     shown, rows = multi_rows("full")
-    assert shown == [(name, metadata) for name in names for metadata in (*METADATA["specialised"], None)]
+    assert shown == [(name, metadata) for name in names for metadata in (*DESIGNS["specialised"].metadata, None)]
     assert {row.metadata for row in rows if "-" not in row.name} == {None}
     assert multi_rows("full", metadata="hash")[0] == [(n, metadata) for n in names for metadata in ("hash", None)]
     # Programs that don't read the cookie need no look-up.

@@ -8,19 +8,20 @@ import pytest
 from trampoline.bpf.errors import KernelError
 from trampoline.tools.bench import published_speed as compare_module
 from trampoline.tools.bench.published_speed import compare, spearman
-from trampoline.tools.bench.reference_figures import SEED_TABLE, SEED_V2
+from trampoline.tools.bench.reference_figures import PUBLISHED, TRACING_MULTI
 from trampoline.tools.cli import main
 
 
 @pytest.fixture
-def seed_figures(monkeypatch):
+def posted_figures(monkeypatch):
     """Every multi row as it was measured on the series as posted."""
     real = compare_module.measure
 
     def measure(name, *, design, nr_args, **options):
         row = real(name, design="per-function", nr_args=nr_args, **options)
         kind, _, multi = name.partition("-")
-        return replace(row, instructions=SEED_V2[kind].instructions(nr_args)) if multi else row
+        measured = TRACING_MULTI["tracing-multi-v2"][kind].instructions(nr_args)
+        return replace(row, instructions=measured) if multi else row
 
     monkeypatch.setattr(compare_module, "measure", measure)
 
@@ -45,7 +46,7 @@ def test_no_rank_correlation(one, other):
         spearman(one, other)
 
 
-def test_the_series_as_measured_has_the_known_ranks(seed_figures):
+def test_the_series_as_measured_has_the_known_ranks(posted_figures):
     comparison = compare()
     assert comparison.ranks == {"all": 0.867, "entry": 0.97, "trampolines": 0.595}
     assert comparison.charge == pytest.approx(122.1, abs=3)
@@ -61,7 +62,7 @@ def test_the_series_as_we_run_it_ranks_as_it_was_measured():
 
 def test_what_we_run_is_counted_here():
     paths = {path.name: path for path in compare(design="batched").paths}
-    assert list(paths) == [published.name for published in SEED_TABLE]
+    assert list(paths) == [published.name for published in PUBLISHED]
     counted = {
         name: (path.instructions, path.unbalanced_returns, path.nr_args)
         for name, path in paths.items()
@@ -96,7 +97,7 @@ def test_sites_that_jump_have_nothing_to_charge():
     assert comparison.ranks == comparison.charged_ranks
 
 
-def test_the_command(capsys, seed_figures):
+def test_the_command(capsys, posted_figures):
     assert main(["compare"]) == 0
     out = capsys.readouterr().out
     lines = {line.split()[0]: line.split() for line in out.splitlines() if line}
@@ -112,7 +113,11 @@ def test_the_command(capsys, seed_figures):
 
 @pytest.mark.parametrize(
     ("argv", "message"),
-    [(["--design", "fast"], "no design 'fast'"), (["--flavour", "5.4"], "no kernel release '5.4'"), (["x"], "unrecognized")],
+    [
+        (["--design", "fast"], "no design 'fast'"),
+        (["--flavour", "5.4"], "no kernel release '5.4'"),
+        (["x"], "unrecognized"),
+    ],
 )
 def test_bad_input(capsys, argv, message):
     assert main(["compare", *argv]) == 2

@@ -5,6 +5,7 @@ import sys
 from types import ModuleType
 
 import pytest
+from patience import PATIENCE
 
 from asm import AsmError
 from emu.errors import EmuError
@@ -31,7 +32,8 @@ def tramp(monkeypatch, capfd):
     monkeypatch.delenv("TRAMP_TRACEBACK", raising=False)
 
     def run_tramp(*argv, run=lambda arguments: 0):
-        monkeypatch.setattr(cli, "subcommands", lambda: {"try": a_command(run)})
+        monkeypatch.setattr(cli, "subcommands", lambda: ["try"])
+        monkeypatch.setattr(cli, "subcommand", {"try": a_command(run)}.get)
         status = cli.main(argv)
         return (status, *capfd.readouterr())
 
@@ -117,23 +119,37 @@ def test_help_and_version_succeed(tramp):
 def test_every_subcommand_describes_itself():
     parser = cli.build_parser()
     (subparsers,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    assert list(subparsers.choices) == list(cli.subcommands())
+    assert list(subparsers.choices) == cli.subcommands()
     assert len(subparsers._choices_actions) == len(subparsers.choices)  # each one with a help line
     for name, subparser in subparsers.choices.items():
-        assert subparser.get_default("run") is cli.subcommands()[name].run
+        assert subparser.get_default("run") is cli.subcommand(name).run
 
 
 def run_python(*arguments, **options):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=PATIENCE, **options)
 
 
-def test_help_loads_no_engine():
-    code = (
-        "import sys; from trampoline.cli import main; main(['--help']);"
-        "print({'capstone', 'greenlet', 'keystone', 'lief', 'rich', 'unicorn'} & set(sys.modules), file=sys.stderr)"
-    )
-    result = run_python("-c", code)
-    assert (result.returncode, result.stderr) == (0, "set()\n")
+@pytest.mark.parametrize(
+    ("argv", "unwanted"),
+    [
+        (["--help"], {"asm", "capstone", "dataclasses", "emu.kernel.kernel", "keystone", "trampoline.lab", "unicorn"}),
+        (["show", "--help"], {"asm", "capstone", "keystone", "trampoline.tools.commands.explore", "unicorn"}),
+        (["show", "bpf_fentry_test1", "--fentry"], {"trampoline.bpf.verifier", "trampoline.tools.commands.explore"}),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(argv, unwanted):
+    code = "import sys; from trampoline.tools.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    result = run_python("-c", code, *argv)
+    assert (result.returncode, result.stdout[:1] != "") == (0, True)
+    never = {"distributed", "hypothesis", "lief", "matplotlib", "numpy", "redis", "rich", "textual"}
+    assert not (unwanted | never) & set(result.stderr.split())
+
+
+def test_a_command_makes_its_own_parser_alone(monkeypatch):
+    made = []
+    monkeypatch.setattr(cli, "subcommand", lambda name: made.append(name) or a_command(lambda arguments: 0))
+    monkeypatch.setattr(cli, "subcommands", lambda: ["other", "try"])
+    assert (cli.main(["try"]), made) == (0, ["try"])
 
 
 @pytest.fixture(params=["", "1"], ids=["buffered", "unbuffered"])
@@ -143,7 +159,8 @@ def help_into(request):
     def run_help(file):
         environment = os.environ | {"PYTHONUNBUFFERED": request.param}
         command = [sys.executable, "-m", "trampoline", "--help"]
-        result = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
+        pipes = {"stdout": file, "stderr": subprocess.PIPE, "text": True}
+        result = subprocess.run(command, **pipes, timeout=PATIENCE, env=environment)
         return result.returncode, result.stderr
 
     return run_help

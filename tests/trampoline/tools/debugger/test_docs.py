@@ -16,7 +16,7 @@ def test_the_interface_is_what_there_is():
     attributes = set(re.findall(r"^    (\w+): ", shown, re.M)) | {"end"}
     assert all(hasattr(BpfDebugger, name) for name in methods | attributes)
     public = {name for name in (*vars(KernelDebugger), *vars(Sight)) if not name.startswith("_")}
-    for_others = {"IS_CACHE", "activations", "addresses_of_phase", "close", "goal", "rip", "stopped"}
+    for_others = {"IS_CACHE", "activations", "addresses_of_phase", "close", "goal", "phases", "rip", "stopped"}
     assert public - for_others <= methods | attributes
     reasons = re.search(r"reason \((.*?)\)", shown)[1]
     assert re.findall(r'"(\w+)"', reasons) == [str(reason) for reason in DebugStopReason]

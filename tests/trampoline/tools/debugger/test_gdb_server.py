@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from gdb_transcript import ROOT, Process, Thread
 from trampoline.tools.cli import main
@@ -133,7 +134,7 @@ def test_the_temporary_symbol_file_goes(target, tool):
     path = Path(served.symbols)
     assert path.stat().st_size > 1000
     served.session(tool("gdb"), ["target remote :0", "stepi"])
-    served.thread.join(timeout=20)
+    served.thread.join(timeout=PATIENCE)
     assert not path.exists()
 
 
@@ -148,12 +149,13 @@ def test_an_address_of_the_other_family(target, tool):
     assert "<bpf_fentry_test1>" in served.session(tool("gdb"), ["target remote :0", "x/i $pc"])
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_server(tmp_path, number, status):
     served = Process(["bpf_fentry_test1"], tmp_path)
     try:
         served.process.send_signal(number)
-        assert served.process.wait(timeout=20) == status
+        assert served.process.wait(timeout=PATIENCE) == status
         assert served.process.stderr.read() == ""
         assert not Path(served.symbols).exists()
     finally:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from emu.schedule.schedulers.spec import scheduler_for
 from paths import ROOT
@@ -169,12 +170,12 @@ def test_a_design_of_ones_own_is_explored_in_every_process_and_replayed(tmp_path
 
 def test_a_factory_is_named_by_where_it_is():
     from trampoline.designs import DESIGNS
-    from trampoline.designs.tracing_multi import seed_v2
+    from trampoline.designs.tracing_multi import tracing_multi_v2
 
     named = NamedDesign.of(DESIGNS["batched"])
     assert named.text == "trampoline.designs:_batched"
     assert NamedDesign.of(named.text).make is DESIGNS["batched"]
-    with ScheduleSession("attach-during-call", seed_v2("tracing-multi-v2")) as session:
+    with ScheduleSession("attach-during-call", tracing_multi_v2("tracing-multi-v2")) as session:
         assert session.run(scheduler_for("pct:3", 1)).violation is None
 
 
@@ -198,7 +199,7 @@ def test_a_design_that_can_not_be_had_is_refused(tmp_path, capsys, design, what)
     assert what in capsys.readouterr().err
 
 
-def test_tramplab_with_a_hash_is_resized_under_its_readers():
+def test_specialised_with_a_hash_is_resized_under_its_readers():
     tally = campaign("resize-during-lookup", "specialised+hash", seed=2, schedules=60, coverage=1)
     assert tally.found is None
     clashes = [" ".join(pair) for pair in tally.count.coverage.pairs]
@@ -251,23 +252,24 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_ctrl_c_ends_every_process_with_a_summary():
     command = [sys.executable, "-m", "trampoline", "explore", "--scenario", "attach-during-call", "--design",
-               "per-function", "--budget", "100s", "--jobs", "2"]  # fmt: skip
+               "per-function", "--budget", "60m", "--jobs", "2"]  # fmt: skip
     running = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
         workers = []
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE
         # More CPU time than a worker needs to start.
         while time.monotonic() < until and sum(cpu_seconds(child) > 3 for child in workers) < 2:
             time.sleep(0.1)
             workers = children(running.pid)
         # As the terminal does it: to all at once.
         os.killpg(running.pid, signal.SIGINT)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=PATIENCE)
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)
@@ -276,7 +278,7 @@ def test_ctrl_c_ends_every_process_with_a_summary():
     assert "interrupted: nothing broke" in out
     assert int(out.split(" schedules")[0].split()[-1]) > 0
     assert err == ""
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE
     while any(Path(f"/proc/{child}").exists() for child in workers) and time.monotonic() < until:
         time.sleep(0.05)
     assert not any(Path(f"/proc/{child}").exists() for child in workers)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase, InMemoryExampleDatabase
+from patience import PATIENCE
 
 from trampoline.bpf.errors import TrampolineError
 from trampoline.testing import example_database
@@ -39,7 +40,7 @@ def redis_url(tool, tmp_path):
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -50,7 +51,7 @@ def redis_url(tool, tmp_path):
         yield f"redis://127.0.0.1:{port}/0"
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(PATIENCE)
 
 
 def test_what_broke_something_is_tried_first():

@@ -60,7 +60,7 @@ def test_the_null_look_up_of_the_series_is_found_made_small_and_replayed(capsys)
 
 
 def test_a_walk_that_a_resize_leaves_behind_is_found():
-    """SeedDefects.resize_copies: an unlink takes the program off the copy alone."""
+    """TracingMultiDefects.resize_copies: an unlink takes the program off the copy alone."""
     with ScheduleSession("resize-during-lookup", "tracing-multi-v2") as session:
         scheduler = Pct(1)
         for _ in range(120):

@@ -93,9 +93,9 @@ def test_a_longer_instruction_sequence_of_the_generator_fails_the_paths_that_exe
     failures, message = failing(own, configs=["lazy"], flavours=["7.2"])
     # fmod_ret programs of the bench skip the original, fentry ones never call it.
     rows = {(name.split("/")[2], name.split("/")[3]) for name in failures}
-    seeds = {(design, "fexit") for design in DESIGNS if design.startswith("tracing-multi")}
+    plain = {(name, "fexit") for name, design in DESIGNS.items() if design.links == "multi"}
     trampolines = {(design, row) for design in (*GENERATED, "generic") for row in ("fexit", "fexit-multi")}
-    assert rows == seeds | trampolines
+    assert rows == plain | trampolines
     assert re.search(r"origin \d+ -> \d+ \(\+1\)", message)
     assert re.search(r"\n +> mov rax, rax\n", message)
 

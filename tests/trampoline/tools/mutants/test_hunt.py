@@ -84,7 +84,7 @@ def test_what_is_not_found_and_a_control_that_is_clean(tmp_path, capsys):
 def test_a_process_that_dies_and_what_raises_when_something_boots(tmp_path, text, kind):
     file = tmp_path / "dies.py"
     file.write_text(
-        f"from trampoline.tools.mutants.mutant import Mutant, replace\n{text}\n"
+        f"from trampoline.tools.mutants import Mutant, replace\n{text}\n"
         "MUTANTS = [Mutant('dies', '', '', replace('emu.kernel.kernel.Kernel._boot_tasks', lambda kernel: patch()))]\n"
     )
     found = hunt(load(str(file))[0], Hunt(budget=100, module=str(file)))

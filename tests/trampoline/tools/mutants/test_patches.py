@@ -130,7 +130,7 @@ def test_a_patch_is_taken_back_where_the_next_does_not_fit():
         replace("trampoline.text_poke.bpf_arch_text_poke", None),
         replace("trampoline.text_poke.there_is_not", None),
     ]
-    with pytest.raises(MutantError, match=r"trampoline\.poke has no there_is_not"):
+    with pytest.raises(MutantError, match=r"trampoline\.text_poke has no there_is_not"):
         Mutant("m", "", "", patches).applied().__enter__()
     assert different(before) == []
 

@@ -3,6 +3,7 @@ import subprocess
 from html.parser import HTMLParser
 
 import pytest
+from patience import PATIENCE
 
 from trampoline.lab.workload import TargetOptions
 from trampoline.tools.bench.bench import bench
@@ -199,7 +200,7 @@ def chromium(tool, tmp_path, page, *options):
         f"--user-data-dir={tmp_path / 'profile'}",
     )  # fmt: skip
     command = [tool("chromium"), *quiet, *options, path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 

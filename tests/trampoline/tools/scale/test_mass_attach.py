@@ -8,7 +8,7 @@ from emu.kernel.rcu import GRACE_PERIOD_NS, RcuFlavour
 from paths import FIXTURES
 from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.errors import TrampolineError
-from trampoline.designs import DESIGNS, METADATA
+from trampoline.designs import DESIGNS
 from trampoline.kfunc_md.arena import bytes_beside_slab
 from trampoline.lab.lab import Lab
 from trampoline.tools.cli import main
@@ -24,7 +24,7 @@ def tramp(capsys, *argv):
     return status, out, err
 
 
-@pytest.mark.parametrize("design", [design for design in DESIGNS if not design.startswith("tracing-multi")])
+@pytest.mark.parametrize("design", [name for name, design in DESIGNS.items() if design.links == "any"])
 def test_costs_are_counted(design):
     told = []
     result = mass_attach("bpf_fentry_test*", design=design, progress=lambda *what: told.append(what))
@@ -106,7 +106,7 @@ def test_virtual_time_is_that_of_grace_periods_and_interrupts(capsys):
     assert json.loads(out)["attach"]["virtual_seconds"] == quick.attach.virtual_seconds
 
 
-@pytest.mark.parametrize("metadata", METADATA["specialised"])
+@pytest.mark.parametrize("metadata", DESIGNS["specialised"].metadata)
 def test_memory_of_metadata_is_counted(metadata):
     without = mass_attach("*", flavour="7.2", design="specialised", metadata=metadata)
     with_ = mass_attach("*", flavour="7.2", design="specialised", metadata=metadata, cookies=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from asm import Phase
 from asm.encodings import jmp_rel32
 from emu.kernel.kernel import Kernel
 from emu.kernel.routines import Routine
@@ -107,7 +106,7 @@ class Runtime:
                     made[helper.name] = kernel.machine.host_call(helper.name, _Answer(self, helper))
                 else:
                     text = helper.text if isinstance(helper.text, str) else helper.text(kernel.config)
-                    guest.append(Routine(helper.name, f".phase {Phase.PROGRAM}\n{text}"))
+                    guest.append(Routine(helper.name, f".phase program\n{text}"))
             constants = {**self._constants, **self._addresses, **made}
             placed = kernel.add_routines(*guest, constants=constants)
         except BaseException:

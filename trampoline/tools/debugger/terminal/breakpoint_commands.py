@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from emu import events
 from emu.debug import Debugger as KernelDebugger
 from trampoline.bpf.errors import TrampolineError
+from trampoline.phases import check_phase
 from trampoline.tools.debugger import AtAddress, AtEvent, AtPhase, Breakpoint, DataAccess, When
 from trampoline.tools.debugger.debugger import AtProgram
 from trampoline.tools.debugger.terminal.breakpoint_text import breakpoint_text
 from trampoline.tools.debugger.terminal.command_result import CommandResult
 from trampoline.tools.debugger.terminal.expressions import WORD, StepperExpression
-from trampoline.tools.debugger.terminal.motion_commands import number, phase_named, to_breakpoint
+from trampoline.tools.debugger.terminal.motion_commands import number, to_breakpoint
 from trampoline.tools.debugger.terminal.session import StepperSession
 from trampoline.tools.debugger.terminal.styled_text import line
 
@@ -92,7 +93,7 @@ def place(session: StepperSession, text: str) -> Breakpoint:
 
 
 def _phase(session: StepperSession, name: str) -> Breakpoint:
-    return AtPhase(phase_named(name))
+    return AtPhase(check_phase(name))
 
 
 def _program(session: StepperSession, name: str) -> Breakpoint:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from trampoline.phases import check_phase
 from trampoline.tools.debugger import CodeLine, DebugStopReason, Thread
 from trampoline.tools.debugger.terminal import panes
 from trampoline.tools.debugger.terminal.changes import effects
 from trampoline.tools.debugger.terminal.command_table import perform
 from trampoline.tools.debugger.terminal.event_text import event_text
-from trampoline.tools.debugger.terminal.motion_commands import phase_named, reason
+from trampoline.tools.debugger.terminal.motion_commands import reason
 from trampoline.tools.debugger.terminal.schedule_cursor import Along
 from trampoline.tools.debugger.terminal.session import StepperSession
 from trampoline.tools.debugger.terminal.styled_text import plain
@@ -40,7 +41,7 @@ class Plain:
 
     def __init__(self, session: StepperSession, *, phase: str | None = None, most: int | None = None) -> None:
         self._session, self._debugger = session, session.debugger
-        self._phase, self._left = phase if phase is None else phase_named(phase), most
+        self._phase, self._left = phase if phase is None else check_phase(phase), most
         self._thread: Thread | None = None
         self._function = self._source = ""
         self._events = len(self._debugger.events)

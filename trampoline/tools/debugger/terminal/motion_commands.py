@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from asm import Phase
 from trampoline.bpf.errors import TrampolineError
+from trampoline.phases import check_phase
 from trampoline.tools.debugger import AtPhase, Breakpoint, DebugStop, DebugStopReason
 from trampoline.tools.debugger.schedule import ScheduleDebugger
 from trampoline.tools.debugger.terminal.breakpoint_text import breakpoint_text
@@ -102,7 +102,7 @@ def to_phase(session: StepperSession, rest: str) -> CommandResult:
     """``phase [NAME]``"""
     if not rest:
         return moved(session, session.debugger.run_to("phase"))
-    return to_breakpoint(session, AtPhase(phase_named(rest)))
+    return to_breakpoint(session, AtPhase(check_phase(rest)))
 
 
 def to(session: StepperSession, rest: str) -> CommandResult:
@@ -126,13 +126,6 @@ def to_breakpoint(session: StepperSession, wanted: Breakpoint) -> CommandResult:
     if stop.breakpoint == wanted:
         stop = stop._replace(reason=DebugStopReason.STEP)
     return moved(session, stop)
-
-
-def phase_named(name: str) -> str:
-    """A phase that there is. TrampolineError."""
-    if name not in {str(phase) for phase in Phase}:
-        raise TrampolineError(f"no phase {name!r}; there are {', '.join(Phase)}")
-    return name
 
 
 def moved(session: StepperSession, stop: DebugStop) -> CommandResult:

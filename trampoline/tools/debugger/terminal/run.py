@@ -10,11 +10,12 @@ from itertools import chain
 from pathlib import Path
 
 from trampoline.bpf.errors import TrampolineError
+from trampoline.extras import extra
 from trampoline.lab.workload import TargetOptions, open_target
+from trampoline.phases import check_phase
 from trampoline.tools.debugger import BpfDebugger
 from trampoline.tools.debugger.schedule import debugger_for_schedule
 from trampoline.tools.debugger.terminal.line_mode import Plain
-from trampoline.tools.debugger.terminal.motion_commands import phase_named
 from trampoline.tools.debugger.terminal.schedule_cursor import Along
 from trampoline.tools.debugger.terminal.session import StepperSession
 
@@ -82,7 +83,7 @@ def step_target(options: TargetOptions, how: Stepping) -> int:
 def step(opening: Opening, how: Stepping) -> int:
     """Step through a session: see ``step_target``."""
     if how.phase is not None:
-        phase_named(how.phase)
+        check_phase(how.phase)
     if how.screenshot is not None:
         if how.plain or how.most is not None or how.phase is not None:
             raise TrampolineError("--screenshot is of the screen: not with --plain, --max or --phase")
@@ -102,7 +103,8 @@ def _print(opening: Opening, how: Stepping) -> int:
 
 
 def _show(opening: Opening, how: Stepping) -> int:
-    from trampoline.tools.debugger.terminal.app import StepApp
+    with extra("terminal", "the screen (--plain prints lines)"):
+        from trampoline.tools.debugger.terminal.app import StepApp
 
     if how.script == "-":
         raise TrampolineError("-x -: standard input is the screen's keyboard; --plain reads commands from it")
@@ -117,7 +119,9 @@ def _show(opening: Opening, how: Stepping) -> int:
 
 def _screenshot(opening: Opening, how: Stepping, path: Path) -> int:
     from emu.atomic_file import write_whole
-    from trampoline.tools.debugger.terminal.screenshot import screenshot
+
+    with extra("terminal", "--screenshot"):
+        from trampoline.tools.debugger.terminal.screenshot import screenshot
 
     commands = tuple(_commands(how))
     with _elsewhere(opening) as (session, executor):

@@ -1,19 +1,19 @@
 """What may be attached where, and what is put back where attaching fails."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from errno import E2BIG, EBUSY, EINVAL
 from typing import Any
 
 from emu.kernel.errors import KernelError
-from trampoline.designs.design import LinkEntry, TrampolineDesign
+from trampoline.designs.design import TrampolineDesign
 from trampoline.kfunc_md.hash_64 import hash_64
 from trampoline.lab.functions import KernelFunction
 from trampoline.tools.mutants.mutant import Mutant
 from trampoline.tools.mutants.patch import replace, wrap
 from trampoline.tramp_links import TrampProgType, kind_of
 from trampoline.update.bpf_trampoline import BpfTrampoline, Trampolines, TrampolineUpdate
-from trampoline.update.multi import MultiEntry, attach_multi, check_distinct
-from trampoline.update.target import TraceTarget, TrampLink
+from trampoline.update.target import LinkEntry, TraceTarget, TrampLink
 
 _TRAMPOLINE = "trampoline.update.bpf_trampoline.BpfTrampoline"
 
@@ -90,16 +90,15 @@ def _keeps_flags(trampoline: BpfTrampoline, *, lock_direct_mutex: bool = True) -
     return update
 
 
-def _attach_keeping(design: TrampolineDesign, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
-    """``TrampolineDesign.attach`` that does not drop its trampolines where it fails."""
-    check_distinct([entry.target for entry in entries])
+@contextmanager
+def _held_too_long(design: TrampolineDesign, entries: Sequence[LinkEntry]) -> Iterator[list[BpfTrampoline]]:
+    """``TrampolineDesign._held`` that does not drop its trampolines where attaching fails."""
     trampolines = design.trampolines.get(*[entry.target for entry in entries])
-    held = [MultiEntry(trampoline, entry.link) for trampoline, entry in zip(trampolines, entries, strict=True)]
-    design.trampolines.images.hold(held)
+    design.trampolines.images.hold(entries)
     try:
-        attach_multi(design.trampolines.sites, held, progress)
+        yield trampolines
     except BaseException:
-        design.trampolines.images.release(held)
+        design.trampolines.images.release(entries)
         raise
 
 
@@ -137,7 +136,7 @@ MUTANTS = (
         "multi-module-not-held",
         "B12, e22061b2d309",
         "a link on many functions does not hold their modules",
-        replace("trampoline.lab.link.modules_of", lambda entries: []),
+        replace("trampoline.lab.links.tracing_multi.modules_of", lambda entries: []),
     ),
     Mutant(
         "module-function-by-bare-name",
@@ -167,7 +166,7 @@ MUTANTS = (
         "trampoline-leaked-on-failure",
         "§1.10",
         "the reference that looking a trampoline up gave is not put where attaching fails",
-        replace("trampoline.designs.design.TrampolineDesign.attach", _attach_keeping),
+        replace("trampoline.designs.design.TrampolineDesign._held", _held_too_long),
     ),
     Mutant(
         "noreturn-allowed",

@@ -5,20 +5,21 @@ from dataclasses import replace as changed
 from typing import Any
 
 from emu.kernel.rcu import RcuFlavour
-from trampoline.designs.tracing_multi import seed_v2
-from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.designs.tracing_multi import tracing_multi_v2
+from trampoline.kfunc_md.defects import TracingMultiDefects
 from trampoline.kfunc_md.hash_table import HashTable
 from trampoline.kfunc_md.lifetime import Lifetimes
 from trampoline.tools.mutants.mutant import Mutant
 from trampoline.tools.mutants.patch import Patch, replace, replace_item, wrap
 
-_REPAIRED = "tracing-multi-v2-fixed"
+_FIXED = "tracing-multi-v2-fixed"
 _LIFETIMES = "trampoline.kfunc_md.lifetime.Lifetimes"
 
 
 def _with(**defects: bool) -> Patch:
     """The repaired series with some of its defects."""
-    return replace_item("trampoline.designs.DESIGNS", _REPAIRED, seed_v2(_REPAIRED, changed(SeedDefects(), **defects)))
+    design = tracing_multi_v2(_FIXED, changed(TracingMultiDefects(), **defects))
+    return replace_item("trampoline.designs.DESIGNS", _FIXED, design)
 
 
 def _after_rcu_alone(lifetimes: Lifetimes, free: Callable[[], None]) -> None:
@@ -116,7 +117,7 @@ MUTANTS = (
         "seed-as-posted",
         "§4.8",
         "the series as it was posted: all of these",
-        replace_item("trampoline.designs.DESIGNS", _REPAIRED, seed_v2(_REPAIRED)),
+        replace_item("trampoline.designs.DESIGNS", _FIXED, tracing_multi_v2(_FIXED)),
     ),
     Mutant(
         "metadata-not-counted",

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
+from patience import PATIENCE
 
 from trampoline.tools.debugger.terminal.app import StepApp
 from trampoline.tools.debugger.terminal.command_table import perform
@@ -244,7 +245,7 @@ def test_what_runs_can_be_stopped(screen, session, monkeypatch):
 
     def slow():
         begun.set()
-        assert interrupted.wait(20)
+        assert interrupted.wait(PATIENCE)
         return run(1)
 
     monkeypatch.setattr(session.debugger, "run", slow)
@@ -252,7 +253,7 @@ def test_what_runs_can_be_stopped(screen, session, monkeypatch):
 
     async def drive(app, pilot, press):
         await pilot.press("c", "s", "s")
-        assert begun.wait(20)
+        assert begun.wait(PATIENCE)
         await press("ctrl+c")
         assert session.debugger.position == session.start + 1  # what was typed behind it is dropped
 
@@ -261,7 +262,7 @@ def test_what_runs_can_be_stopped(screen, session, monkeypatch):
 
 def test_leaving_while_something_runs(screen, session, monkeypatch):
     interrupted = threading.Event()
-    monkeypatch.setattr(session.debugger, "run", lambda: interrupted.wait(20) and session.debugger.step())
+    monkeypatch.setattr(session.debugger, "run", lambda: interrupted.wait(PATIENCE) and session.debugger.step())
     monkeypatch.setattr(session.debugger, "interrupt", interrupted.set)
 
     async def drive(app, pilot, press):

@@ -15,6 +15,7 @@ import time
 
 import pyte
 import pytest
+from patience import PATIENCE
 
 from paths import ROOT
 from trampoline.tools.cli import main
@@ -133,7 +134,7 @@ class Terminal:
         os.close(follower)
         self.received = b""
 
-    def wait_for(self, text, seconds=60):
+    def wait_for(self, text, seconds=PATIENCE):
         """Read until the screen shows a text."""
         end = time.monotonic() + seconds
         while text not in "\n".join(self.screen.display):
@@ -172,7 +173,6 @@ class Terminal:
         self._stream.feed(data)
 
 
-@pytest.mark.timeout(100)
 def test_in_a_real_terminal():
     terminal = Terminal(TARGET, 80, 24)
     try:
@@ -196,7 +196,6 @@ def test_in_a_real_terminal():
         assert terminal.close() == 0
 
 
-@pytest.mark.timeout(100)
 def test_a_dumb_terminal_gets_lines():
     terminal = Terminal((*TARGET, "--max", "3"), 80, 24, TERM="dumb")
     assert terminal.close() == 0
@@ -204,7 +203,6 @@ def test_a_dumb_terminal_gets_lines():
     assert b"endbr64" in terminal.received
 
 
-@pytest.mark.timeout(100)
 def test_without_colour_there_is_no_colour():
     terminal = Terminal(TARGET, 80, 24, NO_COLOR="1")
     try:

@@ -1,11 +1,11 @@
-"""What a model must know of a design to say what will be seen: its documented differences, as data."""
+"""Traits of a design: its documented differences, as data, from which a model says what will be seen."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from errno import EBUSY, EEXIST, EINVAL
+from errno import EBUSY, EINVAL
 
 from trampoline.bpf.uapi import AttachType
-from trampoline.releases.kernel_release import KernelRelease
+from trampoline.rules import TrampolineRules
 
 
 class Order(Enum):
@@ -59,44 +59,21 @@ class Traits:
     image_per_function: bool = False
     """A function with programs has exactly one image of its own."""
 
-    def runs_on(self, release: KernelRelease) -> bool:
-        """Whether multi links work on a release at all."""
-        return not self.needs_padding or release.entry.padding > 0
+    def runs_on(self, rules: TrampolineRules) -> bool:
+        """Whether multi links work at all."""
+        return not self.needs_padding or rules.entry.padding > 0
 
-    def slots(self, release: KernelRelease) -> int:
-        """Argument slots at most on a release."""
-        return min(self.max_slots, release.trampoline.max_slots)
+    def slots(self, rules: TrampolineRules) -> int:
+        """Argument slots at most under these rules."""
+        return min(self.max_slots, rules.max_slots)
 
-    def kinds(self, release: KernelRelease) -> tuple[AttachType, ...]:
-        """Attach types that programs may have on a release."""
+    def kinds(self, rules: TrampolineRules) -> tuple[AttachType, ...]:
+        """Attach types that programs may have under these rules."""
         kinds = [AttachType.TRACE_FENTRY, AttachType.TRACE_FEXIT, AttachType.MODIFY_RETURN]
-        if self.sessions and release.fsession:
+        if self.sessions and rules.fsession:
             kinds.append(AttachType.TRACE_FSESSION)
         return tuple(kinds)
 
 
-_TABLE = "kfunc_md_array of"
-_SEED = Traits(
-    order=Order.OLDEST_FIRST,
-    after_sleep=AfterSleep.CURRENT,
-    max_slots=6,
-    sessions=False,
-    mixes_plain_and_multi=False,
-    shares_sites=False,
-    program_twice=EEXIST,
-    function_twice=EEXIST,
-    site_taken=EBUSY,
-    accounts_calls=False,
-    keeps=_TABLE,
-    plain=Traits(),
-)
-TRAITS = {
-    "per-function": Traits(image_per_function=True, site_taken=EBUSY),
-    "batched": Traits(image_per_function=True),
-    "generic": Traits(struct_on_stack=False, count_is_actual=False),
-    "specialised": Traits(times_by_image=True, keeps=_TABLE),
-    "tracing-multi-v2": _SEED,
-    "tracing-multi-v2-fixed": _SEED,
-    "tracing-multi-v1": replace(_SEED, needs_padding=True),
-}
-"""Traits of the designs that tramplab has."""
+KEPT_TABLE = "kfunc_md_array of"
+"""The name of a table of metadata that has grown begins so (``Traits.keeps``)."""

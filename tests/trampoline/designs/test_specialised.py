@@ -14,13 +14,13 @@ from emu.machine.task import TaskState
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.errors import KernelError
 from trampoline.bpf.prog import NOTHING, Uses
-from trampoline.designs import METADATA
+from trampoline.designs import DESIGNS
 from trampoline.designs.cookie_records import SLOTS
 from trampoline.lab.lab import Lab
 from trampoline.tools.bench.bench import FULL, PLAIN, phases_of
 
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
-BACKENDS = METADATA["specialised"]
+BACKENDS = DESIGNS["specialised"].metadata
 
 # (fentry, fexit, fmod_ret that returns non-zero) of a full program, without the part of each argument: 2 for fentry,
 # 1 for the others. "" is one cookie for all functions of the link. voluntary is 6.12, where sites can't jump to a thunk
@@ -100,12 +100,12 @@ def images(lab):
 
 
 @pytest.fixture
-def tramplab(make_lab):
+def specialised(make_lab):
     return make_lab("6.12", design="specialised")
 
 
-def test_functions_with_the_same_places_of_arguments_share_a_caller(tramplab):
-    lab = tramplab
+def test_functions_with_the_same_places_of_arguments_share_a_caller(specialised):
+    lab = specialised
     link = lab.attach_multi(lab.prog("fentry_multi", PLAIN), ["tramplab_args1", "bpf_fentry_test1", "bpf_fentry_test2"])
     assert len(images(lab)) == 2
     other = lab.attach_multi(lab.prog("fexit_multi", PLAIN), ["bpf_fentry_test1"])
@@ -259,8 +259,8 @@ def test_inside_a_program_everything_is_held_and_afterwards_as_before(make_lab, 
     assert held() == before
 
 
-def test_a_program_does_not_run_inside_itself(tramplab):
-    lab, ran = tramplab, []
+def test_a_program_does_not_run_inside_itself(specialised):
+    lab, ran = specialised, []
 
     def program(ctx):
         ran.append(ctx.args[0])
@@ -276,8 +276,8 @@ def test_a_program_does_not_run_inside_itself(tramplab):
 
 
 @pytest.mark.parametrize("kind", ["fentry", "fexit", "fmod_ret"])
-def test_statistics_are_another_caller(tramplab, kind):
-    lab = tramplab
+def test_statistics_are_another_caller(specialised, kind):
+    lab = specialised
     prog = lab.prog(kind, PLAIN)
     link = lab.attach(prog, "bpf_fentry_test1")
     plain = lab.call("bpf_fentry_test1", 1).counts.instructions
@@ -292,20 +292,20 @@ def test_statistics_are_another_caller(tramplab, kind):
     assert images(lab) == []
 
 
-def test_an_lsm_cgroup_program_has_no_statistics(tramplab):
+def test_an_lsm_cgroup_program_has_no_statistics(specialised):
     """__bpf_prog_enter_lsm_cgroup() takes no time: the programs behind the shim have statistics of their own."""
-    progs = [tramplab.prog(kind, PLAIN) for kind in ("lsm_cgroup", "lsm")]
+    progs = [specialised.prog(kind, PLAIN) for kind in ("lsm_cgroup", "lsm")]
     for prog in progs:
-        tramplab.attach(prog, "bpf_fentry_test1")
-    tramplab.kernel.advance_clock(100)
-    tramplab.stats(enabled=True)
-    tramplab.call("bpf_fentry_test1", 1)
-    assert [tramplab.programs.runs(prog) for prog in progs] == [0, 1]
+        specialised.attach(prog, "bpf_fentry_test1")
+    specialised.kernel.advance_clock(100)
+    specialised.stats(enabled=True)
+    specialised.call("bpf_fentry_test1", 1)
+    assert [specialised.programs.runs(prog) for prog in progs] == [0, 1]
 
 
 @pytest.mark.parametrize("kind", [PointKind.ALLOC, PointKind.PATCH])
-def test_turning_statistics_on_may_fail_at_every_step(tramplab, kind):
-    lab, nth = tramplab, 1
+def test_turning_statistics_on_may_fail_at_every_step(specialised, kind):
+    lab, nth = specialised, 1
     prog = lab.prog("fexit_multi", PLAIN)
     lab.attach_multi(prog, NAMES)
     before = [lab.kernel.machine.read(lab.kernel.function(name).site, 5) for name in NAMES]

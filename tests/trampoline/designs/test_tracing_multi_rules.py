@@ -25,7 +25,7 @@ def nothing_attached(lab):
 
 
 @pytest.fixture(params=DESIGNS)
-def seed(request, make_lab) -> Lab:
+def series(request, make_lab) -> Lab:
     return make_lab("6.12", design=request.param)
 
 
@@ -53,45 +53,45 @@ def test_a_function_under_two_names(make_lab, design):
 
 
 @pytest.mark.parametrize("plain", ["fentry", "fexit", "fmod_ret", "lsm"])
-def test_plain_programs_and_multi_links_keep_apart(seed, plain):
+def test_plain_programs_and_multi_links_keep_apart(series, plain):
     ran = []
-    multi, single = seed.prog("fentry_multi", NOTHING), seed.prog(plain, lambda ctx: ran.append(ctx.args))
-    link = seed.attach(single, NAMES[1])
-    refused(EEXIST, seed.attach_multi, multi, NAMES)
-    assert seed.call(NAMES[1], 1, 2).value == 3
+    multi, single = series.prog("fentry_multi", NOTHING), series.prog(plain, lambda ctx: ran.append(ctx.args))
+    link = series.attach(single, NAMES[1])
+    refused(EEXIST, series.attach_multi, multi, NAMES)
+    assert series.call(NAMES[1], 1, 2).value == 3
     assert ran == [(1, 2)]
     link.detach()
-    many = seed.attach_multi(multi, NAMES)
-    refused(EEXIST, seed.attach, single, NAMES[1])
+    many = series.attach_multi(multi, NAMES)
+    refused(EEXIST, series.attach, single, NAMES[1])
     # Another function is free.
-    with seed.attach(single, "tramplab_args2"):
-        seed.call("tramplab_args2", 5, 6)
+    with series.attach(single, "tramplab_args2"):
+        series.call("tramplab_args2", 5, 6)
     assert ran[1:] == [(5, 6)]
     many.detach()
-    assert nothing_attached(seed)
+    assert nothing_attached(series)
 
 
-def test_programs_are_no_targets(seed):
-    refused(EOPNOTSUPP, seed.attach_multi, seed.prog("fentry_multi", NOTHING), [seed.prog("fentry", NOTHING)])
+def test_programs_are_no_targets(series):
+    refused(EOPNOTSUPP, series.attach_multi, series.prog("fentry_multi", NOTHING), [series.prog("fentry", NOTHING)])
 
 
-def test_more_than_six_argument_slots(seed):
-    seed.load_testmod()
+def test_more_than_six_argument_slots(series):
+    series.load_testmod()
     for kind in ("fentry_multi", "fexit_multi", "fmod_ret_multi"):
-        prog = seed.prog(kind, NOTHING)
-        refused(EOPNOTSUPP, seed.attach_multi, prog, [NAMES[0], "tramplab_args7"])
-        with seed.attach_multi(prog, ["tramplab_args7", NAMES[0]], skip_invalid=True) as link:
+        prog = series.prog(kind, NOTHING)
+        refused(EOPNOTSUPP, series.attach_multi, prog, [NAMES[0], "tramplab_args7"])
+        with series.attach_multi(prog, ["tramplab_args7", NAMES[0]], skip_invalid=True) as link:
             assert [(left.name, left.errno) for left in link.skipped] == [("tramplab_args7", EOPNOTSUPP)]
-    assert nothing_attached(seed)
+    assert nothing_attached(series)
 
 
-def test_structs_by_value_count_as_slots(seed):
-    seed.load_testmod()
+def test_structs_by_value_count_as_slots(series):
+    series.load_testmod()
     seen = []
     name = "bpf_testmod:bpf_testmod_test_struct_arg_1"
-    prog = seed.prog("fexit_multi", lambda ctx: seen.append((ctx.count, ctx.args, ctx.ret)))
-    with seed.attach_multi(prog, [name]):
-        assert seed.call(name, 1, 2, 3, 4).value == 10
+    prog = series.prog("fexit_multi", lambda ctx: seen.append((ctx.count, ctx.args, ctx.ret)))
+    with series.attach_multi(prog, [name]):
+        assert series.call(name, 1, 2, 3, 4).value == 10
     assert seen == [(4, ((1).to_bytes(8, "little") + (2).to_bytes(8, "little"), 3, 4), 10)]
 
 
@@ -103,15 +103,15 @@ def test_fsession(make_lab, design, flavour):
     assert nothing_attached(lab)
 
 
-def test_what_is_no_multi_program(seed):
+def test_what_is_no_multi_program(series):
     for kind in ("fentry", "fexit", "fmod_ret", "lsm", "lsm_cgroup", "fsession"):
-        refused(EINVAL, seed.attach_multi, seed.prog(kind, NOTHING), NAMES)
-    prog = seed.prog("fentry_multi", NOTHING)
-    refused(EINVAL, seed.attach_multi, prog, [])
-    refused(EINVAL, seed.attach_multi, prog, NAMES[:2], cookies=[1])
-    refused(EINVAL, seed.attach_multi, prog, ["tramplab_notrace"])
-    refused(ENOENT, seed.attach_multi, prog, ["no_such_function"])
-    assert nothing_attached(seed)
+        refused(EINVAL, series.attach_multi, series.prog(kind, NOTHING), NAMES)
+    prog = series.prog("fentry_multi", NOTHING)
+    refused(EINVAL, series.attach_multi, prog, [])
+    refused(EINVAL, series.attach_multi, prog, NAMES[:2], cookies=[1])
+    refused(EINVAL, series.attach_multi, prog, ["tramplab_notrace"])
+    refused(ENOENT, series.attach_multi, prog, ["no_such_function"])
+    assert nothing_attached(series)
 
 
 @pytest.mark.parametrize("design", SOUND)
@@ -201,8 +201,8 @@ def test_stubs_are_the_kernels_own_text(make_lab):
     assert make_lab("6.12", design="tracing-multi-v1").kernel.function("bpf_global_caller").site is None
 
 
-def test_detaching_twice(seed):
-    link = seed.attach_multi(seed.prog("fentry_multi", NOTHING), NAMES)
+def test_detaching_twice(series):
+    link = series.attach_multi(series.prog("fentry_multi", NOTHING), NAMES)
     link.detach()
     with pytest.raises(TrampolineError, match="detached"):
         link.detach()

@@ -1,5 +1,5 @@
-"""What the posted series gets wrong by inspection (1, 2, 5, 6, 7), on specialised: see test_seed_defects.py and, for 1,
-test_tramplab.py.
+"""The defects of the posted series that inspection found (1, 2, 5, 6, 7), tried on specialised: see
+test_tracing_multi_defects.py and, for 1, test_specialised.py.
 """
 
 from errno import E2BIG, EINVAL, ENOMEM
@@ -9,13 +9,13 @@ import pytest
 from emu.kernel.process_context import PointKind
 from refusals import refused
 from trampoline.bpf.errors import KernelError
-from trampoline.designs import METADATA
+from trampoline.designs import DESIGNS
 
 NOTHING = "xor eax, eax\nret"
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
 
 
-@pytest.fixture(params=METADATA["specialised"])
+@pytest.fixture(params=DESIGNS["specialised"].metadata)
 def lab(request, make_lab):
     return make_lab("6.12", design="specialised", metadata=request.param)
 

@@ -11,20 +11,20 @@ from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from emu.machine.task import TaskState
 from refusals import refused
 from trampoline.bpf.errors import KernelError, Oops
-from trampoline.designs.tracing_multi import seed_v2
-from trampoline.kfunc_md.defects import SeedDefects
+from trampoline.designs.tracing_multi import tracing_multi_v2
+from trampoline.kfunc_md.defects import TracingMultiDefects
 from trampoline.tramp_links import TrampProgType
 
 EEXIST, EINVAL, EBUSY, E2BIG, ENOMEM = 17, 22, 16, 7, 12
 NOTHING = "xor eax, eax\nret"
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
-REPAIRED = SeedDefects()
+REPAIRED = TracingMultiDefects()
 
 
 @pytest.fixture
-def make_seed(make_lab):
+def make_series(make_lab):
     def make(defects=REPAIRED, **options):
-        return make_lab("6.12", **options, design=seed_v2("tracing-multi-v2", defects))
+        return make_lab("6.12", **options, design=tracing_multi_v2("tracing-multi-v2", defects))
 
     return make
 
@@ -45,12 +45,12 @@ def called_by(lab, name):
 
 def test_the_design_by_name_is_the_series_as_posted(make_lab):
     for name, defects in (
-        ("tracing-multi-v2", SeedDefects.as_posted()),
+        ("tracing-multi-v2", TracingMultiDefects.as_posted()),
         ("tracing-multi-v2-fixed", REPAIRED),
         ("tracing-multi-v1", REPAIRED),
     ):
         assert make_lab("6.12", design=name).design.mds.defects == defects
-    assert all(getattr(SeedDefects.as_posted(), field.name) for field in fields(SeedDefects))
+    assert all(getattr(TracingMultiDefects.as_posted(), field.name) for field in fields(TracingMultiDefects))
 
 
 # 1: a look-up that finds nothing --------------------------------------------------------------------------------------
@@ -69,21 +69,21 @@ def overtaken(lab):
     return task.value
 
 
-def test_a_missing_result_is_dereferenced(make_seed):
-    lab = make_seed(SeedDefects(null_result=True))
+def test_a_missing_result_is_dereferenced(make_series):
+    lab = make_series(TracingMultiDefects(null_result=True))
     with pytest.raises(GuestFault) as caught:
         overtaken(lab)
     # kfunc_md.bpf_origin_call of metadata at address 0.
     assert caught.value.address == 82
     assert lab.kernel.kallsyms.function_name(caught.value.rip) == "bpf_global_caller_2_run"
-    assert overtaken(make_seed()) == 42
+    assert overtaken(make_series()) == 42
     with pytest.raises(GuestFault):
-        overtaken(make_seed(SeedDefects.as_posted()))
+        overtaken(make_series(TracingMultiDefects.as_posted()))
 
 
-def test_functions_that_are_not_aligned_are_never_found(make_seed):
+def test_functions_that_are_not_aligned_are_never_found(make_series):
     odd = FunctionText("odd", "lea eax, [rdi + 1]\nret", "int odd(int a)", address=0xFFFFFFFF81400008)
-    lab = make_seed(SeedDefects(null_result=True), functions=(AssemblyFunctions((odd,)),))
+    lab = make_series(TracingMultiDefects(null_result=True), functions=(AssemblyFunctions((odd,)),))
     lab.attach_multi(lab.prog("fentry_multi", NOTHING), ["odd"])
     with pytest.raises(GuestFault):
         lab.call("odd", 1)
@@ -111,12 +111,12 @@ def slept_over_a_resize(lab):
     return moved, task.value
 
 
-def test_a_sleeper_walks_a_freed_list(make_seed):
+def test_a_sleeper_walks_a_freed_list(make_series):
     with pytest.raises(GuestFault):
-        slept_over_a_resize(make_seed(SeedDefects(resize_copies=True)))
-    assert slept_over_a_resize(make_seed()) == (False, 42)
+        slept_over_a_resize(make_series(TracingMultiDefects(resize_copies=True)))
+    assert slept_over_a_resize(make_series()) == (False, 42)
     with pytest.raises(GuestFault):
-        slept_over_a_resize(make_seed(SeedDefects.as_posted()))
+        slept_over_a_resize(make_series(TracingMultiDefects.as_posted()))
 
 
 # 5: unlinking stops at the first function without the program ---------------------------------------------------------
@@ -132,16 +132,17 @@ def partly_unlinked(lab):
     return [(programs(lab, name), users(lab, name), called_by(lab, name)) for name in NAMES[:4]]
 
 
-def test_unlinking_stops_and_leaks(make_seed):
-    for defects in (SeedDefects(unlink_stops=True), SeedDefects.as_posted()):
-        assert partly_unlinked(make_seed(defects)) == [(0, 1, True), (0, 1, True), (1, 1, True), (1, 1, True)]
+def test_unlinking_stops_and_leaks(make_series):
+    for defects in (TracingMultiDefects(unlink_stops=True), TracingMultiDefects.as_posted()):
+        assert partly_unlinked(make_series(defects)) == [(0, 1, True), (0, 1, True), (1, 1, True), (1, 1, True)]
     # The repaired series does what it can, and says so; what lost its program keeps its user.
-    assert partly_unlinked(make_seed()) == [(0, 0, False), (0, 1, False), (0, 0, False), (0, 0, False)]
+    assert partly_unlinked(make_series()) == [(0, 0, False), (0, 1, False), (0, 0, False), (0, 0, False)]
 
 
-def test_a_function_twice_leaks(make_seed):
-    for defects, left in ((SeedDefects.as_posted(), 2), (SeedDefects(unlink_stops=True), 0), (REPAIRED, 0)):
-        lab = make_seed(defects)
+def test_a_function_twice_leaks(make_series):
+    stops = TracingMultiDefects(unlink_stops=True)
+    for defects, left in ((TracingMultiDefects.as_posted(), 2), (stops, 0), (REPAIRED, 0)):
+        lab = make_series(defects)
         twice = [NAMES[0], lab.kernel.function(NAMES[0]).address]
         refused(EEXIST, lab.attach_multi, lab.prog("fentry_multi", NOTHING), twice)
         lab.kernel.rcu.settle()
@@ -152,10 +153,10 @@ def test_a_function_twice_leaks(make_seed):
 
 
 @pytest.mark.parametrize(
-    ("defects", "left"), [(SeedDefects(unlink_walks_all=True, narrow_counters=True), 0), (REPAIRED, 1)]
+    ("defects", "left"), [(TracingMultiDefects(unlink_walks_all=True, narrow_counters=True), 0), (REPAIRED, 1)]
 )
-def test_a_failed_link_unlinks_another(make_seed, defects, left):
-    lab, ran = make_seed(defects), []
+def test_a_failed_link_unlinks_another(make_series, defects, left):
+    lab, ran = make_series(defects), []
     prog = lab.prog("fexit_multi", lambda ctx: ran.append(ctx.ip))
     lab.attach_multi(prog, NAMES[:2])
     refused(EEXIST, lab.attach_multi, prog, [NAMES[2], NAMES[1], NAMES[3]])
@@ -176,9 +177,9 @@ def test_a_failed_link_unlinks_another(make_seed, defects, left):
 # 7: counters that wrap ------------------------------------------------------------------------------------------------
 
 
-def test_256_programs_are_none(make_seed):
-    for defects in (SeedDefects(narrow_counters=True), SeedDefects.as_posted()):
-        lab, ran = make_seed(defects), []
+def test_256_programs_are_none(make_series):
+    for defects in (TracingMultiDefects(narrow_counters=True), TracingMultiDefects.as_posted()):
+        lab, ran = make_series(defects), []
         for _ in range(256):
             lab.attach_multi(lab.prog("fentry_multi", lambda ctx, ran=ran: ran.append(1)), [NAMES[0]])
         lab.call(NAMES[0], 1)
@@ -188,7 +189,7 @@ def test_256_programs_are_none(make_seed):
         lab.attach_multi(lab.prog("fentry_multi", NOTHING), [NAMES[1]])
         lab.call(NAMES[0], 1)
         assert (len(ran), called_by(lab, NAMES[0]), called_by(lab, NAMES[1])) == (256, False, True)
-    lab = make_seed()
+    lab = make_series()
     for _ in range(38):
         lab.attach_multi(lab.prog("fentry_multi", NOTHING), [NAMES[0]])
     refused(E2BIG, lab.attach_multi, lab.prog("fentry_multi", NOTHING), [NAMES[0]])
@@ -197,9 +198,9 @@ def test_256_programs_are_none(make_seed):
 # 4: livepatch meets an ops whose private pointer is of another type ---------------------------------------------------
 
 
-def test_livepatch_takes_one_object_for_another(make_seed):
-    for defects in (SeedDefects(confused_ops_func=True), SeedDefects.as_posted()):
-        lab = make_seed(defects)
+def test_livepatch_takes_one_object_for_another(make_series):
+    for defects in (TracingMultiDefects(confused_ops_func=True), TracingMultiDefects.as_posted()):
+        lab = make_series(defects)
         lab.kernel.add_functions(FunctionText("instead", "mov eax, 1007\nret", traceable=False))
         patch = LivePatch(lab.kernel, NAMES[0], "instead")
         link = lab.attach_multi(lab.prog("fentry_multi", NOTHING), NAMES)
@@ -219,13 +220,13 @@ _CLOBBERS = "\n".join([*(f"mov {register}, 0x10" for register in _CALLER_SAVED),
 
 
 @pytest.mark.parametrize("kind", ["fentry_multi", "fexit_multi", "fmod_ret_multi"])
-def test_a_program_that_changes_registers(make_seed, kind):
-    for defects in (SeedDefects(no_clobbers=True), SeedDefects.as_posted()):
-        lab = make_seed(defects)
+def test_a_program_that_changes_registers(make_series, kind):
+    for defects in (TracingMultiDefects(no_clobbers=True), TracingMultiDefects.as_posted()):
+        lab = make_series(defects)
         lab.attach_multi(lab.prog(kind, _CLOBBERS), NAMES)
         with pytest.raises(GuestFault):
             lab.call(NAMES[1], 1, 2)
-    lab = make_seed()
+    lab = make_series()
     prog = lab.prog(kind, _CLOBBERS)
     lab.stats(enabled=True)
     with lab.attach_multi(prog, NAMES):
@@ -237,9 +238,9 @@ def test_a_program_that_changes_registers(make_seed, kind):
 # 10: sites that could not be patched stay in direct_functions ---------------------------------------------------------
 
 
-def test_a_failed_reset_keeps_its_sites(make_seed):
-    for defects, kept in ((SeedDefects(failed_reset_keeps=True), True), (REPAIRED, False)):
-        lab = make_seed(defects)
+def test_a_failed_reset_keeps_its_sites(make_series):
+    for defects, kept in ((TracingMultiDefects(failed_reset_keeps=True), True), (REPAIRED, False)):
+        lab = make_series(defects)
         lab.attach_multi(lab.prog("fentry_multi", NOTHING), ["tramplab_args2"])
         prog = lab.prog("fentry_multi", NOTHING)
         with lab.kernel.process.fail_at(PointKind.PATCH, 1, lambda what: KernelError(ENOMEM, what)):
