@@ -162,7 +162,5 @@ def test_a_file_is_all_that_a_release_takes(capsys):
     assert release("6.13").version > release("6.12").version
     assert cli.main(["show", "bpf_fentry_test1", "--flavour", "6.13"]) == 0
     assert "kernel 6.13" in capsys.readouterr().out
-    assert "kernel 6.13" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        cli.main(["show", "--help"])
+    assert cli.main(["show", "--help"]) == 0
     assert "6.13" in " ".join(capsys.readouterr().out.split())
