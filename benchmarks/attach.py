@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 ROUNDS = 200
 

@@ -15,7 +15,7 @@ from emu.kernel.ftrace.ops import FtraceOps
 from emu.kernel.kernel import Kernel
 from emu.kernel.text.functions import FunctionText
 from trampoline.bpf.btf.btf import Btf
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 ROUNDS = 5
 COUNTS = (1_000, 10_000)

@@ -8,8 +8,8 @@ import sys
 import time
 
 from trampoline.bpf.btf.btf import Btf
+from trampoline.lab import Lab
 from trampoline.lab.btf_functions import attachable
-from trampoline.lab.lab import Lab
 
 
 def memory() -> int:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from emu.kernel.text.functions import AssemblyFunctions, FunctionText
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.tools.debugger import AtAddress, BpfDebugger, DataAccess
 
 STEP_LIMIT, BACK_LIMIT = 10.0, 100.0

@@ -1,6 +1,6 @@
 """Attach programs to a function of the synthetic kernel, call it, and see what each cost."""
 
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 
 def trace(flavour: str) -> None:

@@ -1,7 +1,7 @@
 """Step a call through its trampoline, forwards and backwards, with the stack frame by name."""
 
 from trampoline.bpf.prog import Uses
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.tools.debugger import AtAddress, BpfDebugger, DebugStop
 
 

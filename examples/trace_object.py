@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from emu.kernel.module.load_object import load_object
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 OBJECT = Path(__file__).parent / "sum.o"
 PROTOTYPES = {"sum_to": "long sum_to(int n)", "add": "int add(int a, int b)"}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trampoline.bpf.objects.bpf_object import BpfObject
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 OBJECT = Path(__file__).with_name("watch_calls.o")
 

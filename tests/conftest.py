@@ -20,6 +20,19 @@ settings.register_profile("explore", deadline=None, max_examples=1000, print_blo
 settings.load_profile("repeatable")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--filetests-update``."""
+    parser.addoption(
+        "--filetests-update", action="store_true", help="write what is found into the files of tests/filetests"
+    )
+
+
+@pytest.fixture
+def filetests_update(request: pytest.FixtureRequest) -> bool:
+    """Whether expectations are to be written, not checked."""
+    return bool(request.config.getoption("--filetests-update"))
+
+
 @pytest.fixture
 def tool() -> Callable[[str], str]:
     """Path of a program that our output is held against; where CI is set it must be there."""

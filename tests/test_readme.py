@@ -3,8 +3,12 @@
 import re
 import shlex
 
+import pytest
+
 from paths import ROOT
 from trampoline.tools.cli import main
+
+pytestmark = pytest.mark.slow
 
 README = (ROOT / "README.md").read_text()
 

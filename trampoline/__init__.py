@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trampoline.bpf.errors import TrampolineError
+    from trampoline.lab import Lab
 
 __version__ = "0.1.0"
 
-__all__ = ["TrampolineError", "__version__"]
+__all__ = ["Lab", "TrampolineError", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,4 +17,8 @@ def __getattr__(name: str) -> Any:
         from trampoline.bpf.errors import TrampolineError
 
         return TrampolineError
+    if name == "Lab":
+        from trampoline.lab import Lab
+
+        return Lab
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

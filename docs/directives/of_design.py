@@ -10,7 +10,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 
 from trampoline.bpf.prog import NOTHING, Uses
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 TRACED, OTHER, ARGUMENTS = "bpf_fentry_test2", "bpf_fentry_test1", (2, 3)
 

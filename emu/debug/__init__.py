@@ -5,8 +5,8 @@ from emu.debug.debugger import Debugger
 from emu.debug.errors import DebugError
 from emu.debug.frames import FrameSlot, StackFrame
 from emu.debug.stop import DebugStop, DebugStopReason
-from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.debug.views import CallSite, CodeLine, CpuState, PatchedBytes
+from emu.threads.thread import OperationThread, TaskThread, Thread
 
 __all__ = [
     "AtAddress",

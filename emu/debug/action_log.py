@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 
-from emu.debug.actions import Move
+from emu.threads.moves import Go, Move
 
 
 class Timeline:
@@ -37,7 +37,7 @@ class Timeline:
             position, count = position + same, count - same
         if not count:
             return None
-        if not self._moves or self._moves[-1] != move or not move.is_step:
+        if not self._moves or self._moves[-1] != move or not isinstance(move, Go):
             self._starts.append(position)
             self._moves.append(move)
         self.end = position + count

@@ -2,11 +2,11 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Self, cast
 from weakref import WeakSet
 
 from emu.counting import Method, counter_for
-from emu.debug.actions import Adopt, Begin, Go, Move, PlaceTask, Preempt, SetRegister, Wake, WriteMemory
 from emu.debug.breakpoints import AtEvent, Breakpoint
 from emu.debug.errors import DebugError
 from emu.debug.history import ActionHistory
@@ -14,11 +14,13 @@ from emu.debug.inspection import REGISTERS, Sight
 from emu.debug.run_to import GOALS
 from emu.debug.search import Search
 from emu.debug.stop import DebugStop, DebugStopReason
-from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.kernel.kernel import Kernel
 from emu.kernel.rcu import RcuFlavour
 from emu.machine.address_map import ADDRESS_MASK
+from emu.machine.registers import ARGUMENTS
 from emu.machine.task import TaskState
+from emu.threads.moves import Begin, Do, Go
+from emu.threads.thread import GuestCall, OperationThread, TaskThread, Thread
 
 _DEBUGGED: WeakSet[Kernel] = WeakSet()
 """Kernels that have a debugger now."""
@@ -78,16 +80,17 @@ class Debugger(Sight):
         self._check_cpu(cpu)
         address = self.address_of(function)
         name = name or (function if isinstance(function, str) else self.symbol(address))
-        thread = TaskThread(self._next_number(), name, address, [arg & ADDRESS_MASK for arg in args], stack_args, cpu)
-        return self._begin(Begin(thread), thread)
+        masked = tuple(arg & ADDRESS_MASK for arg in args)
+        if stack_args:
+            masked += (*[0] * (len(ARGUMENTS) - len(args)), *stack_args)
+        return self._begin(TaskThread(self.kernel, self._next_number(), name, [GuestCall(address, masked)], cpu))
 
     def operation(self, name: str, do: Callable[[], object]) -> Thread:
         """An operation of process context (attach, detach), which has not begun. It is the current thread.
 
         It may be run several times: what it changes beside the kernel must be reachable from it or from ``roots``.
         """
-        thread = OperationThread(self._next_number(), name, do)
-        return self._begin(Begin(thread), thread)
+        return self._begin(OperationThread(self.kernel, self._next_number(), name, do))
 
     def end_grace_period(self, flavour: str) -> Thread:
         """End the oldest grace period of a kind (of ``grace_periods``): a thread that runs its callbacks.
@@ -97,8 +100,8 @@ class Debugger(Sight):
         kinds = [period.flavour for period in self._record.grace_periods()]
         if flavour not in kinds:
             raise DebugError(f"no grace period of {flavour} can end; {', '.join(kinds) or 'none'} can")
-        move = self._record.end_grace_period(RcuFlavour(flavour), self._next_number())
-        return self._begin(move, move.thread)
+        end = partial(self.kernel.rcu.end_oldest, RcuFlavour(flavour))
+        return self._begin(OperationThread(self.kernel, self._next_number(), f"callbacks of {flavour}", end))
 
     @property
     def grace_periods(self) -> tuple[str, ...]:
@@ -110,14 +113,16 @@ class Debugger(Sight):
         task = self._task_thread(thread)
         if task.task is None or task.task.state is not TaskState.SLEEPING:
             raise DebugError(f"{thread.name} is not asleep")
-        self._record.make(Wake(task))
+        self._record.make(Do(task.wake))
 
     def preempt(self, thread: Thread) -> None:
         """Take the vCPU from a task."""
         task = self._task_thread(thread)
         if self._record.vcpu_of(task) is None:
             raise DebugError(f"{thread.name} is on no cpu")
-        self._record.make(Preempt(task))
+        if self.is_trapped(task):
+            raise DebugError(f"{thread.name} is on the way from an int3 to its entry: interrupts are off")
+        self._record.make(Do(task.preempt))
 
     def place(self, thread: Thread, cpu: int) -> None:
         """Let a task that no vCPU runs go on on another one."""
@@ -125,7 +130,7 @@ class Debugger(Sight):
         task = self._task_thread(thread)
         if self._record.vcpu_of(task) is not None:
             raise DebugError(f"{thread.name} is on cpu {task.cpu}: preempt it first")
-        self._record.make(PlaceTask(task, cpu))
+        self._record.make(Do(task.place, (cpu,)))
 
     def adopt(self, cpu: int, address: int | None = None) -> None:
         """Let a vCPU see what was written to text: at an address, or all of it, as a serialising instruction does."""
@@ -134,14 +139,14 @@ class Debugger(Sight):
         writes = [write for write in vcpu.pending() if address is None or write.address <= address < write.end]
         if not writes:
             raise DebugError(f"cpu {cpu} has nothing to adopt" + (f" at {address:#x}" if address is not None else ""))
-        self._record.make(Adopt(cpu, address))
+        self._record.make(Do(self._record.adopt, (cpu, address)))
 
     def is_trapped(self, thread: Thread) -> bool:
         """Whether a task has executed an int3 whose entry, which is a step of its own, has not run yet."""
         return self._record.is_trapped(thread)
 
-    def _begin(self, move: Move, thread: Thread) -> Thread:
-        self._record.make(move)
+    def _begin(self, thread: Thread) -> Thread:
+        self._record.make(Begin(thread))
         self._current = thread
         return thread
 
@@ -277,12 +282,12 @@ class Debugger(Sight):
         task = self._task_thread(thread)
         if name == "gs_base" and self._record.vcpu_of(task) is None:
             raise DebugError(f"{task.name} is on no cpu: gs_base is a cpu's")
-        self._record.make(SetRegister(task, "rflags" if name == "eflags" else name, value))
+        self._record.make(Do(self._record.set_register, (task, "rflags" if name == "eflags" else name, value)))
 
     def write(self, address: int, data: bytes) -> None:
         """Change guest memory, as a move; text too, which every vCPU sees at once. NotMapped."""
         self.kernel.machine.read(address, len(data))
-        self._record.make(WriteMemory(address, bytes(data)))
+        self._record.make(Do(self._record.write_memory, (address, bytes(data))))
 
     def close(self) -> None:
         """Let go of the kernel as it stands: tasks that are under way stay where they are."""

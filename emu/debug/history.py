@@ -6,34 +6,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from emu.debug.action_log import Timeline
-from emu.debug.actions import (
-    Adopt,
-    Begin,
-    CallAgain,
-    EndGracePeriod,
-    Go,
-    Move,
-    PlaceTask,
-    Preempt,
-    Resume,
-    SetRegister,
-    Wake,
-    WriteMemory,
-)
 from emu.debug.errors import DebugError
-from emu.debug.steps import KernelThreads, StepsMade
-from emu.debug.threads import OperationThread, TaskThread, Thread
+from emu.debug.steps import DebuggedThreads, StepsMade
 from emu.errors import GuestFault
 from emu.events import Event
-from emu.kernel.checkpoint import Checkpoint
-from emu.kernel.kernel import Kernel
+from emu.kernel.kernel import Kernel, KernelState
 from emu.machine.engine import Exit
 from emu.machine.faults import INT3
-from emu.machine.paging import NX
-from emu.machine.registers import SAVED
-from emu.machine.snapshot import Snapshot
-from emu.machine.task import TaskState
 from emu.machine.vcpu import Vcpu
+from emu.threads.moves import Begin, Do, Go
+from emu.threads.thread import OperationThread, TaskThread, Thread
 
 SPACING = 4000
 """Moves between two checkpoints, at first: what going back makes again."""
@@ -56,13 +38,12 @@ class _Quick:
 @dataclass(frozen=True, slots=True)
 class _Kept:
     position: int
-    snapshot: Snapshot
-    python: Checkpoint
+    state: KernelState
     threads: tuple[tuple[Thread, object], ...]
     trapped: frozenset[int]
 
 
-class ActionHistory(KernelThreads):
+class ActionHistory(DebuggedThreads):
     """Moves and checkpoints of one kernel. ``roots``: Python objects beside the kernel that moves change.
 
     ``restored``: what no checkpoint can hold is brought back to the start by it; there are none but the first then.
@@ -85,7 +66,7 @@ class ActionHistory(KernelThreads):
 
     # Making moves ---------------------------------------------------------------------------------------------------
 
-    def make(self, move: Move) -> None:
+    def make(self, move: Begin | Do) -> None:
         """Make a move that is no step, for the first time. What it raises leaves everything as it was."""
         self._quick = None
         self._fresh, self._is_first_time = [], True
@@ -100,7 +81,7 @@ class ActionHistory(KernelThreads):
         self._note(move, 1)
         if isinstance(move, Begin) and isinstance(move.thread, OperationThread):
             # What nobody could reach until now has not been changed since the start.
-            for python in {id(kept.python): kept.python for kept in self._kept}.values():
+            for python in {id(kept.state.python): kept.state.python for kept in self._kept}.values():
                 python.extend(move.thread.roots())
 
     def quick_step(self, thread: Thread | None) -> bool:
@@ -119,7 +100,7 @@ class ActionHistory(KernelThreads):
             self.timeline.again()
             if rip == self._outside:
                 self._quick = None
-                self._end_task(vcpu)
+                self._end_task(quick.thread, vcpu)
             return True
         self._quick = None
         if reached is Exit.HALT or (reached is Exit.INTERRUPT and vcpu.engine.interrupt_number == INT3):
@@ -137,7 +118,7 @@ class ActionHistory(KernelThreads):
     def be_quick(self, thread: Thread) -> None:
         """A thread has made a single step: let ``quick_step`` make the next one, where that can be."""
         vcpu = self.vcpu_of(thread)
-        if vcpu is None or vcpu.index in self._trapped:
+        if vcpu is None or vcpu.index in self.trapped:
             return
         if self.position == self.timeline.end and isinstance(thread, TaskThread):
             self._quick = _Quick(thread, vcpu, vcpu.regs.rip, self._due)
@@ -147,7 +128,7 @@ class ActionHistory(KernelThreads):
         says so, and where a checkpoint is due.
         """
         self._quick = None
-        if isinstance(thread, OperationThread) and thread.control is None and self._kept[-1].position != self.position:
+        if isinstance(thread, OperationThread) and not thread.has_begun and self._kept[-1].position != self.position:
             self._keep()
         steps = min(steps, max(self._due - self.position, 1))
         self._fresh, self._is_first_time = [], True
@@ -163,7 +144,7 @@ class ActionHistory(KernelThreads):
             self._keep()
         return ran
 
-    def _note(self, move: Move, count: int) -> None:
+    def _note(self, move: Go | Begin | Do, count: int) -> None:
         new = self.timeline.add(self.position, move, count)
         if new is not None:
             while self.events and self.events[-1][0] > new:
@@ -186,91 +167,12 @@ class ActionHistory(KernelThreads):
             self._go_back_to(self.position)
         return ran
 
-    def _perform(self, move: Move) -> None:
+    def _perform(self, move: Begin | Do) -> None:
         """A move that is no step."""
-        machine = self.kernel.machine
         self._python = None
-        if isinstance(move, EndGracePeriod):
-            move.choose()
-        if isinstance(move, Begin | EndGracePeriod):
-            thread: Thread = move.thread
-            if isinstance(thread, TaskThread):
-                thread.task, thread.cpu = thread.make_task(self.kernel), thread.first_cpu
-                vcpu = machine.vcpus[thread.first_cpu]
-                if vcpu.task is vcpu.idle and thread.task.entry is not None:
-                    vcpu.switch_to(thread.task)
-            elif isinstance(thread, OperationThread):
-                thread.begin()
-            self.threads.append(thread)
-        elif isinstance(move, WriteMemory):
-            self._write(move.address, move.data)
-        elif isinstance(move, Adopt):
-            vcpu = machine.vcpus[move.cpu]
-            if move.address is None:
-                vcpu.serialize()
-            else:
-                vcpu.see_new(move.address)
-        elif isinstance(move, SetRegister):
-            self._set_register(move)
-        elif isinstance(move, Preempt):
-            self._preempt(move.thread)
-        elif isinstance(move, Wake):
-            assert move.thread.task is not None
-            move.thread.task.wake()
-        elif isinstance(move, PlaceTask):
-            move.thread.cpu = move.cpu
-        elif isinstance(move, Resume):
-            assert move.thread.task is not None
-            assert move.thread.cpu is not None
-            machine.vcpus[move.thread.cpu].switch_to(move.thread.task)
-        elif isinstance(move, CallAgain):
-            self._call_again(move)
-        else:
-            raise AssertionError(move)
-
-    def _call_again(self, move: CallAgain) -> None:
-        task, vcpu = move.thread.task, self.kernel.machine.vcpus[move.cpu]
-        assert task is not None
-        if vcpu.task is not vcpu.idle:
-            raise DebugError(f"cpu {move.cpu} runs {vcpu.task.name}")
-        task.state, task.entry, task.in_kernel = TaskState.RUNNABLE, (move.function, move.args), False
-        for position, value in move.registers:
-            task.registers[position] = value
-        move.thread.cpu = move.cpu
-        vcpu.switch_to(task)
-
-    def _preempt(self, thread: TaskThread) -> None:
-        vcpu = self.vcpu_of(thread)
-        if vcpu is None:
-            raise DebugError(f"{thread.name} is on no cpu")
-        if vcpu.index in self._trapped:
-            raise DebugError(f"{thread.name} is on the way from an int3 to its entry: interrupts are off")
-        vcpu.yield_task()
-        self._note_quiescence()
-
-    def _write(self, address: int, data: bytes) -> None:
-        machine = self.kernel.machine
-        entry = machine.page_entry(address)
-        if not entry or entry & NX:
-            machine.write(address, data)
-            return
-        pending = [bool(vcpu.view.pending) for vcpu in machine.vcpus]
-        machine.write_text(address, data)
-        for vcpu, others in zip(machine.vcpus, pending, strict=True):
-            if others:
-                vcpu.see_new(address)
-            else:
-                vcpu.serialize()
-
-    def _set_register(self, move: SetRegister) -> None:
-        vcpu, task = self.vcpu_of(move.thread), move.thread.task
-        if vcpu is not None:
-            if move.name == "gs_base":
-                vcpu.gs_base = move.value
-            else:
-                setattr(vcpu.regs, move.name, move.value)
-        elif task is not None:
-            task.registers[SAVED.index(move.name)] = move.value
+        move.perform()
+        if isinstance(move, Begin):
+            self.threads.append(move.thread)
 
     # Time -----------------------------------------------------------------------------------------------------------
 
@@ -289,14 +191,12 @@ class ActionHistory(KernelThreads):
         at = bisect_right(self._kept, self.position, key=lambda kept: kept.position)
         if at and self._kept[at - 1].position == self.position:
             return
-        machine = self.kernel.machine
-        if self._python is None:
-            operations = [thread for thread in self.threads if isinstance(thread, OperationThread)]
-            roots = [self.kernel, machine.host_calls, machine.on_int3, machine.on_fault, *self._roots]
-            roots += [thing for thread in operations for thing in thread.roots()]
-            self._python = Checkpoint(roots, [machine, *machine.vcpus, *machine.tasks, self, *self._own()])
+        operations = [thread for thread in self.threads if isinstance(thread, OperationThread)]
+        roots = [*self._roots, *(thing for thread in operations for thing in thread.roots())]
+        state = self.kernel.checkpoint(roots, [self, *self._own()], python=self._python)
+        self._python = state.python
         threads = tuple((thread, thread.capture()) for thread in self.threads)
-        self._kept.insert(at, _Kept(self.position, machine.snapshot(), self._python, threads, frozenset(self._trapped)))
+        self._kept.insert(at, _Kept(self.position, state, threads, frozenset(self.trapped)))
         if len(self._kept) > MOST_CHECKPOINTS:
             del self._kept[1::2]
             self._spacing *= 2
@@ -326,15 +226,14 @@ class ActionHistory(KernelThreads):
         for thread in self.threads:
             if isinstance(thread, OperationThread):
                 thread.abandon()
-        self.kernel.machine.restore(kept.snapshot)
-        kept.python.restore()
+        self.kernel.restore(kept.state)
         if self._restored is not None:
             self._restored()
-        self._python = kept.python
+        self._python = kept.state.python
         self.threads[:] = [thread for thread, _ in kept.threads]
         for thread, record in kept.threads:
             thread.restore(record)
-        self._trapped = set(kept.trapped)
+        self.trapped = set(kept.trapped)
         self.position = kept.position
 
     def _follow(self, position: int) -> None:

@@ -9,12 +9,12 @@ from asm.image import Image
 from emu.debug.errors import DebugError
 from emu.debug.frames import Activation, FrameSlot, StackFrame, activations
 from emu.debug.history import ActionHistory
-from emu.debug.threads import TaskThread, Thread
 from emu.debug.views import CallSite, CodeLine, CpuState, PatchedBytes
 from emu.errors import EmuError
 from emu.events import Event
 from emu.kernel.kernel import Kernel
 from emu.machine.registers import SAVED
+from emu.threads.thread import TaskThread, Thread
 
 REGISTERS = (*SAVED[:-1], "eflags", "gs_base")
 """What ``Sight.registers`` names."""

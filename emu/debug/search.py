@@ -4,15 +4,15 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from emu.debug.actions import Go
 from emu.debug.breakpoints import Breakpoint, DataAccess
 from emu.debug.calls import CalledFrom, Left, Returned, is_call, is_repeated, is_return, return_addresses
 from emu.debug.errors import DebugError
 from emu.debug.history import ActionHistory
 from emu.debug.steps import StepsMade
 from emu.debug.stop import DebugStop, DebugStopReason
-from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.errors import GuestFault
+from emu.threads.moves import Go
+from emu.threads.thread import OperationThread, TaskThread, Thread
 
 if TYPE_CHECKING:
     from emu.debug.debugger import Debugger

@@ -1,27 +1,27 @@
-"""How threads make their steps, and where these end early."""
+"""Steps of threads under a debugger, and what ends a run of them early."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
 
-from emu.debug.actions import EndGracePeriod
 from emu.debug.breakpoints import Breakpoint, DataAccess
 from emu.debug.errors import DebugError
 from emu.debug.stop_addresses import StopAddresses
-from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.errors import GuestFault, NotMapped
 from emu.events import Event
 from emu.kernel.checkpoint import Checkpoint
-from emu.kernel.errors import KernelError
 from emu.kernel.kernel import Kernel
-from emu.kernel.rcu import GracePeriod, RcuFlavour
+from emu.kernel.rcu import GracePeriod
 from emu.machine.address_map import PAGE_MASK, PAGE_SHIFT
 from emu.machine.engine import DataWatch
-from emu.machine.paging import frame_of
+from emu.machine.paging import NX, frame_of
+from emu.machine.registers import SAVED
 from emu.machine.task import TaskState
 from emu.machine.vcpu import RunStopReason as TaskStop
 from emu.machine.vcpu import Vcpu
+from emu.threads.kernel_threads import KernelThreads
+from emu.threads.thread import OperationThread, TaskThread, Thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class StepsMade:
     blocked: str = ""
 
 
-class KernelThreads:
-    """The threads of one kernel, each of which can be let go on for some steps."""
+class DebuggedThreads(KernelThreads):
+    """The threads of one kernel under a debugger, each of which can be let go on for some steps."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+        super().__init__(kernel)
         self.position = 0
         self.threads: list[Thread] = []
         self.marks = StopAddresses(kernel.machine)
@@ -55,8 +55,6 @@ class KernelThreads:
         self._allowed = self._made = 0
         self._cut: int | None = None
         self._python: Checkpoint | None = None
-        self._trapped: set[int] = set()
-        kernel.machine.on_int3.insert(0, self._on_int3)
         self._end_subscription = kernel.events.subscribe(self._on_event)
 
     def close(self) -> None:
@@ -65,7 +63,7 @@ class KernelThreads:
             if isinstance(thread, OperationThread):
                 thread.abandon()
         self.watch(())
-        self.kernel.machine.on_int3.remove(self._on_int3)
+        super().close()
         self.marks.close()
         for vcpu in self.kernel.machine.vcpus:
             vcpu.engine.hold(held=False)
@@ -83,17 +81,16 @@ class KernelThreads:
     def _go_task(self, thread: TaskThread, steps: int) -> StepsMade:
         task = thread.task
         assert task is not None
-        assert thread.cpu is not None
         vcpu = self.kernel.machine.vcpus[thread.cpu]
         if vcpu.task is not task:
             vcpu.switch_to(task)
-        if vcpu.index in self._trapped:
-            return self._enter_int3(vcpu)
+        if vcpu.index in self.trapped:
+            return self._step_into_entry(vcpu)
         engine, entries = vcpu.engine, vcpu.host_entries
         self._running, self._allowed, self._cut = vcpu, steps, None
         access: DataAccess | None = None
         try:
-            stop = vcpu.advance(steps)
+            stop = self.advance(thread, vcpu, steps)
         except Exception as error:
             left, access = self._left(vcpu, None)
             left = engine.left if left is None else left
@@ -114,38 +111,23 @@ class KernelThreads:
             made = steps - engine.left
         if stop is None:
             if vcpu.regs.rip == self.kernel.machine.host_calls.return_address:
-                self._end_task(vcpu)
-        elif vcpu.index in self._trapped:
-            # It stopped to let the entry behind its trap be a step of its own: it has not left the CPU.
-            vcpu.switch_to(task)
-        else:
+                self._end_task(thread, vcpu)
+        elif vcpu.index not in self.trapped:
             made -= stop.reason is TaskStop.RETURNED
-            self._left_cpu()
+            self._python = None
         if vcpu.host_entries != entries:
             self._python = None
         return StepsMade(made, access=access)
 
-    def _on_int3(self, vcpu: Vcpu) -> bool:
-        """An int3 was executed: the entry is a step of its own, with interrupts off."""
-        if vcpu.is_nested or vcpu is not self._running:
-            return False
-        self._trapped.add(vcpu.index)
-        vcpu.preempt()
-        return True
-
-    def _enter_int3(self, vcpu: Vcpu) -> StepsMade:
+    def _step_into_entry(self, vcpu: Vcpu) -> StepsMade:
         self._running, self._allowed, self._made, self._cut = None, 1, 1, None
         self._python = None
-        answers = [answer for answer in self.kernel.machine.on_int3 if answer != self._on_int3]
-        if not any(answer(vcpu) for answer in answers):
-            return StepsMade(0, vcpu.unanswered())
-        self._trapped.discard(vcpu.index)
-        return StepsMade(1)
+        return StepsMade(1) if self.enter_int3(vcpu) else StepsMade(0, vcpu.unanswered())
 
     def is_trapped(self, thread: Thread) -> bool:
         """Whether a task has executed an int3 whose entry has not run yet."""
         vcpu = self.vcpu_of(thread)
-        return vcpu is not None and vcpu.index in self._trapped
+        return vcpu is not None and vcpu.index in self.trapped
 
     def _left(self, vcpu: Vcpu, cut: int | None) -> tuple[int | None, DataAccess | None]:
         """Steps that were left when a run was to end, and which access ended it."""
@@ -159,39 +141,23 @@ class KernelThreads:
 
     def _go_operation(self, thread: OperationThread, steps: int) -> StepsMade:
         self._python, self._running, self._cut = None, None, None
-        control = thread.control
-        if control is None:
-            control = thread.control = self.kernel.process.start(thread.do, thread.name)
         made = 0
         while made < steps and not thread.is_done and self._cut is None:
-            why = self._waits_for(thread)
+            why = self.waits_for(thread.point)
             if why:
                 return StepsMade(made, blocked=why)
-            error: Exception | None = None
             self._made = made + 1
             try:
-                thread.step(control)
-            except KernelError as answer:
-                error = answer
+                thread.step()
             except Exception as broken:
                 return StepsMade(made, broken)
             made += 1
-            if control.done:
-                thread.finish(control, error)
         return StepsMade(made)
 
-    def _end_task(self, vcpu: Vcpu) -> None:
+    def _end_task(self, thread: TaskThread, vcpu: Vcpu) -> None:
         """The outermost function has returned to a stub, which is none of the guest's instructions."""
-        vcpu.advance(1)
-        self._left_cpu()
-
-    def _left_cpu(self) -> None:
+        self.advance(thread, vcpu, 1)
         self._python = None
-        self._note_quiescence()
-
-    def _note_quiescence(self) -> None:
-        if self.kernel.rcu.pending:
-            self.kernel.rcu.ready()
 
     def _on_event(self, event: Event) -> None:
         if not self._is_first_time:
@@ -208,14 +174,11 @@ class KernelThreads:
 
     def vcpu_of(self, thread: Thread) -> Vcpu | None:
         """Where a task is at present; None where no vCPU runs it."""
-        if not isinstance(thread, TaskThread) or thread.cpu is None:
-            return None
-        vcpu = self.kernel.machine.vcpus[thread.cpu]
-        return vcpu if vcpu.task is thread.task else None
+        return thread.vcpu if isinstance(thread, TaskThread) else None
 
     def register(self, thread: TaskThread, name: str = "rip") -> int:
         """A register of a task, wherever it is."""
-        vcpu, task = self.vcpu_of(thread), thread.task
+        vcpu, task = thread.vcpu, thread.task
         if vcpu is not None:
             return int(getattr(vcpu.regs, name))
         if task is None:
@@ -224,42 +187,37 @@ class KernelThreads:
             return task.entry[0]
         return task.register(name)
 
-    def why_blocked(self, thread: Thread) -> str:
-        """Why a thread that is not done can't make a step; nothing where it can."""
-        if isinstance(thread, OperationThread):
-            return self._waits_for(thread)
-        assert isinstance(thread, TaskThread)
-        assert thread.task is not None
-        assert thread.cpu is not None
-        if thread.task.state is TaskState.SLEEPING:
-            return "asleep"
-        vcpu = self.kernel.machine.vcpus[thread.cpu]
-        if vcpu.task is not thread.task and vcpu.task is not vcpu.idle:
-            return f"cpu {thread.cpu} runs {vcpu.task.name}"
-        return ""
-
-    def _waits_for(self, thread: OperationThread) -> str:
-        return thread.waits_for(self.kernel.rcu.is_pending, self._trapped.__contains__)
-
     def grace_periods(self) -> list[GracePeriod]:
         """The grace periods that can end now, the oldest of each kind. Nothing is noted by looking."""
         return self.kernel.rcu.can_end()
 
-    def end_grace_period(
-        self,
-        flavour: RcuFlavour,
-        number: int,
-        thread: Callable[[int, str, Callable[[], None]], OperationThread] = OperationThread,
-    ) -> EndGracePeriod:
-        """Ends the oldest grace period of a kind that can end: a ``thread`` runs its callbacks."""
-        rcu, chosen = self.kernel.rcu, list[GracePeriod]()
+    # Changes by hand ------------------------------------------------------------------------------------------------
 
-        def choose() -> None:
-            chosen[:] = [period for period in rcu.ready() if period.flavour is flavour]
+    def set_register(self, thread: TaskThread, name: str, value: int) -> None:
+        """Change a register of a task; gs_base is its vCPU's."""
+        vcpu, task = thread.vcpu, thread.task
+        if vcpu is None:
+            assert task is not None
+            task.registers[SAVED.index(name)] = value
+        elif name == "gs_base":
+            vcpu.gs_base = value
+        else:
+            setattr(vcpu.regs, name, value)
 
-        return EndGracePeriod(
-            thread(number, f"callbacks of {flavour}", lambda: rcu.end(chosen[0])), choose
-        )
+    def write_memory(self, address: int, data: bytes) -> None:
+        """Change guest memory; text for every vCPU at once."""
+        machine = self.kernel.machine
+        entry = machine.page_entry(address)
+        if not entry or entry & NX:
+            machine.write(address, data)
+            return
+        pending = [bool(vcpu.view.pending) for vcpu in machine.vcpus]
+        machine.write_text(address, data)
+        for vcpu, others in zip(machine.vcpus, pending, strict=True):
+            if others:
+                vcpu.see_new(address)
+            else:
+                vcpu.serialize()
 
     # Watching data --------------------------------------------------------------------------------------------------
 
@@ -293,7 +251,6 @@ class KernelThreads:
         """Within it runs of a task end where it is marked, and behind accesses to what is watched; gives whether it is
         marked where the task is: the first step is to be made by itself.
         """
-        assert thread.cpu is not None
         engine = self.kernel.machine.vcpus[thread.cpu].engine
         rip = self.register(thread)
         is_marked = rip in marked and self.marks.covers(rip)

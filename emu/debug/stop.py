@@ -7,7 +7,7 @@ from emu.events import Event
 
 if TYPE_CHECKING:
     from emu.debug.breakpoints import Breakpoint
-    from emu.debug.threads import Thread
+    from emu.threads.thread import Thread
 
 
 class DebugStopReason(enum.StrEnum):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from emu.debug.threads import Thread
+    from emu.threads.thread import Thread
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,5 +17,4 @@ class NoMemory(GdbError):
 
     @property
     def reply(self) -> str:
-        """See GdbError."""
         return "E14"

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from emu.debug import Debugger
 from emu.debug.breakpoints import AtAddress, Breakpoint, DataAccess
 from emu.debug.stop import DebugStop, DebugStopReason
-from emu.debug.threads import OperationThread, TaskThread, Thread
 from emu.event_text import describe
 from emu.gdb.errors import GdbError
 from emu.gdb.symbol_file import process_context
+from emu.threads.thread import OperationThread, TaskThread, Thread
 
 NO_SIGNAL, SIGINT, SIGILL, SIGTRAP, SIGABRT, SIGSEGV = 0, 2, 4, 5, 6, 11
 """Signals as gdb numbers them (``enum gdb_signal``)."""

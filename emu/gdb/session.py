@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from asm.encodings import INT3
 from emu.debug import Debugger
 from emu.debug.breakpoints import AtAddress, Breakpoint, DataAccess
-from emu.debug.threads import TaskThread
 from emu.errors import EmuError
 from emu.gdb.errors import GdbError, NoMemory
 from emu.gdb.monitor import Monitor
@@ -21,6 +20,7 @@ from emu.gdb.registers import NAME, REGISTERS, all_hex, register_hex, target_des
 from emu.gdb.symbol_file import is_executable
 from emu.gdb.thread_list import extra_info, threads_xml
 from emu.machine.address_map import ADDRESS_MASK, PAGE_SIZE
+from emu.threads.thread import TaskThread
 
 FEATURES = (
     f"PacketSize={MAX_PAYLOAD:x};QStartNoAckMode+;qXfer:features:read+;qXfer:threads:read+;vContSupported+;swbreak+;"

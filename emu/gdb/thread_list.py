@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from emu.debug.threads import Thread
+from emu.threads.thread import Thread
 
 
 def extra_info(thread: Thread) -> str:

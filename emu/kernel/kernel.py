@@ -5,12 +5,14 @@ Booting is deterministic: the same arguments give the same guest memory. What tr
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from errno import ENOENT
 from functools import partial
 from typing import Any
 
 from asm.encodings import NOPS, jmp_rel32
 from emu.events import EventStream
+from emu.kernel.checkpoint import Checkpoint
 from emu.kernel.config import VOLUNTARY, Config
 from emu.kernel.errors import KernelError
 from emu.kernel.ftrace.direct import Ftrace
@@ -38,6 +40,7 @@ from emu.kernel.text.text_poke import TextPoke
 from emu.machine.address_map import PAGE_SIZE, AddressMap, round_up
 from emu.machine.frame_words import StackNames
 from emu.machine.machine import Machine, Prot
+from emu.machine.snapshot import Snapshot
 from emu.machine.task import Task
 from emu.machine.vcpu import Call, Vcpu
 
@@ -51,6 +54,14 @@ PERCPU_SIZE = 128 << 10
 """Dynamic per-CPU memory of a CPU."""
 STACK_CANARY = 0x5BD1E995A3C4F700
 """Any constant: runs must repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelState:
+    """A kernel at one instant: the machine's snapshot, and the content of Python's objects."""
+
+    snapshot: Snapshot
+    python: Checkpoint
 
 
 class Kernel:
@@ -369,6 +380,30 @@ class Kernel:
             view.sched_clock += nanoseconds
         for told in self.on_clock:
             told(nanoseconds)
+
+    # States ---------------------------------------------------------------------------------------------------------
+
+    def checkpoint(
+        self, roots: Iterable[object] = (), outside: Iterable[object] = (), *, python: Checkpoint | None = None
+    ) -> KernelState:
+        """The present state, for ``restore``. No operation may be under way: a greenlet can't be kept.
+
+        ``roots``: Python objects beside the kernel that may change; ``outside``: objects that are left alone.
+        ``python``: of an earlier state, where no Python code has changed anything since. MachineError while a vCPU
+        runs.
+        """
+        machine = self.machine
+        if python is None:
+            python = Checkpoint(
+                [self, machine.host_calls, machine.on_int3, machine.on_fault, *roots],
+                [machine, *machine.vcpus, *machine.tasks, *outside],
+            )
+        return KernelState(machine.snapshot(), python)
+
+    def restore(self, state: KernelState) -> None:
+        """Back to a state of this kernel. MachineError for another one's, and while a vCPU runs."""
+        self.machine.restore(state.snapshot)
+        state.python.restore()
 
     def close(self) -> None:
         """Give the machine back."""

@@ -164,6 +164,11 @@ class Rcu:
                 found.setdefault(period.flavour, period)
         return list(found.values())
 
+    def note_quiescence(self) -> None:
+        """Note who passed a quiescent state: a task returned, slept or was preempted, and may run again."""
+        for period in self._pending:
+            self._is_over(period)
+
     def can_end(self) -> "list[GracePeriod]":
         """As ``ready``; who passed a quiescent state is not noted, so that looking changes nothing."""
         holdouts = [(period, dict(period.holdouts)) for period in self._pending]
@@ -173,8 +178,11 @@ class Rcu:
             period.holdouts.update(tasks)
         return found
 
-    def end(self, period: "GracePeriod") -> None:
-        """End one of the grace periods that are ready and run its callbacks."""
+    def end_oldest(self, flavour: RcuFlavour) -> None:
+        """End the oldest grace period of a flavour that can end, and run its callbacks. Deadlock where none can."""
+        period = next((period for period in self.ready() if period.flavour is flavour), None)
+        if period is None:
+            raise Deadlock(f"no grace period of {flavour} can end")
         with self.sharing():
             self._end(period)
 

@@ -1,11 +1,14 @@
 """Who can go on: the interface that guest tasks, operations and grace periods have in common."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from emu.kernel.process_context import PointKind
 from emu.schedule.action import ScheduleAction
 from emu.schedule.footprint import Footprint
+from emu.threads.moves import Begin, Do
+from emu.threads.thread import Thread
 
 if TYPE_CHECKING:
     from emu.schedule.simulation import World
@@ -42,6 +45,15 @@ class Actor(Protocol):
 
     def actions(self) -> list[ScheduleAction]:
         """What it can do now; nothing while it is blocked. The first is what it does without a choice."""
+        ...
+
+    @property
+    def thread(self) -> Thread | None:
+        """The thread that goes on; None while there is none."""
+        ...
+
+    def moves(self, token: str) -> Sequence[Begin | Do]:
+        """Moves that a choice makes before the thread goes on, if it is on a CPU, or an operation, then."""
         ...
 
     def perform(self, action: ScheduleAction, steps: int) -> int:

@@ -21,7 +21,7 @@ from emu.machine.address_map import PAGE_MASK, PAGE_SHIFT
 from emu.machine.machine import STACK_SIZE
 from emu.machine.paging import frame_of
 from emu.schedule.actor import Actor
-from emu.schedule.operation_actor import Driven
+from emu.schedule.operation_actor import ControlActor, GraceActor
 from emu.schedule.task_actor import GuestActor
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class CoverageWatch:
         before = self._standing.pop(actor, None)
         if before is not None:
             arrived.insert(0, before)
-        stands = actor.point if isinstance(actor, Driven) else None
+        stands = actor.point if isinstance(actor, ControlActor | GraceActor) else None
         for point, where in arrived:
             if point is stands:
                 self._standing[actor] = point, where

@@ -1,15 +1,17 @@
-"""What process context does, as actors: operations, and grace periods with their callbacks."""
+"""Actors of process context: operations, and grace periods with their callbacks."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from emu.kernel.errors import KernelError
-from emu.kernel.process_context import ControlTask, Lock, Point, PointKind
+from emu.kernel.process_context import Lock, Point, PointKind
 from emu.kernel.rcu import RcuFlavour
 from emu.schedule.action import GRACE_LETTER, ScheduleAction
 from emu.schedule.actor import Where
 from emu.schedule.footprint import EVERYTHING, Footprint
 from emu.schedule.violation import Violation
+from emu.threads.moves import Begin
+from emu.threads.thread import OperationThread
 
 if TYPE_CHECKING:
     from emu.schedule.simulation import World
@@ -18,81 +20,69 @@ RELEASES = frozenset({PointKind.STORE, PointKind.TEXT_WRITE, PointKind.PUBLISH})
 """Points after which others may know of what was allocated before."""
 
 
-class Driven:
-    """Steps a ControlTask from point to point."""
+class ScheduledOperation(OperationThread):
+    """An operation that also stops before its stores to memory that others may know of.
 
-    def __init__(self, world: "World") -> None:
-        self._world = world
-        self._control: ControlTask | None = None
-        self._extra = Footprint()
+    ``letter``: of the actor that owns the memory that it allocates, until others know of it.
+    """
 
-    @property
-    def point(self) -> Point | None:
-        """Where it stands; None before its first point and at its end."""
-        return None if self._control is None else self._control.at
+    def __init__(self, world: "World", letter: str, number: int, name: str, do: Callable[[], Any]) -> None:
+        super().__init__(world.kernel, number, name, do)
+        self._world, self._letter = world, letter
+        self.extra = Footprint()
+        """Places that the present step turns out to touch are added here."""
 
-    def _is_blocked(self) -> bool:
-        at = self._control.at if self._control is not None else None
-        if at is None:
-            return False
-        if at.kind is PointKind.LOCK:
-            return isinstance(at.on, Lock) and at.on.held
-        if at.kind is PointKind.IPI:
-            return isinstance(at.on, int) and not self._world.takes_interrupts(at.on)
-        if at.kind is PointKind.GRACE_PERIOD:
-            return self._world.kernel.rcu.is_pending(at.on)
-        return False
-
-    def _go_on_for(self, steps: int, owner: object) -> int:
-        """So many points at most, and not beyond one behind which somebody else might be able to go on who was not
-        before; how many it went.
-        """
-        control, rcu = self._control, self._world.kernel.rcu
-        assert control is not None
-        begun, made = rcu.begun, 0
-        enables = self._world.enabling_points(owner) if steps > 1 else ()
-        while True:
-            passed = control.at
-            try:
-                self._go_on(owner)
-            except Violation as violation:
-                violation.steps = made + 1
-                raise
-            made += 1
-            if made >= steps or control.done or rcu.begun != begun or self._is_blocked():
-                return made
-            if passed is not None and passed.kind in enables:
-                return made
-
-    def _go_on(self, owner: object) -> None:
-        """To the next point. KernelError is an answer; anything else that is raised breaks an invariant."""
-        control, world = self._control, self._world
-        assert control is not None
-        at, begun = control.at, world.kernel.rcu.begun
-        world.memory.owner, world.memory.footprint = owner, self._extra
-        if at is not None and at.kind in RELEASES:
-            world.memory.release()
-        if at is not None and at.kind is PointKind.TEXT_WRITE:
-            world.text_written(at.on)
+    def step(self) -> None:
+        """See OperationThread."""
+        memory = self._world.memory
+        memory.owner, memory.footprint = self._letter, self.extra
         try:
-            control.step()
-        except KernelError:
-            raise
-        except Violation:
-            raise
-        except Exception as error:
-            raise Violation(type(error).__name__, str(error)) from error
+            if self.point is not None and self.point.kind in RELEASES:
+                memory.release()
+            super().step()
         finally:
-            world.memory.owner = world.memory.footprint = None
-        at = control.at
-        if at is not None and at.kind is PointKind.UNLOCK and at.on is world.kernel.text_poke.text_mutex:
-            world.text_stands()
-        if world.kernel.rcu.begun != begun:
-            self._extra.writes.add(("rcu", ""))
+            memory.owner = memory.footprint = None
 
-    def _touches(self, at: Point | None) -> Footprint:
-        found = self._extra = Footprint()
+    def go_on(self, steps: int) -> int:
+        """So many points at most, and not beyond one after which another actor might be able to go on that was not
+        before; returns how many. Violation, also for whatever is raised that is no KernelError.
+        """
+        world, rcu, memory = self._world, self._world.kernel.rcu, self._world.memory
+        begun, made = rcu.begun, 0
+        enables = world.enabling_points(self._letter) if steps > 1 else ()
+        memory.owner, memory.footprint = self._letter, self.extra
+        try:
+            while True:
+                passed = self.point
+                made += 1
+                if passed is not None:
+                    if passed.kind in RELEASES:
+                        memory.release()
+                    if passed.kind is PointKind.TEXT_WRITE:
+                        world.text_written(passed.on)
+                OperationThread.step(self)
+                at = self.point
+                if at is None or (at.kind is PointKind.UNLOCK and at.on is world.kernel.text_poke.text_mutex):
+                    world.text_stands()
+                if rcu.begun != begun:
+                    self.extra.writes.add(("rcu", ""))
+                    return made
+                if made >= steps or self.is_done or world.threads.waits_for(at):
+                    return made
+                if passed is not None and passed.kind in enables:
+                    return made
+        except Exception as error:
+            violation = error if isinstance(error, Violation) else Violation(type(error).__name__, str(error))
+            violation.steps = made
+            raise violation from error
+        finally:
+            memory.owner = memory.footprint = None
+
+    def footprint(self) -> Footprint:
+        """What the next step will touch; the step may add to it."""
+        found = self.extra = Footprint()
         found.reads.add(EVERYTHING)
+        at = self.point
         if at is None:
             return found
         if at.kind in (PointKind.LOCK, PointKind.UNLOCK) and isinstance(at.on, Lock):
@@ -113,65 +103,57 @@ class Driven:
             found.writes.add(("allocator", ""))
         return found
 
-    def _stands(self, before: str) -> Where:
-        at = self._control.at if self._control is not None else None
+    def stands(self, before: str) -> Where:
+        """Where it stands; ``before``: in words, before its first point."""
+        at = self.point
         if at is None:
             return Where(before)
         stores = at.kind is PointKind.STORE and isinstance(at.on, tuple)
         return Where(str(at.kind), at.what, at.on[0] if stores and isinstance(at.on, tuple) else 0)
 
 
-class ControlActor(Driven):
-    """An operation of process context. ``result`` is what it returned, or the KernelError that it raised."""
+class ControlActor:
+    """An operation of process context."""
 
     def __init__(self, world: "World", index: int, letter: str, name: str, operation: Callable[[], Any]) -> None:
-        super().__init__(world)
         self.letter, self.name = letter, name
-        self._step = ScheduleAction(index, letter)
-        self._operation = operation
-        self._control = world.kernel.process.start(operation, name)
-        self.result: Any = None
-        self.error: KernelError | None = None
-        self.begun = self.ended = -1
+        self._world, self._step = world, ScheduleAction(index, letter)
+        self.thread = ScheduledOperation(world, letter, index + 1, name, operation)
 
     @property
     def finished(self) -> bool:
         """See Actor."""
-        assert self._control is not None
-        return self._control.done
+        return self.thread.is_done
+
+    @property
+    def point(self) -> Point | None:
+        """Where it stands; None before its first point and at its end."""
+        return self.thread.point
 
     def actions(self) -> list[ScheduleAction]:
         """See Actor."""
-        return [] if self.finished or self._is_blocked() else [self._step]
+        thread = self.thread
+        return [] if thread.is_done or self._world.threads.waits_for(thread.point) else [self._step]
+
+    def moves(self, token: str) -> list[Begin]:
+        """See Actor."""
+        return []
 
     def perform(self, action: ScheduleAction, steps: int) -> int:
         """See Actor."""
-        assert self._control is not None
-        if self.begun < 0:
-            self.begun = self._world.step
-        made = 0
-        try:
-            made = self._go_on_for(steps, self)
-        except KernelError as error:
-            self.error = error
-        if self._control.done:
-            self.result, self.ended = self._control.result, self._world.step
-            self._world.text_stands()
-        return max(made, 1)
+        return self.thread.go_on(steps)
 
     def where(self) -> Where:
         """See Actor."""
-        return Where("done") if self.finished else self._stands("begins")
+        return Where("done") if self.finished else self.thread.stands("begins")
 
     def footprint(self, action: ScheduleAction) -> Footprint:
         """See Actor."""
-        assert self._control is not None
-        return self._touches(self._control.at)
+        return self.thread.footprint()
 
     def end(self) -> None:
         """See Actor."""
-        if self._control is not None and not self._control.done and self.begun >= 0:
-            self._control.abandon()
+        self.thread.abandon()
 
 
 GRACE_VARIANTS = {
@@ -182,14 +164,16 @@ GRACE_VARIANTS = {
 }
 
 
-class GraceActor(Driven):
+class GraceActor:
     """Ends grace periods whose readers have all passed, one at a time, and runs their callbacks."""
 
     letter = GRACE_LETTER
     name = "grace periods"
 
     def __init__(self, world: "World", index: int) -> None:
-        super().__init__(world)
+        self._world, self._numbers, self._extra = world, index, Footprint()
+        self.thread: ScheduledOperation | None = None
+        """The callbacks that run, or ran last."""
         self._step = ScheduleAction(index, self.letter)
         self._ends = {
             flavour: ScheduleAction(index, self.letter + variant, f"a grace period of {flavour} ends")
@@ -197,44 +181,60 @@ class GraceActor(Driven):
         }
 
     @property
+    def _callbacks(self) -> ScheduledOperation | None:
+        return None if self.thread is None or self.thread.is_done else self.thread
+
+    @property
     def finished(self) -> bool:
         """See Actor."""
-        return self._control is None and not self._world.kernel.rcu.pending
+        return self._callbacks is None and not self._world.kernel.rcu.pending
+
+    @property
+    def point(self) -> Point | None:
+        """Where the callbacks stand; None where none run."""
+        return None if self.thread is None else self.thread.point
 
     def actions(self) -> list[ScheduleAction]:
         """See Actor."""
-        if self._control is not None:
-            return [] if self._is_blocked() else [self._step]
+        callbacks = self._callbacks
+        if callbacks is not None:
+            return [] if self._world.threads.waits_for(callbacks.point) else [self._step]
         rcu = self._world.kernel.rcu
         return [self._ends[period.flavour] for period in rcu.ready()] if rcu.pending else []
 
+    def moves(self, token: str) -> list[Begin]:
+        """See Actor."""
+        flavour = next((flavour for flavour, variant in GRACE_VARIANTS.items() if variant == token[1:]), None)
+        if flavour is None:
+            return []
+        self._numbers += 1
+        end = partial(self._world.kernel.rcu.end_oldest, flavour)
+        self.thread = ScheduledOperation(self._world, self.letter, self._numbers, f"callbacks of {flavour}", end)
+        self.thread.extra = self._extra
+        return [Begin(self.thread)]
+
     def perform(self, action: ScheduleAction, steps: int) -> int:
         """See Actor."""
-        rcu, process = self._world.kernel.rcu, self._world.kernel.process
-        if self._control is None:
-            period = next(period for period in rcu.ready() if self._ends[period.flavour].token == action.token)
-            self._control = process.start(lambda: rcu.end(period), f"callbacks of {period.flavour}")
-        try:
-            made = self._go_on_for(1 if len(action.token) > 1 else steps, self)
-        except KernelError as error:
-            raise Violation("callback failed", str(error)) from error
-        if self._control.done:
-            self._control = None
-            self._world.text_stands()
+        begins = self.moves(action.token)
+        thread = self.thread
+        assert thread is not None
+        made = thread.go_on(1 if begins else steps)
+        if thread.error is not None:
+            raise Violation("callback failed", str(thread.error)) from thread.error
         return made
 
     def where(self) -> Where:
         """See Actor."""
-        return self._stands("waits")
+        return Where("waits") if self.thread is None else self.thread.stands("waits")
 
     def footprint(self, action: ScheduleAction) -> Footprint:
         """See Actor."""
-        found = self._touches(self._control.at if self._control is not None else None)
+        callbacks = self._callbacks
+        found = self._extra = Footprint({EVERYTHING}) if callbacks is None else callbacks.footprint()
         found.writes.add(("rcu", ""))
         return found
 
     def end(self) -> None:
         """See Actor."""
-        if self._control is not None:
-            self._control.abandon()
-            self._control = None
+        if self.thread is not None:
+            self.thread.abandon()

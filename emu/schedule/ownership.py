@@ -20,13 +20,13 @@ class ScheduledMemory:
         self._process = process
         self._starts: list[int] = []
         self._freed: dict[int, tuple[int, str]] = {}
-        self.owner: object = None
-        """The actor that is running: what it allocates is its own."""
+        self.owner: str | None = None
+        """The letter of the actor that is running: what it allocates is its own."""
         self.footprint: Footprint | None = None
         """What is freed goes in here, as written."""
         self.on_freed: Callable[[str], None] | None = None
         """Called with the name of what is freed."""
-        self._fresh_of: dict[object, list[tuple[int, int]]] = {}
+        self._fresh_of: dict[str | None, list[tuple[int, int]]] = {}
 
     def begin(self) -> None:
         """A schedule begins."""

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
-from emu.kernel.checkpoint import Checkpoint
 from emu.kernel.kernel import Kernel
 from emu.kernel.process_context import PointKind
 from emu.kernel.structs import PERCPU, task_struct
@@ -15,6 +14,7 @@ from emu.schedule.ownership import ScheduledMemory
 from emu.schedule.task_actor import GuestActor
 from emu.schedule.violation import Violation
 from emu.schedule.visible import VisibleInstruction, VisibleInstructions
+from emu.threads.kernel_threads import KernelThreads
 
 SHARED_PERCPU = (PERCPU.offset("preempt_count"),)
 """Per-CPU words at constant addresses that say whether a CPU may be preempted: RCU read sections begin there."""
@@ -74,7 +74,6 @@ class World:
         """Ranges of guest memory that schedules need not look at, (start, end): no two actors use the same part."""
         self.learn: dict[tuple[int, str], bool] | None = None
         """While set: executed visible instructions, and whether they touched more than what is private."""
-        self._trapped: set[int] = set()
         self._under_change: dict[int, bytes] = {}
         self._suspects: list[tuple[int, bytes, int, str]] = []
         for function in list(kernel.functions.values()):
@@ -91,17 +90,15 @@ class World:
         machine = kernel.machine
         kernel.process.memory = self.memory
         machine.before_store = self.memory.before_store
-        machine.on_int3.insert(0, self._on_int3)
+        self.threads = KernelThreads(kernel)
         kernel.events.clear()
         self.visible.hold()
-        self._snapshot = machine.snapshot()
-        outside = [machine, *machine.vcpus, *machine.tasks, self, self.visible, self.memory]
-        self._checkpoint = Checkpoint([kernel, machine.host_calls, machine.on_int3, *self._roots], outside)
+        self._start = kernel.checkpoint(self._roots)
 
     def close(self) -> None:
         """Let the kernel run by itself again."""
         machine = self.kernel.machine
-        machine.on_int3.remove(self._on_int3)
+        self.threads.close()
         machine.before_store = None
         self.kernel.process.memory = None
         self.visible.remove()
@@ -117,12 +114,11 @@ class World:
         for vcpu in machine.vcpus:
             if vcpu.task is not vcpu.idle:
                 vcpu.yield_task()
-        machine.restore(self._snapshot)
-        self._checkpoint.restore()
+        self.kernel.restore(self._start)
         self.visible.reset()
         self.kernel.process.memory, machine.before_store = self.memory, self.memory.before_store
         self.memory.begin()
-        self._trapped.clear()
+        self.threads.trapped.clear()
         self._under_change.clear()
         self._suspects.clear()
         self.step = 0
@@ -141,16 +137,11 @@ class World:
         """Whether every visible instruction must be looked at: memory was freed, or text is being patched."""
         return bool(self._under_change) or self.memory.has_freed or self.learn is not None
 
-    def is_idle(self, cpu: int) -> bool:
-        """Whether a vCPU runs no task."""
-        vcpu = self.kernel.machine.vcpus[cpu]
-        return vcpu.task is vcpu.idle
-
-    def enabling_points(self, actor: object) -> frozenset[PointKind]:
-        """Points of an operation behind which others, as they stand now, may have other actions than before."""
+    def enabling_points(self, letter: str) -> frozenset[PointKind]:
+        """Points of an actor's operation after which others, as they stand, may have other actions than before."""
         runs = waits = False
         for other in self.actors:
-            if other is actor or other.finished:
+            if other.letter == letter or other.finished:
                 continue
             if isinstance(other, GuestActor):
                 runs |= other.vcpu is not None
@@ -158,18 +149,9 @@ class World:
                 waits = True
         return _ENABLING[runs, waits]
 
-    def takes_interrupts(self, cpu: int) -> bool:
-        """Whether a vCPU answers an interrupt: not on the way from a trap to its entry."""
-        return cpu not in self._trapped
-
-    def trapped_on(self, vcpu: Vcpu) -> bool:
-        """Whether the vCPU stopped because of an int3 that is not answered yet."""
-        return vcpu.index in self._trapped
-
     def trap(self, vcpu: Vcpu) -> None:
         """The int3 entry runs on a vCPU. Violation where nobody knows the int3."""
-        self._trapped.discard(vcpu.index)
-        if not any(answer(vcpu) for answer in list(self.kernel.machine.on_int3) if answer != self._on_int3):
+        if not self.threads.enter_int3(vcpu):
             raise Violation("unhandled int3", f"at {self.describe(vcpu.regs.rip - 1)} on cpu {vcpu.index}")
 
     def is_private(self, task: Task, address: int) -> bool:
@@ -179,12 +161,6 @@ class World:
         if 0 <= address - task.address < task_struct.size:
             return address - task.address not in _LOOKED_AT
         return any(start <= address < end for start, end in self.private)
-
-    def note_quiescence(self) -> None:
-        """A task left the kernel, slept or was preempted: grace periods must not forget it."""
-        rcu = self.kernel.rcu
-        if rcu.pending:
-            rcu.ready()
 
     def describe(self, address: int) -> str:
         """An address of code in words."""
@@ -267,14 +243,6 @@ class World:
                 raise Violation("torn instruction", f"{name} executed {code.hex(' ')} {where}")
         self._under_change.clear()
         self._suspects.clear()
-
-    def _on_int3(self, vcpu: Vcpu) -> bool:
-        """Let the entry be an event of its own."""
-        if not self.actors:
-            return False
-        self._trapped.add(vcpu.index)
-        vcpu.preempt()
-        return True
 
     def _code_changed(self, start: int, end: int) -> None:
         """See ``AddressSpace.after_code``."""

@@ -2,12 +2,15 @@
 
 import re
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asm import AsmError, assemble, decode
 from asm.encodings import CONDITIONS
 from asm.registers import REGISTERS_8, REGISTERS_32, REGISTERS_64
+
+pytestmark = pytest.mark.slow
 
 AT = 0xFFFFFFFFC0001380
 

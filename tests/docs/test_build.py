@@ -4,9 +4,12 @@ import re
 import subprocess
 import sys
 
-from patience import PATIENCE
+import pytest
 
 from paths import ROOT
+from patience import PATIENCE
+
+pytestmark = pytest.mark.slow
 
 
 def test_sphinx_has_no_complaint(tmp_path):

@@ -17,9 +17,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE
 
 from paths import ROOT
+from patience import PATIENCE
+
+pytestmark = pytest.mark.slow
 
 FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n]*)\n(?P<body>.*?)^(?P=fence)$", re.M | re.S)
 PLUGIN = "trampoline.tools.pytest_plugin"

@@ -6,6 +6,8 @@ import pytest
 
 from paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples"
 
 

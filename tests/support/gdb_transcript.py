@@ -7,11 +7,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from patience import PATIENCE
-
 from paths import ROOT
+from patience import PATIENCE
 from trampoline.tools.cli import Parser
-from trampoline.tools.commands._target import add_target, target_options
+from trampoline.tools.commands._options import add_workload, workload_of
 from trampoline.tools.debugger.gdb_server import serve
 
 _SETTINGS = ("set pagination off", "set width 0", "set confirm off", "set debuginfod enabled off")
@@ -74,13 +73,13 @@ class Thread(Gdb):
     def __init__(self, argv: Sequence[str], folder: Path, **options) -> None:
         super().__init__(folder)
         parser = Parser()
-        add_target(parser)
+        add_workload(parser)
         options["tell"] = self._tell
         self.lines = []
         self._is_ready = threading.Event()
         self.error: BaseException | None = None
         self.thread = threading.Thread(
-            target=self._serve, args=(target_options(parser.parse_args(argv)), options), daemon=True
+            target=self._serve, args=(workload_of(parser.parse_args(argv)), options), daemon=True
         )
         self.thread.start()
         assert self._is_ready.wait(PATIENCE), self.error

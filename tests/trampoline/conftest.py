@@ -2,7 +2,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 
 @pytest.fixture

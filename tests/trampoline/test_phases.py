@@ -2,7 +2,7 @@ import pytest
 
 from emu.kernel.routines.routine import Routine
 from trampoline import TrampolineError
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.phases import PHASE_COLORS, PHASES, check_phase, check_phases, checked_routines, with_phases
 
 TEXT = "nop\n.phase save ; .phase lunch\nout: .phase none\n"

@@ -109,12 +109,12 @@ class TrampolineDesign:
         """See Design."""
         check_distinct([entry.target for entry in entries])
         with self._held(entries) as trampolines:
-            attach_multi(trampolines, [entry.link for entry in entries], progress)
+            attach_multi([*zip(trampolines, [entry.link for entry in entries], strict=True)], progress)
 
     def detach_multi(self, entries: Sequence[LinkEntry], progress: Callable[[], object]) -> None:
         """See Design."""
         trampolines = [self.trampolines.of(entry.target) for entry in entries]
-        detach_multi(trampolines, [entry.link for entry in entries], progress)
+        detach_multi([*zip(trampolines, [entry.link for entry in entries], strict=True)], progress)
         self._release(entries, trampolines)
 
     @contextmanager

@@ -80,10 +80,15 @@ class Stamp:
     """One shape of trampoline, from one that was generated for ``func_addr`` with its body at ``body``."""
 
     def __init__(self, made: Trampoline, func_addr: int, im: int, body: int) -> None:
-        self._made, self._body_offset = made, body - func_addr
+        self._made, self._func_addr, self._im, self._body = made, func_addr, im, body
         self._relative: list[_Relative] = []
         self._immediates: list[_Immediate] = []
-        image = made.image
+        self._is_read = False
+        """Most shapes are generated once: what differs elsewhere is looked for when a second one is asked for."""
+
+    def _read(self) -> None:
+        self._is_read = True
+        image, func_addr = self._made.image, self._func_addr
         for line in image.lines:
             code = image.code_of(line)
             displacement_at = _displacement_at(line, code)
@@ -92,12 +97,12 @@ class Stamp:
                 end = line.offset + line.size
                 target = image.address + end + distance & ADDRESS_MASK
                 if not image.address <= target < image.end:
-                    self._relative.append(_Relative(displacement_at, end, None if target == body else target))
+                    self._relative.append(_Relative(displacement_at, end, None if target == self._body else target))
                 continue
-            for (prefix, size), value in ((_IM_FORM, im), *((form, func_addr) for form in _FUNC_FORMS)):
+            for (prefix, size), value in ((_IM_FORM, self._im), *((form, func_addr) for form in _FUNC_FORMS)):
                 number = code[len(prefix) :]
                 if code.startswith(prefix) and number == value.to_bytes(8, "little")[:size]:
-                    self._immediates.append(_Immediate(line.offset + len(prefix), size, value == im))
+                    self._immediates.append(_Immediate(line.offset + len(prefix), size, value == self._im))
 
     def place(
         self, address: int, func_addr: int, im: int, name: str, lines: Callable[[], Sequence[Line]]
@@ -106,10 +111,12 @@ class Stamp:
 
         Raises DisplacementError where a callee is out of reach.
         """
+        if not self._is_read:
+            self._read()
         made = self._made
         code = bytearray(made.image.code)
         for relative in self._relative:
-            target = func_addr + self._body_offset if relative.target is None else relative.target
+            target = func_addr + self._body - self._func_addr if relative.target is None else relative.target
             distance = (target - address - relative.end + (1 << 63) & ADDRESS_MASK) - (1 << 63)
             if not -(1 << 31) <= distance < 1 << 31:
                 raise DisplacementError(address + relative.end & ADDRESS_MASK, target, 32)

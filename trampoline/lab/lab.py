@@ -9,43 +9,39 @@
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from errno import EINVAL
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from emu.errors import GuestFault
 from emu.kernel.config import CONFIGS, Config
 from emu.kernel.kernel import Kernel
 from emu.kernel.routines import kernel_routines
 from emu.kernel.text.functions import AssemblyFunctions, FunctionSource
 from emu.kernel.text.selftest_functions import NR_ARGS_FUNCTIONS, TEST_FUNCTIONS, TESTMOD_FUNCTIONS
 from emu.kernel.text.stamped_text import TextSource
-from emu.machine.address_map import PAGE_MASK, AddressMap
+from emu.machine.address_map import AddressMap
 from emu.machine.vcpu import Call
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.btf.btf import Btf
-from trampoline.bpf.btf.c_declaration import parse_model
-from trampoline.bpf.btf.func_model import FuncArg, FuncModel
-from trampoline.bpf.btf.prototype_match import AttachFunc, btf_check_func_part_match
+from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.bpf.btf.writer import without_functions
 from trampoline.bpf.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.bpf.helpers.runtime.printing import TraceLine
 from trampoline.bpf.helpers.runtime.runtime import Runtime
 from trampoline.bpf.maps.bpf_map import BpfMap
 from trampoline.bpf.prog import BpfProg, BpfPrograms, ProgFunction, Uses
-from trampoline.bpf.program import BpfProgram, LineInfo, MapSpec
+from trampoline.bpf.program import BpfProgram, MapSpec
 from trampoline.bpf.structs import asm_symbols
 from trampoline.bpf.uapi import ATTACH_WORDS, AttachType
 from trampoline.callees import BPF_STATS_ENABLED_KEY, callees
 from trampoline.designs import DesignChoice, design_info
-from trampoline.lab.btf_functions import BtfFunctions, denied_names
-from trampoline.lab.functions import KernelFunction, Population, is_glob, memory_of, populate
+from trampoline.lab.btf_functions import BtfFunctions
+from trampoline.lab.functions import KernelFunction, Population, memory_of, populate
 from trampoline.lab.links.link import no_progress
 from trampoline.lab.links.tracing import TracingLink
 from trampoline.lab.links.tracing_multi import Skipped, TracingMultiLink
 from trampoline.lab.multi_request import check_cookie, check_multi, check_wanted
-from trampoline.lab.prototypes import FuncProtos
+from trampoline.lab.targets import Targets
 from trampoline.phases import check_phases, with_phases
 from trampoline.releases import release as release_named
 from trampoline.releases.kernel_release import KernelRelease
@@ -60,10 +56,6 @@ if TYPE_CHECKING:
 
 MAX_MULTI = 1 << 20
 """Functions of one multi link at most (as many as a kprobe_multi link takes)."""
-STACK_SEARCHED = 1024
-"""Bytes of stack in which a caller is looked for after a fault."""
-PROG_MODEL = FuncModel("bpf_prog", (FuncArg("ctx", "void *", 8),))
-"""A BPF program as a target: ``int prog(void *ctx)``."""
 
 
 class Lab:
@@ -116,13 +108,11 @@ class Lab:
         )
         self.boot = boot or Boot()
         self.population = Population(self.kernel, self.release, known)
-        self.protos = FuncProtos(self.kernel, known)
+        self.targets = Targets(self.kernel, self.release, self.population, known)
         self.programs = BpfPrograms(self.kernel)
         self.programs.model_at = self._model_at
         self.design = chosen.make(self.kernel, self.release.trampoline, self.boot, self.programs, metadata)
         self.trampolines = self.design.trampolines
-        self._denied = {kind: denied_names(self.release, kind) for kind in ATTACH_WORDS.values()}
-        self._models: dict[str, FuncModel] = {}
         self._unnamed = 0
 
     # Programs -------------------------------------------------------------------------------------------------------
@@ -151,7 +141,7 @@ class Lab:
         attach = ATTACH_WORDS.get(str(attach_type))
         if attach is None:
             raise TrampolineError(f"no attach type {attach_type!r}; there are {', '.join(ATTACH_WORDS)}")
-        loaded_for = self.loaded_for(attach, attach_func, accessed_args, accesses_ret)
+        loaded_for = self.targets.attach_func(attach, attach_func, accessed_args, accesses_ret)
         if not name:
             self._unnamed += 1
             name = f"prog{self._unnamed}"
@@ -166,25 +156,6 @@ class Lab:
             prog = self.programs.load_assembly(name, attach, code, sleepable=sleepable, uses=uses or Uses())
         prog.attach_func = loaded_for
         return prog
-
-    def loaded_for(
-        self, attach: AttachType, where: str | int | KernelFunction | None, args: Collection[int], ret: bool
-    ) -> AttachFunc | None:
-        """What a multi program is compared with on other functions: the one it is made for and what it reads there.
-
-        KernelError -EINVAL where it must not be on that function, what ``target`` raises.
-        """
-        if where is None:
-            if args or ret:
-                raise TrampolineError("what a program reads is compared with a function: which one?")
-            return None
-        if not attach.is_multi:
-            raise TrampolineError(f"{attach} programs are on the function that they are attached to, and no other")
-        if ret and attach is AttachType.TRACE_FENTRY_MULTI:
-            raise KernelError(EINVAL, "a function has not returned yet when fentry programs run")
-        target = self.target(where)
-        self._check_returns(attach, target)
-        return AttachFunc.of(target.name, self.protos.of(target), args, ret=ret)
 
     def unload(self, prog: BpfProg) -> None:
         """Drop the reference that loading gave; links hold their own."""
@@ -223,21 +194,6 @@ class Lab:
         """Load the programs and maps of a compiled object: ``Loader.open``."""
         return self.loader.open(obj, **options)
 
-    def source_of(self, fault: GuestFault) -> LineInfo | None:
-        """The line of a program's source in which the guest faulted, or from which what faulted was called; None
-        where the program has no lines, or none is to blame.
-        """
-        words = [fault.rip, *self._stack_of(fault)]
-        installed = list(self.installer.installed.values())
-        found = (one.source_of(address) for address in words for one in installed)
-        return next((line for line in found if line is not None), None)
-
-    def _stack_of(self, fault: GuestFault) -> list[int]:
-        """What the words on the stack would return to: the last bytes of calls."""
-        machine, top = self.kernel.machine, fault.registers["rsp"]
-        addresses = range(top, min(top + STACK_SEARCHED, (top | PAGE_MASK) + 1) - 7, 8)
-        return [machine.read_u64(address) - 1 for address in addresses if machine.is_mapped(address)]
-
     @property
     def maps(self) -> dict[str, BpfMap]:
         """The maps that exist, by name; of several of one name the last made."""
@@ -255,71 +211,8 @@ class Lab:
     # Links ----------------------------------------------------------------------------------------------------------
 
     def target(self, where: str | int | KernelFunction | BpfProg, prototype: str | None = None) -> TraceTarget:
-        """What ``where`` names: a kernel function by name, ``module:function``, address or BTF id, or a BPF program.
-
-        KernelError -ENOENT for an unknown function, -EINVAL for one that must not be traced, and as its model in BTF
-        is refused; PrototypeError where the prototype can't be read, contradicts the one that is known, or is missing.
-        """
-        if isinstance(where, BpfProg):
-            return TraceTarget(
-                where.name,
-                where.bpf_func,
-                PROG_MODEL,
-                where.address,
-                PROG_MODEL.arg_sizes,
-                tail_call_reachable=where.tail_call_reachable,
-            )
-        function = where if isinstance(where, KernelFunction) else self.population.find(where)
-        if function.name in self._denied[AttachType.TRACE_FENTRY]:
-            raise KernelError(EINVAL, f"{function.name} must not be traced")
-        sizes = None if prototype is not None or function.module else self.population.arg_sizes(function.btf_id)
-        model: FuncModel | Callable[[], FuncModel] = partial(self._model, function, None)
-        if sizes is None:
-            model = self._model(function, prototype)
-            sizes = model.arg_sizes
-        return TraceTarget(
-            where if isinstance(where, str) else function.qualified,
-            function.address,
-            model,
-            function.key,
-            sizes,
-            function.module,
-            function.site - function.address if function.site else None,
-        )
-
-    def _model(self, function: KernelFunction, given: str | None) -> FuncModel:
-        known = self._known_model(function)
-        if given is not None:
-            model = parse_model(given)
-            if known and model.args and model.arg_sizes != known.arg_sizes:
-                raise PrototypeError(f"{function.qualified} is {known}, not {given!r}")
-            return model
-        if known is None:
-            raise PrototypeError(f"no prototype of {function.qualified} is known; give one")
-        return known
-
-    def _model_at(self, caller: int, ip: int) -> FuncModel | None:
-        trampoline = self.trampolines.at(caller)
-        if trampoline is not None:
-            return trampoline.target.model
-        function = self.kernel.function_at(ip) if ip else None
-        return self._known_model(self.population.row(function)) if function else None
-
-    def _known_model(self, function: KernelFunction) -> FuncModel | None:
-        model = None if function.module else self.population.model(function.btf_id)
-        if model is not None:
-            return model
-        name = function.qualified
-        if name not in self._models:
-            placed = self.kernel.function_at(function.address)
-            if placed is None or not placed.prototype:
-                return None
-            self._models[name] = parse_model(placed.prototype)
-        return self._models[name]
-
-    def _check_returns(self, attach: AttachType, target: TraceTarget) -> None:
-        if target.name in self._denied[attach]:
-            raise KernelError(EINVAL, f"{target.name} does not return: {attach} must not be on it")
+        """A kernel function or BPF program as what programs attach to: ``Targets.find``."""
+        return self.targets.find(where, prototype)
 
     def attach(
         self,
@@ -339,7 +232,7 @@ class Lab:
             raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) is attached by a multi link")
         check_cookie(cookie)
         target = self.target(where, prototype)
-        self._check_returns(prog.attach_type, target)
+        self.targets.check_returns(prog.attach_type, target)
         link = TracingLink(self, prog, target, cookie)
         link.attach()
         return link
@@ -376,19 +269,18 @@ class Lab:
         if not prog.attach_type.is_multi:
             raise KernelError(EINVAL, f"{prog.name} ({prog.attach_type}) can't be on many functions")
         if cookies is None:
-            functions = self._expanded(functions)
+            functions = self.targets.expanded(functions)
         check_multi(len(functions), None if cookies is None else len(cookies), most=MAX_MULTI)
         targets: list[tuple[TraceTarget, int]] = []
         skipped: list[Skipped] = []
         for where, cookie in zip(functions, cookies or [0] * len(functions), strict=True):
             try:
                 target = self.target(where)
-                self._check_returns(prog.attach_type, target)
+                self.targets.check_returns(prog.attach_type, target)
                 self.design.check(target, prog)
                 if target.site_offset is None:
                     raise KernelError(EINVAL, f"{target.name} has no patch site")
-                if prog.attach_func:
-                    btf_check_func_part_match(prog.attach_func, target.name, self.protos.of(target))
+                self.targets.check_match(prog, target)
                 targets.append((target, cookie))
             except (KernelError, PrototypeError) as error:
                 if not skip_invalid:
@@ -398,23 +290,9 @@ class Lab:
         link.attach(progress)
         return link
 
-    def _expanded(self, functions: Sequence[str | int | KernelFunction]) -> list[str | int | KernelFunction]:
-        """Globs replaced by the functions that they match and that are not there already."""
-        if not any(isinstance(where, str) and is_glob(where) for where in functions):
-            return list(functions)
-        found: list[str | int | KernelFunction] = []
-        there: set[int] = set()
-        for where in functions:
-            if isinstance(where, str) and is_glob(where):
-                rows = [row for row in self.population.select([where]) if row.address not in there]
-                there.update(row.address for row in rows)
-                found += rows
-                continue
-            found.append(where)
-            # What is not found is refused, or skipped, where its turn comes.
-            with suppress(KernelError):
-                there.add((where if isinstance(where, KernelFunction) else self.population.find(where)).address)
-        return found
+    def _model_at(self, caller: int, ip: int) -> FuncModel | None:
+        trampoline = self.trampolines.at(caller)
+        return self.targets.model_at(ip) if trampoline is None else trampoline.target.model
 
     # Running --------------------------------------------------------------------------------------------------------
 

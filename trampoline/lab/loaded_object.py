@@ -40,6 +40,11 @@ class Variables(MutableMapping[str, Any]):
         found.check_writable()
         found.machine.write(found.value_address + variable.offset, shape.encode(value))
 
+    @property
+    def maps(self) -> set[str]:
+        """Names of the maps that hold variables."""
+        return {variable.map for variable in self._variables.values()}
+
     def __delitem__(self, name: str) -> None:
         raise TypeError("a global variable stays")
 

@@ -167,7 +167,7 @@ class Loader:
         prog.accesses_ret = verified.accesses_ret
         if attach_type.is_multi and program.attach_btf_id and program.attach_prog is None:
             name = self.btf.type(program.attach_btf_id).name
-            prog.attach_func = lab.loaded_for(attach_type, name, verified.accessed_args, verified.accesses_ret)
+            prog.attach_func = lab.targets.attach_func(attach_type, name, verified.accessed_args, verified.accesses_ret)
         return prog
 
     def _environment(self, maps: list[BpfMap]) -> Environment:

@@ -1,25 +1,26 @@
-"""What is stepped through: a kernel with programs attached, and the calls that run in it.
+"""A workload: a kernel with programs attached, and the calls that run in it.
 
->>> with open_target(TargetOptions("bpf_fentry_test1", programs=("fexit",), calls=("bpf_fentry_test1(41)",))) as found:
-...     call = found.calls[0]
-...     found.lab.call(call.address, *call.registers).value
+>>> with open_workload(Workload("bpf_fentry_test1", programs=("fexit",), calls=("bpf_fentry_test1(41)",))) as ready:
+...     ready.call(ready.calls[0]).value
 42
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from emu.errors import GuestFault
 from emu.kernel.text.functions import AssemblyFunctions, FunctionText
+from emu.machine.vcpu import Call
 from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.btf.c_declaration import parse_model
+from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.bpf.errors import TrampolineError
-from trampoline.bpf.objects.bpf_object import BpfObject
 from trampoline.bpf.prog import Uses
 from trampoline.designs import design_info
 from trampoline.lab.call_text import CallText
@@ -27,26 +28,30 @@ from trampoline.lab.lab import Lab
 from trampoline.lab.links.link import Link
 from trampoline.lab.loaded_object import LoadedObject
 
-PROGRAM = "xor eax, eax\nret"
-"""The programs of a function or prototype, as in ``tramp show``."""
-BODY = "xor eax, eax\nret"
-"""The function that a prototype stands for."""
+RETURN_0 = "xor eax, eax\nret"
+"""The programs of a function or prototype, and the function that a prototype stands for."""
 MAX_CPUS = 8
+MAX_INSTRUCTIONS = 50_000_000
+"""Of one call: what takes longer is taken for a loop without an end."""
 _ON_CPU = re.compile(r"(?P<call>.*\))\s*@\s*(?P<cpu>\d+)\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class TargetOptions:
-    """What to look at: a function, a C prototype or an object, as on the command line of ``tramp step``.
+class Workload:
+    """A function, a C prototype or an object with programs on it, and calls, as on the command line of ``tramp step``.
 
-    ``programs``: attach types, for a function or prototype; none given is one fentry. ``calls``: ``f(1, 2)``, with
-    ``@1`` behind it on that CPU; none given is one of the target (of an object, one of each function that it has
-    programs on). ``cookies``: by program, "" for all. ``live``: programs are attached by operations.
+    ``target``: text, of which ``*.o`` is an object; a path is one whatever its name. ``programs``: attach types, for a
+    function or prototype; none given is one fentry. ``calls``: ``f(1, 2)``, with ``@1`` after it on that CPU; None is
+    one call of the target (of an object: of the first function that it has programs on). ``parallel``: a call that
+    names no CPU has one of its own; else it is made on CPU 0. ``live``: programs are attached by operations.
+    ``cookies``: by program, "" for all. Of an object: ``names`` of the programs to load, None for all; ``data``, first
+    values of global variables by name; ``targets``, other functions than the sections' by program. ``testmod``:
+    bpf_testmod is loaded.
     """
 
-    target: str
+    target: str | Path
     programs: tuple[str, ...] = ()
-    calls: tuple[str, ...] = ()
+    calls: tuple[str, ...] | None = None
     live: bool = False
     flavour: str | None = None
     design: str = "per-function"
@@ -57,11 +62,15 @@ class TargetOptions:
     cookies: Mapping[str, int] = field(default_factory=dict)
     kernel_btf: Path | None = None
     names: tuple[str, ...] | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    targets: Mapping[str, str] = field(default_factory=dict)
+    parallel: bool = True
+    testmod: bool = True
 
     @property
     def is_object(self) -> bool:
         """Whether the target is a compiled object."""
-        return self.target.endswith(".o")
+        return isinstance(self.target, Path) or self.target.endswith(".o")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,7 @@ class ReadyCall:
     registers: tuple[int, ...]
     stack: tuple[int, ...]
     cpu: int
+    model: FuncModel
 
 
 class Threads(Protocol):
@@ -91,12 +101,12 @@ class Threads(Protocol):
 
 
 @dataclass(slots=True)
-class Ready:
+class ReadyWorkload:
     """A kernel with everything in place; nothing has been called yet."""
 
     lab: Lab
     title: str
-    """What is looked at, in a few words."""
+    """Target, release and design."""
     calls: tuple[ReadyCall, ...] = ()
     operations: tuple[tuple[str, Callable[[], object]], ...] = ()
     """What attaches, by name, where that is to be stepped as well."""
@@ -112,43 +122,88 @@ class Ready:
         for name, do in self.operations:
             debugger.operation(name, do)
 
+    def attach(self) -> None:
+        """Do the operations here and now."""
+        for _, do in self.operations:
+            do()
+
+    def attached(self) -> Iterator[str]:
+        """Each program that is attached, its attach type and where it is."""
+        for link in self.links:
+            first, count = link.functions[0], len(link.functions)
+            where = first if count == 1 else f"{count} functions, {first} first"
+            yield f"{link.program.name} ({link.program.attach_type}) on {where}"
+
+    def place(self, call: CallText, cpu: int = 0) -> ReadyCall:
+        """Put a call's arguments into guest memory.
+
+        TrampolineError where the function takes other arguments; what ``Lab.target`` raises; KernelError -ENOMEM.
+        """
+        target = self.lab.target(call.function)
+        placed = call.place(target.model, self.lab.kernel)
+        return ReadyCall(
+            call.text, call.function, target.address, placed.registers, placed.stack, cpu, target.model
+        )
+
+    def call(self, call: ReadyCall) -> Call:
+        """Make a call. Where it faults, TrampolineError with the source line of the program that is to blame."""
+        try:
+            return self.lab.call(
+                call.address,
+                *call.registers,
+                stack_args=call.stack,
+                cpu=call.cpu,
+                max_instructions=MAX_INSTRUCTIONS,
+            )
+        except GuestFault as fault:
+            line = self.lab.installer.source_of(fault)
+            where = f"{line}: {line.text.strip()}: " if line is not None else ""
+            raise TrampolineError(f"{call.text}: {where}{fault}") from fault
+
 
 @contextmanager
-def open_target(options: TargetOptions) -> Iterator[Ready]:
-    """The kernel that the options ask for, until the block is left.
+def open_workload(workload: Workload) -> Iterator[ReadyWorkload]:
+    """Boot, load, and attach unless the workload is ``live``. The kernel is there until the block is left.
 
     TrampolineError for options that contradict each other, and for a call that can't be read or made; whatever loading
     and attaching raise.
     """
-    _check(options)
-    wanted = [_split(text) for text in options.calls]
-    cpus = [number if cpu is None else cpu for number, (_, cpu) in enumerate(wanted)]
+    _check(workload)
+    wanted = [_split(text) for text in workload.calls or ()]
+    alone = range(len(wanted)) if workload.parallel else [0] * len(wanted)
+    cpus = [own if cpu is None else cpu for own, (_, cpu) in zip(alone, wanted, strict=True)]
     if max(cpus, default=0) >= MAX_CPUS:
         raise TrampolineError(f"{MAX_CPUS} CPUs can be had, from 0: no {max(cpus)}; 'f(1)@0' names the CPU of a call")
-    obj = BpfObject.open(Path(options.target)) if options.is_object else None
-    btf = None if options.kernel_btf is None else Btf.read(options.kernel_btf)
-    name, functions = options.target, tuple[AssemblyFunctions, ...]()
-    if obj is None and "(" in name:
-        name = parse_model(options.target).name
-        functions = (AssemblyFunctions((FunctionText(name, BODY, options.target),)),)
-    release = options.flavour or ("6.12" if obj is None else "7.2")
+    name, functions, obj = str(workload.target), tuple[AssemblyFunctions, ...](), None
+    if workload.is_object:
+        from trampoline.bpf.objects.bpf_object import BpfObject  # only here: its ELF library is slow to load
+
+        obj = BpfObject.open(Path(name))
+    elif "(" in name:
+        prototype, name = name, parse_model(name).name
+        functions = (AssemblyFunctions((FunctionText(name, RETURN_0, prototype),)),)
+    btf = None if workload.kernel_btf is None else Btf.read(workload.kernel_btf)
+    release = workload.flavour or ("6.12" if obj is None else "7.2")
     vcpus = 1 + max(cpus, default=0)
-    with Lab(release, options.config, vcpus=vcpus, functions=functions, btf=btf, design=options.design) as lab:
-        lab.load_testmod()
-        ready = Ready(lab, f"{Path(name).name if obj else name}, kernel {release}, design {options.design}")
+    with ExitStack() as stack:
+        lab = stack.enter_context(
+            Lab(release, workload.config, vcpus=vcpus, functions=functions, btf=btf, design=workload.design)
+        )
+        if workload.testmod:
+            lab.load_testmod()
+        ready = ReadyWorkload(lab, f"{Path(name).name if obj else name}, kernel {release}, design {workload.design}")
         if obj is None:
-            attaching = list(_programs(ready, options, name))
+            ready.operations = tuple(_programs(ready, workload, name))
         else:
-            attaching = list(_of_object(ready, options, lab.open(obj, names=options.names)))
-        first = name if obj is None else next((where for where, _, _ in attaching if where), "")
-        if not wanted:
-            wanted, cpus = [(default_call(lab, first), 0)], [0]
-        ready.calls = tuple(_ready(lab, call, cpu) for (call, _), cpu in zip(wanted, cpus, strict=True))
-        if options.live:
-            ready.operations = tuple((f"attach {program}", do) for _, program, do in attaching)
-        else:
-            for _, _, do in attaching:
-                do()
+            loaded = ready.loaded = lab.open(obj, names=workload.names, data=workload.data, targets=workload.targets)
+            ready.operations = tuple(_of_object(ready, workload, loaded))
+            name = next(filter(None, map(loaded.function, loaded.programs)), "") if workload.calls is None else ""
+        if workload.calls is None:
+            wanted, cpus = [(default_call(lab, name), None)], [0]
+        ready.calls = tuple(ready.place(call, cpu) for (call, _), cpu in zip(wanted, cpus, strict=True))
+        if not workload.live:
+            ready.attach()
+            ready.operations = ()
         yield ready
 
 
@@ -168,11 +223,11 @@ def default_call(lab: Lab, function: str) -> CallText:
     return CallText.parse(f"{function}({', '.join(args)})")
 
 
-_Attaching = tuple[str, str, Callable[[], object]]
-"""A function that can be called, or none; a program; what attaches it."""
+_Operation = tuple[str, Callable[[], object]]
+"""What it is called, and what attaches a program."""
 
 
-def _check(options: TargetOptions) -> None:
+def _check(options: Workload) -> None:
     if not options.is_object:
         if options.names:
             raise TrampolineError("--program chooses programs of an object; the target is a function")
@@ -190,24 +245,18 @@ def _check(options: TargetOptions) -> None:
 
 
 def _split(text: str) -> tuple[CallText, int | None]:
-    """A call, and the CPU behind its @."""
+    """A call, and the CPU after its @."""
     match = _ON_CPU.fullmatch(text)
     return (CallText.parse(text), None) if match is None else (CallText.parse(match["call"]), int(match["cpu"]))
 
 
-def _ready(lab: Lab, call: CallText, cpu: int) -> ReadyCall:
-    target = lab.target(call.function)
-    placed = call.place(target.model, lab.kernel)
-    return ReadyCall(call.text, call.function, target.address, placed.registers, placed.stack, cpu)
-
-
-def _programs(ready: Ready, options: TargetOptions, name: str) -> Iterator[_Attaching]:
+def _programs(ready: ReadyWorkload, options: Workload, name: str) -> Iterator[_Operation]:
     lab, multi = ready.lab, design_info(options.design).links == "multi"
     cookie = options.cookies.get("", 0)
     for number, attach in enumerate(options.programs or ("fentry",)):
         prog = lab.prog(
             f"{attach}_multi" if multi else attach,
-            PROGRAM,
+            RETURN_0,
             name=f"{attach}{number}",
             sleepable=options.sleepable,
             uses=Uses(func_ip=options.func_ip, session_cookie=options.session_cookie),
@@ -217,17 +266,16 @@ def _programs(ready: Ready, options: TargetOptions, name: str) -> Iterator[_Atta
             do = partial(lab.attach_multi, prog, [name], cookies=[cookie])
         else:
             do = partial(lab.attach, prog, name, cookie=cookie)
-        yield name, prog.name, partial(_noted, ready, do)
+        yield f"attach {prog.name}", partial(_noted, ready, do)
 
 
-def _noted(ready: Ready, do: Callable[[], Link]) -> None:
+def _noted(ready: ReadyWorkload, do: Callable[[], Link]) -> None:
     ready.links.append(do())
 
 
-def _of_object(ready: Ready, options: TargetOptions, loaded: LoadedObject) -> Iterator[_Attaching]:
+def _of_object(ready: ReadyWorkload, options: Workload, loaded: LoadedObject) -> Iterator[_Operation]:
     if unknown := sorted(set(options.cookies) - set(loaded.programs) - {""}):
         raise TrampolineError(f"no program {unknown[0]}; there are {', '.join(loaded.programs)}")
-    ready.loaded = loaded
     for name in loaded.programs:
         cookie = options.cookies.get(name, options.cookies.get("", 0))
-        yield loaded.function(name), name, partial(_noted, ready, partial(loaded.attach, name, cookie=cookie))
+        yield f"attach {name}", partial(_noted, ready, partial(loaded.attach, name, cookie=cookie))

@@ -15,7 +15,7 @@ from trampoline.bpf.boot import Boot
 from trampoline.bpf.prog import BpfProg, ProgContext, Uses
 from trampoline.bpf.uapi import AttachType
 from trampoline.designs import DesignChoice
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.lab.links.link import Link
 from trampoline.releases.kernel_release import KernelRelease
 from trampoline.testing.reference_model import (

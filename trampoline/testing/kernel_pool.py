@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from emu.kernel.checkpoint import Checkpoint
+from emu.kernel.kernel import KernelState
 from emu.kernel.structs import PERCPU
-from emu.machine.machine import Snapshot
 from trampoline.bpf.boot import Boot
 from trampoline.designs import DesignChoice
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.releases.kernel_release import KernelRelease
 from trampoline.testing.instrumented_lab import WatchedLab
 from trampoline.testing.traced_functions import Prototype
@@ -65,8 +64,7 @@ def variants(releases: Sequence[KernelRelease]) -> list[Variant]:
 @dataclass(frozen=True, slots=True)
 class _Booted:
     watched: WatchedLab
-    snapshot: Snapshot
-    checkpoint: Checkpoint
+    state: KernelState
 
 
 class Kernels:
@@ -87,8 +85,7 @@ class Kernels:
                 self._booted.popitem(last=False)[1].watched.close()
         else:
             self._booted.move_to_end(key)
-            booted.watched.lab.kernel.machine.restore(booted.snapshot)
-            booted.checkpoint.restore()
+            booted.watched.lab.kernel.restore(booted.state)
         return booted.watched
 
     def drop(self, watched: WatchedLab) -> None:
@@ -120,10 +117,7 @@ class Kernels:
             boot=self._decided(release, variant),
             metadata=metadata,
         )
-        machine = watched.lab.kernel.machine
-        outside = [machine, *machine.vcpus, *machine.tasks]
-        checkpoint = Checkpoint([watched, machine.host_calls, machine.on_int3, machine.on_fault], outside)
-        return _Booted(watched, machine.snapshot(), checkpoint)
+        return _Booted(watched, watched.lab.kernel.checkpoint([watched]))
 
     def _decided(self, release: KernelRelease, variant: Variant) -> Boot:
         thunk = None

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 _MEMORY = frozenset({"images", "slab", "vmalloc", "percpu", "programs", "symbols", "grace_periods"})
 

@@ -7,7 +7,7 @@ from emu.kernel.text.functions import FunctionText
 from trampoline.bpf.btf.c_declaration import parse_model
 from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.image.generator import ARG_REGISTERS
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 MASK = (1 << 64) - 1
 _PATCHED = 0x1000

@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from emu.kernel.kernel import Kernel
-    from trampoline.lab.lab import Lab
+    from trampoline.lab import Lab
     from trampoline.tools.icount.fixture import Icount
     from trampoline.tools.icount.ledger import CheckLedger
 
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "tracing(flavour, config=, design=, metadata=, ...): the kernel of the fixtures tracing and kernel; arguments"
-        " of trampoline.lab.lab.Lab",
+        " of trampoline.lab.Lab",
     )
     config.pluginmanager.register(_Run(config), "tramplab-counts")
 
@@ -48,7 +48,7 @@ def tracing(request: pytest.FixtureRequest) -> "Iterator[Lab]":
     """A laboratory: the kernel that the marker ``tracing`` says, an indirect parameter (a flavour, or a dictionary of
     options), or the configuration file.
     """
-    from trampoline.lab.lab import Lab
+    from trampoline.lab import Lab
 
     options: dict[str, Any] = {name: request.config.getini(f"tracing_{name}") for name in _USUAL}
     for marker in reversed(list(request.node.iter_markers("tracing"))):
@@ -186,7 +186,7 @@ class _Run:
             output[_OUTPUT] = {
                 "tests": {module: sorted(tests) for module, tests in self._tests.items()},
                 "partial": sorted(self._partial),
-                "ledger": None if self._ledger is None else self._ledger.to_plain(whole=self._updates),
+                "ledger": None if self._ledger is None else self._ledger.packed(whole=self._updates),
             }
             return
         if (not self._tests and self._ledger is None) or self._config.getoption("collectonly", False):

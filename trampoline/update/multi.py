@@ -30,54 +30,42 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def attach_multi(
-    trampolines: Sequence[BpfTrampoline], links: Sequence[TrampLink], progress: Callable[[], object]
-) -> None:
-    """``bpf_trampoline_multi_attach``: put each link into its trampoline, or none.
+Joined = tuple[BpfTrampoline, TrampLink]
+"""One function of a multi link: its trampoline, and the program's place in it."""
+
+
+def attach_multi(joined: Sequence[Joined], progress: Callable[[], object]) -> None:
+    """``bpf_trampoline_multi_attach``: put every link into its trampoline, or none.
 
     ``progress`` is called once for each function. Raises what linking and patching raise; then every list, image and
     site is as it was.
     """
-    _change(trampolines, links, progress, adding=True)
+    _change(joined, progress, adding=True)
 
 
-def detach_multi(
-    trampolines: Sequence[BpfTrampoline], links: Sequence[TrampLink], progress: Callable[[], object]
-) -> None:
-    """``bpf_trampoline_multi_detach``: take each link out, or none where updating fails."""
-    _change(trampolines, links, progress, adding=False)
+def detach_multi(joined: Sequence[Joined], progress: Callable[[], object]) -> None:
+    """``bpf_trampoline_multi_detach``: take every link out, or none where updating fails."""
+    _change(joined, progress, adding=False)
 
 
-def _change(
-    trampolines: Sequence[BpfTrampoline],
-    links: Sequence[TrampLink],
-    progress: Callable[[], object],
-    *,
-    adding: bool,
-) -> None:
-    if not trampolines:
+def _change(joined: Sequence[Joined], progress: Callable[[], object], *, adding: bool) -> None:
+    if not joined:
         return
-    batches = trampolines[0].sites.batches
-    if batches is not None and all(trampoline.site for trampoline in trampolines):
-        _change_batched(batches, trampolines, links, progress, adding=adding)
+    batches = joined[0][0].sites.batches
+    if batches is not None and all(trampoline.site for trampoline, _ in joined):
+        _change_batched(batches, joined, progress, adding=adding)
     else:
-        _change_one_by_one(trampolines, links, progress, adding=adding)
+        _change_one_by_one(joined, progress, adding=adding)
 
 
-def _change_one_by_one(
-    trampolines: Sequence[BpfTrampoline],
-    links: Sequence[TrampLink],
-    progress: Callable[[], object],
-    *,
-    adding: bool,
-) -> None:
+def _change_one_by_one(joined: Sequence[Joined], progress: Callable[[], object], *, adding: bool) -> None:
     """Site after site; what they reached before is kept until the last is patched, so that going back makes nothing
     new.
     """
     with ExitStack() as stack:
         updates = []
         with ExitStack() as undo:
-            for trampoline, link in zip(trampolines, links, strict=True):
+            for trampoline, link in joined:
                 stack.enter_context(trampoline.mutex)
                 stack.enter_context(trampoline.changed(link, adding=adding))
                 before = trampoline.flags
@@ -91,24 +79,20 @@ def _change_one_by_one(
 
 
 def _change_batched(
-    batches: SiteBatches,
-    trampolines: Sequence[BpfTrampoline],
-    links: Sequence[TrampLink],
-    progress: Callable[[], object],
-    *,
-    adding: bool,
+    batches: SiteBatches, joined: Sequence[Joined], progress: Callable[[], object], *, adding: bool
 ) -> None:
     """All trampolines are locked, changed in their lists, generated, and patched as one."""
+    trampolines = [trampoline for trampoline, _ in joined]
     with _all_locked(trampolines):
         flags = [trampoline.flags for trampoline in trampolines]
         changed: list[int] = []
         try:
-            for trampoline, link in zip(trampolines, links, strict=True):
+            for trampoline, link in joined:
                 changed.append(trampoline.change(link, adding=adding))
             while not _try_update(batches, trampolines, progress):
                 pass
         except BaseException:
-            for trampoline, link, before, position in zip(trampolines, links, flags, changed, strict=False):
+            for (trampoline, link), before, position in zip(joined, flags, changed, strict=False):
                 trampoline.flags = before
                 trampoline.change_back(link, position, adding=adding)
             raise

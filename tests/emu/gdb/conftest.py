@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
-from patience import PATIENCE
 
 from emu.debug import Debugger
 from emu.gdb.commands import KernelCommands
@@ -15,6 +14,7 @@ from emu.gdb.symbol_file import SymbolFile
 from emu.kernel.kernel import Kernel
 from emu.kernel.text.entry import EntryLayout
 from emu.kernel.text.functions import AssemblyFunctions, FunctionText
+from patience import PATIENCE
 
 FUNCTIONS = (
     FunctionText("leaf", "lea rax, [rdi + 1]\nmov [rsi], rax\nmov rdx, [rsi]\nret", traceable=False),

@@ -4,9 +4,9 @@ import time
 from xml.etree import ElementTree
 
 import pytest
-from patience import PATIENCE
 
 from emu.gdb.registers import REGISTERS
+from patience import PATIENCE
 
 RIP = next(number for number, register in enumerate(REGISTERS) if register.name == "rip")
 GS_BASE = next(number for number, register in enumerate(REGISTERS) if register.name == "gs_base")

@@ -6,6 +6,7 @@ import subprocess
 import time
 
 import pytest
+
 from patience import PATIENCE
 
 WALK = """python

@@ -9,7 +9,8 @@ from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from emu.schedule.operation_actor import ControlActor, GraceActor
 from emu.schedule.run import run_schedule
 from emu.schedule.simulation import World
-from emu.schedule.task_actor import GuestActor, GuestCall
+from emu.schedule.task_actor import GuestActor
+from emu.threads.thread import GuestCall
 
 FUNCTIONS = (
     FunctionText("traced", "mov eax, 1\nret"),

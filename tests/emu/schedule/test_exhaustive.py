@@ -3,10 +3,14 @@
 from collections import Counter
 from itertools import pairwise
 
+import pytest
+
 from asm.encodings import call_rel32
 from emu.schedule.schedulers.bounded import Bounded
 from emu.schedule.schedulers.delays import DelayBounded
 from emu.schedule.schedulers.dfs import Exhaustive
+
+pytestmark = pytest.mark.slow
 
 ALL, REDUCED = 85, 22
 """Schedules before and after reduction."""

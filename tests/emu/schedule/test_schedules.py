@@ -3,7 +3,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emu.errors import EmuError
-from emu.kernel.checkpoint import Checkpoint
 from emu.kernel.process_context import PointKind
 from emu.kernel.rcu import RcuFlavour
 from emu.schedule.action import BadSchedule, ScheduleAction, decode, encode, switches
@@ -232,7 +231,8 @@ def test_fresh_memory_is_no_point_and_published_memory_is(lab):
 def test_a_checkpoint_gives_every_object_its_content_back(lab):
     lab = lab()
     kernel = lab.kernel
-    checkpoint = Checkpoint([kernel], [kernel.machine, *kernel.machine.vcpus])
+    word, hooks = kernel.module_data(8, 8), kernel.machine.on_fault
+    checkpoint = kernel.checkpoint()
     used, images, symbols = kernel.slab.used, dict(kernel.execmem.images), len(list(kernel.kallsyms))
     slab, objects = kernel.slab, kernel.slab.objects
     for number in range(10):
@@ -240,7 +240,13 @@ def test_a_checkpoint_gives_every_object_its_content_back(lab):
     kernel.execmem.alloc(100, "image")
     kernel.kallsyms.add("new", 0x1000, 4)
     kernel.rcu.call(RcuFlavour.RCU, lambda: None)
-    checkpoint.restore()
+    kernel.machine.write_u64(word, 1)
+    hooks.append(lambda vcpu, rip: False)
+    kernel.machine.on_int3.append(lambda vcpu: False)
+    kernel.restore(checkpoint)
+    assert kernel.machine.read_u64(word) == 0
+    assert hooks is kernel.machine.on_fault
+    assert (hooks, kernel.machine.on_int3[1:]) == ([], [])
     assert kernel.slab is slab
     assert (kernel.slab.used, kernel.slab.objects) == (used, objects)
     assert kernel.execmem.images == images

@@ -1,4 +1,4 @@
-"""The contract that every design keeps: design x flavour x kind x argument slots x programs, sleepable and not.
+"""The contract that every design keeps: design x flavour x kind x argument slots x programs, sleepable or not.
 
 Programs see the right arguments, count, ip, cookie and return value, in the documented order; the original is called
 exactly once or not at all; registers, stack and return address survive; after the last detach everything is as before.
@@ -13,7 +13,9 @@ from emu.kernel.structs import PERCPU
 from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from trampoline.bpf.errors import ENOTSUPP, KernelError
 from trampoline.designs import DESIGNS
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
+
+pytestmark = pytest.mark.slow
 
 MASK = (1 << 64) - 1
 SKIPS_ORIGINAL = 0x5EED
@@ -100,7 +102,8 @@ def attach(lab, kind, slots, programs, sleepable, seen, result):
 @pytest.mark.parametrize("kind", KINDS)
 def test_contract(contract_lab, kind, programs, sleepable):
     lab = contract_lab
-    for slots in range(13):
+    # Each number of slots meets each number of programs, and sleepable programs as well as others; not all three.
+    for slots in range((programs + sleepable) % 2, 13, 2):
         for result in (0, SKIPS_ORIGINAL) if kind == "fmod_ret" else (0,):
             keeps_the_contract(lab, kind, slots, programs, sleepable, result)
 

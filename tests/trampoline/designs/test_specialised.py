@@ -16,8 +16,10 @@ from trampoline.bpf.errors import KernelError
 from trampoline.bpf.prog import NOTHING, Uses
 from trampoline.designs import DESIGNS
 from trampoline.designs.cookie_records import SLOTS
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.tools.bench.bench import FULL, PLAIN, phases_of
+
+pytestmark = pytest.mark.slow
 
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
 BACKENDS = DESIGNS["specialised"].metadata

@@ -11,6 +11,8 @@ from refusals import refused
 from trampoline.bpf.errors import KernelError
 from trampoline.designs import DESIGNS
 
+pytestmark = pytest.mark.slow
+
 NOTHING = "xor eax, eax\nret"
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
 

@@ -7,7 +7,7 @@ from emu.kernel.ftrace.ops import FtraceOps
 from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from refusals import refused
 from trampoline.bpf.errors import TrampolineError
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.tramp_links import TrampProgType
 
 DESIGNS = ("tracing-multi-v2", "tracing-multi-v2-fixed", "tracing-multi-v1")

@@ -9,7 +9,7 @@ from emu.debug import Debugger, DebugStopReason
 from emu.machine.machine import Machine
 from emu.machine.unwind import CALLEE_SAVED, UnwindRow, unwind_rows
 from trampoline.designs import DESIGNS
-from trampoline.lab.workload import TargetOptions, open_target
+from trampoline.lab import Workload, open_workload
 
 PROGRAMS = ("fentry", "fexit")
 
@@ -52,9 +52,9 @@ def steps(debugger: Debugger) -> Iterator[tuple[dict[str, int], str]]:
             return
 
 
-def check(options: TargetOptions) -> int:
+def check(options: Workload) -> int:
     """How many instructions were checked."""
-    with open_target(options) as ready, Debugger(ready.lab.kernel) as debugger:
+    with open_workload(options) as ready, Debugger(ready.lab.kernel) as debugger:
         ready.begin(debugger)
         machine = ready.lab.kernel.machine
         shadow, text, checked = None, "", 0
@@ -100,7 +100,7 @@ def check(options: TargetOptions) -> int:
     ],
 )
 def test_every_instruction_of_a_call(design, flavour):
-    options = TargetOptions(
+    options = Workload(
         "bpf_fentry_test6", PROGRAMS, ("bpf_fentry_test6(1, 2, 3, 4, 5, 6)",), design=design, flavour=flavour
     )
     assert check(options) > 70
@@ -109,11 +109,11 @@ def test_every_instruction_of_a_call(design, flavour):
 @pytest.mark.parametrize(
     "options",
     [
-        TargetOptions("bpf_modify_return_test", ("fmod_ret", "fentry", "fexit"), ("bpf_modify_return_test(1, &2)",)),
-        TargetOptions("int f(int a)", ("fsession",), ("f(1)",), flavour="7.2", session_cookie=True),
-        TargetOptions("bpf_fentry_test1", ("fexit",), ("bpf_fentry_test1(1)",), sleepable=True, config="lazy"),
-        TargetOptions("tests/selftests/many_args.o"),
-        TargetOptions("tests/selftests/bpf_cookie.o"),
+        Workload("bpf_modify_return_test", ("fmod_ret", "fentry", "fexit"), ("bpf_modify_return_test(1, &2)",)),
+        Workload("int f(int a)", ("fsession",), ("f(1)",), flavour="7.2", session_cookie=True),
+        Workload("bpf_fentry_test1", ("fexit",), ("bpf_fentry_test1(1)",), sleepable=True, config="lazy"),
+        Workload("tests/selftests/many_args.o"),
+        Workload("tests/selftests/bpf_cookie.o"),
     ],
     ids=["fmod_ret", "fsession", "sleepable", "many_args.o", "bpf_cookie.o"],
 )

@@ -17,8 +17,8 @@ from refusals import refused
 from trampoline.bpf.btf.btf import Btf, BtfKind, model_of
 from trampoline.bpf.errors import ENOTSUPP, KernelError, PrototypeError
 from trampoline.bpf.uapi import ATTACH_WORDS, AttachType
+from trampoline.lab import Lab
 from trampoline.lab.btf_functions import BtfFunctions, attachable
-from trampoline.lab.lab import Lab
 
 FIXTURES = FIXTURES / "btf"
 KERNELS = ("6.1", "6.12", "7.2")

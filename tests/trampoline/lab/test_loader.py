@@ -19,7 +19,7 @@ from trampoline.bpf.prog import TailOwner
 from trampoline.bpf.program import BpfProgram, FuncInfo, LineInfo, MapSpec
 from trampoline.bpf.uapi import AttachType, MapType, ProgType
 from trampoline.bpf.verifier.errors import Unsupported, VerifierError
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 FOLDER = ROOT / "tests"
 TEST1 = "bpf_fentry_test1"
@@ -260,7 +260,7 @@ def test_fault_names_the_source(lab):
     with lab.attach(prog, TEST1), pytest.raises(GuestFault) as caught:
         lab.call(TEST1, 1)
     assert "bpf_ktime_get_boot_ns" in caught.value.headline
-    assert lab.source_of(caught.value) == lines[0]
+    assert lab.installer.source_of(caught.value) == lines[0]
     lab.unload(prog)
     lab.runtime.add(GuestHelper("bpf_ktime_get_boot_ns", "mov rax, qword ptr gs:[percpu.sched_clock]\nret"))
 

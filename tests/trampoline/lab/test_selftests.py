@@ -9,7 +9,7 @@ from paths import ROOT
 from selftests.expected import RECURSION, SELFTESTS, TRAMPOLINE_COUNT, Buffer, placed
 from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.objects.bpf_object import BpfObject
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 FOLDER = ROOT / "tests"
 MODULE = {"module", "struct-args"}

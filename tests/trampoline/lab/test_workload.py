@@ -4,23 +4,21 @@ import pytest
 from emu.kernel.errors import KernelError
 from paths import SELFTEST_FOLDER
 from trampoline.bpf.errors import TrampolineError
-from trampoline.lab.workload import TargetOptions, open_target
+from trampoline.lab import Workload, open_workload
 from trampoline.tools.cli import Parser
-from trampoline.tools.commands._target import add_target, target_options
+from trampoline.tools.commands._options import add_workload, workload_of
 
 OBJECTS = SELFTEST_FOLDER
 
 
-def options(*argv: str) -> TargetOptions:
+def options(*argv: str) -> Workload:
     parser = Parser()
-    add_target(parser)
-    return target_options(parser.parse_args(argv))
+    add_workload(parser)
+    return workload_of(parser.parse_args(argv))
 
 
 def made(ready) -> list[int]:
-    return [
-        ready.lab.call(call.address, *call.registers, stack_args=call.stack, cpu=call.cpu).value for call in ready.calls
-    ]
+    return [ready.call(call).value for call in ready.calls]
 
 
 class Recorder:
@@ -36,7 +34,7 @@ class Recorder:
 
 def test_a_function_with_its_programs_and_calls():
     calls = ("--call", "bpf_fentry_test2(2, 3)", "--call", "bpf_fentry_test1(7)")
-    with open_target(options("bpf_fentry_test2", "--fexit", "--fentry", *calls)) as ready:
+    with open_workload(options("bpf_fentry_test2", "--fexit", "--fentry", *calls)) as ready:
         assert [link.program.name for link in ready.links] == ["fexit0", "fentry1"]
         assert [(call.text, call.cpu) for call in ready.calls] == [
             ("bpf_fentry_test2(2, 3)", 0), ("bpf_fentry_test1(7)", 1),
@@ -49,7 +47,7 @@ def test_a_function_with_its_programs_and_calls():
 
 
 def test_without_calls_the_target_is_called():
-    with open_target(options("int f(int a, void *p, long b)")) as ready:
+    with open_workload(options("int f(int a, void *p, long b)")) as ready:
         assert [call.text for call in ready.calls] == ["f(1, &2, 3)"]
         assert ready.lab.kernel.machine.read_u64(ready.calls[0].registers[1]) == 2
         assert made(ready) == [0]
@@ -57,15 +55,15 @@ def test_without_calls_the_target_is_called():
 
 @pytest.mark.parametrize("design", ["specialised", "tracing-multi-v2"])
 def test_designs(design):
-    with open_target(options("bpf_fentry_test1", "--design", design, "--call", "bpf_fentry_test1(41)")) as ready:
+    with open_workload(options("bpf_fentry_test1", "--design", design, "--call", "bpf_fentry_test1(41)")) as ready:
         before = ready.lab.call("bpf_fentry_test3", 1, 2, 3).counts.instructions
-        called = ready.lab.call(ready.calls[0].address, *ready.calls[0].registers)
+        called = ready.call(ready.calls[0])
         assert called.value == 42
         assert called.counts.instructions > 5 * before
 
 
 def test_an_object():
-    with open_target(options(str(OBJECTS / "fentry_test.o"))) as ready:
+    with open_workload(options(str(OBJECTS / "fentry_test.o"))) as ready:
         assert [call.text for call in ready.calls] == ["bpf_fentry_test1(1)"]
         assert made(ready) == [2]
         assert ready.loaded.data["saw1"] == 1
@@ -74,13 +72,13 @@ def test_an_object():
 
 def test_the_cpu_of_a_call():
     calls = ("bpf_fentry_test1(1)@1", "bpf_fentry_test1(2) @ 0")
-    with open_target(TargetOptions("bpf_fentry_test1", calls=calls)) as ready:
+    with open_workload(Workload("bpf_fentry_test1", calls=calls)) as ready:
         assert [call.cpu for call in ready.calls] == [1, 0]
         assert len(ready.lab.kernel.machine.vcpus) == 2
 
 
 def test_live_programs_are_attached_by_operations():
-    with open_target(TargetOptions("bpf_fentry_test1", programs=("fexit",), live=True)) as ready:
+    with open_workload(Workload("bpf_fentry_test1", programs=("fexit",), live=True)) as ready:
         assert ready.links == []
         threads = Recorder()
         ready.begin(threads)
@@ -91,22 +89,38 @@ def test_live_programs_are_attached_by_operations():
         assert made(ready) == [2]
 
 
+def test_calls_one_after_the_other_are_on_cpu_0():
+    calls = tuple(f"bpf_fentry_test1({n})" for n in range(9))
+    with open_workload(Workload("bpf_fentry_test1", calls=(*calls, "bpf_fentry_test1(9)@1"), parallel=False)) as ready:
+        assert [call.cpu for call in ready.calls] == [0] * 9 + [1]
+        assert made(ready) == list(range(1, 11))
+
+
+def test_a_path_is_an_object_whatever_its_name():
+    assert Workload(SELFTEST_FOLDER / "fentry_test").is_object
+    assert not Workload("fentry_test").is_object
+    with open_workload(Workload(OBJECTS / "fentry_test.o", calls=(), live=True)) as ready:
+        assert ready.calls == ()
+        ready.attach()
+        assert "test1 (fentry) on bpf_fentry_test1" in list(ready.attached())
+
+
 @pytest.mark.parametrize(
     ("wanted", "error", "message"),
     [
-        (TargetOptions("nothing_there"), KernelError, "nothing_there"),
-        (TargetOptions("bpf_fentry_test1", calls=("bpf_fentry_test1",)), TrampolineError, "is no call"),
-        (TargetOptions("bpf_fentry_test1", calls=("bpf_fentry_test1()",)), TrampolineError, "takes 1 arguments, not 0"),
-        (TargetOptions("bpf_fentry_test1", calls=("bpf_fentry_test1(1)@8",)), TrampolineError, "no 8"),
-        (TargetOptions("bpf_fentry_test1", names=("a",)), TrampolineError, "--program"),
-        (TargetOptions("bpf_fentry_test1", cookies={"a": 1}), TrampolineError, "no program a"),
-        (TargetOptions(str(OBJECTS / "fentry_test.o"), programs=("fmod_ret",)), TrampolineError, "--fmod-ret"),
-        (TargetOptions(str(OBJECTS / "fentry_test.o"), cookies={"a": 1}), TrampolineError, "no program a"),
-        (TargetOptions("bpf_fentry_test1", flavour="5.0"), TrampolineError, "5.0"),
+        (Workload("nothing_there"), KernelError, "nothing_there"),
+        (Workload("bpf_fentry_test1", calls=("bpf_fentry_test1",)), TrampolineError, "is no call"),
+        (Workload("bpf_fentry_test1", calls=("bpf_fentry_test1()",)), TrampolineError, "takes 1 arguments, not 0"),
+        (Workload("bpf_fentry_test1", calls=("bpf_fentry_test1(1)@8",)), TrampolineError, "no 8"),
+        (Workload("bpf_fentry_test1", names=("a",)), TrampolineError, "--program"),
+        (Workload("bpf_fentry_test1", cookies={"a": 1}), TrampolineError, "no program a"),
+        (Workload(str(OBJECTS / "fentry_test.o"), programs=("fmod_ret",)), TrampolineError, "--fmod-ret"),
+        (Workload(str(OBJECTS / "fentry_test.o"), cookies={"a": 1}), TrampolineError, "no program a"),
+        (Workload("bpf_fentry_test1", flavour="5.0"), TrampolineError, "5.0"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_looked_at(wanted, error, message):
-    with pytest.raises(error, match=message), open_target(wanted):
+    with pytest.raises(error, match=message), open_workload(wanted):
         pass
 
 

@@ -17,6 +17,8 @@ from trampoline.testing.reference_model import ModelProgram
 from trampoline.testing.traced_functions import Prototype
 from trampoline.tools.mutants.patch import applied, replace
 
+pytestmark = pytest.mark.slow
+
 VARIANT = Variant("7.2", "none")
 NESTING = task_struct.offset("trc_reader_nesting")
 

@@ -21,6 +21,8 @@ from trampoline.testing.reference_model import ModelProgram, Original, ProgramRu
 from trampoline.testing.strategies import prototypes
 from trampoline.update.bpf_trampoline import BpfTrampoline
 
+pytestmark = pytest.mark.slow
+
 FEW = settings(
     max_examples=5,
     stateful_step_count=20,

@@ -7,6 +7,7 @@ import pytest
 
 from paths import ROOT
 from trampoline.bpf.errors import TrampolineError
+from trampoline.lab import Workload
 from trampoline.tools.cli import main
 from trampoline.tools.run import run_object
 from trampoline.tools.show.jit import compiled_object
@@ -14,7 +15,7 @@ from trampoline.tools.show.jit import compiled_object
 FOLDER = ROOT / "tests"
 EXAMPLE = FOLDER.parent / "examples" / "watch_calls.o"
 FENTRY = FOLDER / "selftests" / "fentry_test.o"
-CALLS = ["bpf_fentry_test5(11, 12, 13, 14, 15)", "bpf_fentry_test5(1, 2, 3, 4, 5)"]
+CALLS = ("bpf_fentry_test5(11, 12, 13, 14, 15)", "bpf_fentry_test5(1, 2, 3, 4, 5)")
 
 
 def tramp(capsys, *words):
@@ -26,7 +27,7 @@ def tramp(capsys, *words):
 @pytest.mark.parametrize("flavour", ["6.1", "6.12", "7.2"])
 @pytest.mark.parametrize("design", ["per-function", "batched", "specialised"])
 def test_what_a_program_saw(flavour, design):
-    outcome = run_object(EXAMPLE, CALLS, flavour=flavour, design=design)
+    outcome = run_object(Workload(EXAMPLE, calls=CALLS, flavour=flavour, design=design))
     assert [call.value for call in outcome.calls] == [65, 15]
     assert outcome.maps["by_result"] == {65: 1, 15: 1}
     assert [line.text for line in outcome.trace] == ["call 1: a=11 ret=65", "call 2: a=1 ret=15"]
@@ -34,13 +35,13 @@ def test_what_a_program_saw(flavour, design):
     records = [struct.unpack("<QQQQiiii", record) for record in outcome.maps["calls"]]
     assert [(number, *rest) for number, _, *rest in records] == [(1, 11, 12, 13, 14, 65, 0), (2, 1, 2, 3, 4, 15, 0)]
     for call in outcome.calls:
-        assert call.instructions > call.before > 0
-        assert sum(call.by_phase.values()) == call.instructions
-        assert call.by_phase["program"] > 50
+        assert call.counts.instructions > call.before > 0
+        assert sum(call.counts.by_phase.values()) == call.counts.instructions
+        assert call.counts.by_phase["program"] > 50
 
 
 def test_first_values_of_variables():
-    outcome = run_object(EXAMPLE, CALLS, data={"at_least": 16})
+    outcome = run_object(Workload(EXAMPLE, calls=CALLS, data={"at_least": 16}))
     assert (outcome.variables["seen"], outcome.variables["recorded"]) == (2, 1)
 
 
@@ -101,7 +102,7 @@ def test_a_refused_program_is_told_with_the_reason(capsys):
 
 @pytest.mark.parametrize("flavour", ["6.1", "6.12", "7.2"])
 def test_machine_code_is_whole(flavour):
-    for function in compiled_object(FENTRY, flavour=flavour):
+    for function in compiled_object(Workload(FENTRY, flavour=flavour)):
         addresses = [row.address for row in function.rows]
         assert addresses == sorted(addresses)
         assert function.rows[0].address == function.address
@@ -131,4 +132,4 @@ def test_jit_of_what_is_no_object(capsys):
 
 def test_a_call_that_faults_is_told_with_its_place():
     with pytest.raises(TrampolineError, match=r"bpf_fentry_test9\(1\): .*bpf_fentry_test9"):
-        run_object(FENTRY, ["bpf_fentry_test9(1)"])
+        run_object(Workload(FENTRY, calls=("bpf_fentry_test9(1)",)))

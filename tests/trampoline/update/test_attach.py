@@ -8,7 +8,7 @@ from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from refusals import refused
 from trampoline.bpf.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.bpf.uapi import AttachType
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 EINVAL, EBUSY, E2BIG, ENOENT, ENOMEM, ENOTSUPP, ERANGE = 22, 16, 7, 2, 12, 524, 34
 NOTHING = "xor eax, eax\nret"

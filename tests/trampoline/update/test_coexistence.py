@@ -11,6 +11,8 @@ from emu.kernel.text.functions import FunctionText
 from refusals import errno_of
 from trampoline.designs import DESIGNS as ALL_DESIGNS
 
+pytestmark = pytest.mark.slow
+
 NAME, OTHERS = "bpf_fentry_test2", ["bpf_fentry_test1", "bpf_fentry_test3"]
 ARGS, VALUE, PATCHED = (3, 4), 7, 1007
 KINDS = ("fentry", "fexit", "fmod_ret", "fsession")

@@ -5,8 +5,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
+from emu.errors import GuestFault
 from emu.kernel.structs import PERCPU
 from emu.kernel.text.kallsyms import Symbol
+from emu.machine.address_map import PAGE_MASK
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.helpers.runtime.runtime import Runtime
 from trampoline.bpf.install.extable import ExceptionTable
@@ -31,6 +33,8 @@ __all__ = ["InstallFunction", "Installed", "Installer", "PokeKey"]
 _ROUNDS = 4
 """Compilations until the images have the sizes that were allocated for them: encodings may depend on addresses."""
 _NAME = 15
+_STACK_SEARCHED = 1024
+"""Bytes of stack in which a caller is looked for after a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,20 @@ class Installer:
         self.extable = ExceptionTable(runtime.kernel)
         self.installed: dict[int, Installed] = {}
         """By the address of their ``struct bpf_prog``."""
+
+    def source_of(self, fault: GuestFault) -> LineInfo | None:
+        """The line of a program's source in which the guest faulted, or from which what faulted was called; None
+        where the program has no lines, or none is to blame.
+        """
+        installed = list(self.installed.values())
+        found = (one.source_of(address) for address in [fault.rip, *self._callers(fault)] for one in installed)
+        return next((line for line in found if line is not None), None)
+
+    def _callers(self, fault: GuestFault) -> list[int]:
+        """Addresses to which words on the stack would return: the last bytes of calls."""
+        machine, top = self._kernel.machine, fault.registers["rsp"]
+        addresses = range(top, min(top + _STACK_SEARCHED, (top | PAGE_MASK) + 1) - 7, 8)
+        return [machine.read_u64(address) - 1 for address in addresses if machine.is_mapped(address)]
 
     def install(
         self,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from errno import ENOMEM
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from hypothesis import strategies as st
@@ -259,6 +259,36 @@ class LabSteps(RuleBasedStateMachine):
         """Programs that nobody holds are gone."""
         used = {linked.loaded.program.number for linked in self.linked}
         self.loaded = [one for one in self.loaded if one.held or one.program.number in used]
+
+    # Links ----------------------------------------------------------------------------------------------------------
+
+    def attaching(
+        self, loaded: LoadedProgram, names: Sequence[str], wanted: Sequence[int]
+    ) -> Callable[[], Link]:
+        """What attaches a program to functions, with these cookies."""
+        return partial(self.watched.attach, loaded.program, loaded.prog, names, wanted, multi=loaded.multi)
+
+    def attached(self, loaded: LoadedProgram, names: tuple[str, ...], wanted: Sequence[int], link: Any) -> Linked:
+        """A link that was made: the model has it too."""
+        self.reference.attach(loaded.program, names, wanted, multi=loaded.multi)
+        self.linked.append(Linked(loaded, names, link))
+        return self.linked[-1]
+
+    def come(self, data: st.DataObject, loaded: LoadedProgram, names: tuple[str, ...]) -> Linked:
+        """Attach a program with cookies of any kind."""
+        wanted = self.draw_cookies(data, loaded.program, names)
+        return self.attached(loaded, names, wanted, self.attaching(loaded, names, wanted)())
+
+    def go(self, linked: Linked) -> None:
+        """Detach a link."""
+        linked.link.detach()
+        self.detached(linked)
+
+    def detached(self, linked: Linked) -> None:
+        """A link that has gone: the model has it no more."""
+        self.reference.detach(linked.program, linked.names)
+        self.linked.remove(linked)
+        self.forget_programs()
 
     # Changes --------------------------------------------------------------------------------------------------------
 

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, multiple, precondition, rule
 
 from emu.machine.task import TaskState
-from trampoline.lab.links.link import Link
 from trampoline.testing.reference_model import EVERYTHING, Original
-from trampoline.testing.rules.base import CPUS, SLEEPER, Linked, LoadedProgram, Sleeper, step
+from trampoline.testing.rules.base import CPUS, SLEEPER, Linked, Sleeper, step
 from trampoline.testing.rules.sleep import SleepSteps
 from trampoline.testing.strategies import words
 
@@ -51,30 +50,30 @@ class CallSteps(SleepSteps):
         if not self.may_change(names) or self.reference.refusals(first, names, multi=multi):
             return
         loaded = self.load(first, multi=multi, sleepable=sleepable)
-        link = self._come(data, loaded)
+        linked = self.come(data, loaded, names)
         self.let_go(loaded)
         args = self.watched.functions[SLEEPER].distinct()
-        more: list[tuple[LoadedProgram, Link]] = []
+        more: list[Linked] = []
         with self.others_wait(data):
             happened, task = self.watched.start(SLEEPER, args, cpu)
             asleep = self.returned(SLEEPER, task, happened, *self.reference.start(SLEEPER, args, cpu))
-            self._goes(loaded, link)
+            self.go(linked)
             self.pass_time(data)
             for number in range(data.draw(st.integers(0, 3), "others")):
                 other = self.load(self.draw_program(data, multi=multi), multi=multi, sleepable=False)
                 if self.may_change(names) and not self.reference.refusals(other.program, names, multi=multi):
-                    more.append((other, self._come(data, other)))
+                    more.append(self.come(data, other, names))
                 self.let_go(other)
                 if number == 1 and more:
-                    self._goes(*more.pop(0))
+                    self.go(more.pop(0))
             while asleep is not None:
                 self.pass_time(data)
                 if asleep.in_program:
                     self.is_there(loaded)
                 asleep = self.wake_up(task, asleep, CPUS - 1 - cpu)
         self.compare_calls(names)
-        for other, link in more:
-            self._goes(other, link)
+        for linked in more:
+            self.go(linked)
         self.compare_calls(names)
 
     @rule(data=st.data(), cpu=st.integers(0, CPUS - 1), multi=st.booleans(), newest=st.booleans(), both=st.booleans())
@@ -129,20 +128,6 @@ class CallSteps(SleepSteps):
             self.lab.unload(next(one for one in self.loaded[-2:] if one.program is sleeper).prog)
         del self.loaded[-2:]
         self.compare_calls((name,))
-
-    def _come(self, data: st.DataObject, loaded: LoadedProgram) -> Link:
-        program, multi = loaded.program, loaded.multi
-        wanted = self.draw_cookies(data, program, (SLEEPER,))
-        link = self.watched.attach(program, loaded.prog, (SLEEPER,), wanted, multi=multi)
-        self.reference.attach(program, (SLEEPER,), wanted, multi=multi)
-        self.linked.append(Linked(loaded, (SLEEPER,), link))
-        return link
-
-    def _goes(self, loaded: LoadedProgram, link: Link) -> None:
-        link.detach()
-        self.reference.detach(loaded.program, (SLEEPER,))
-        self.linked = [linked for linked in self.linked if linked.link is not link]
-        self.forget_programs()
 
     @rule(target=ASLEEP, sleeper=consumes(ASLEEP), cpu=st.integers(0, CPUS - 1))
     @step

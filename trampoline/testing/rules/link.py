@@ -77,8 +77,8 @@ class LinkSteps(LabSteps):
         made = None
         if self.may_change(names) and not self.reference.refusals(loaded.program, names, multi=multi):
             wanted = self.draw_cookies(data, loaded.program, names)
-            attach = partial(self.watched.attach, loaded.program, loaded.prog, names, wanted, multi=multi)
-            made = self._linked(loaded, names, wanted, self.fails_everywhere(data, attach, names, most=40))
+            link = self.fails_everywhere(data, self.attaching(loaded, names, wanted), names, most=40)
+            made = self._linked(loaded, names, wanted, link)
         self.let_go(loaded)
         return multiple() if made is None else made
 
@@ -90,14 +90,11 @@ class LinkSteps(LabSteps):
             return None
         wanted = self.draw_cookies(data, program, names)
         refusals = self.reference.refusals(program, names, multi=multi)
-        attach = partial(self.watched.attach, program, loaded.prog, names, wanted, multi=multi)
-        made, link = self.all_or_nothing(attach, refusals, failure, names=names)
+        made, link = self.all_or_nothing(self.attaching(loaded, names, wanted), refusals, failure, names=names)
         return self._linked(loaded, names, wanted, link) if made else None
 
     def _linked(self, loaded: LoadedProgram, names: tuple[str, ...], wanted: list[int], link: Any) -> Linked:
-        self.reference.attach(loaded.program, names, wanted, multi=loaded.multi)
-        linked = Linked(loaded, names, link)
-        self.linked.append(linked)
+        linked = self.attached(loaded, names, wanted, link)
         self.compare_calls(names)
         return linked
 
@@ -113,9 +110,7 @@ class LinkSteps(LabSteps):
                 return one
         else:
             self._gone(one)
-        self.reference.detach(one.program, one.names)
-        self.linked.remove(one)
-        self.forget_programs()
+        self.detached(one)
         self.compare_calls(one.names)
         return multiple()
 
@@ -135,8 +130,7 @@ class LinkSteps(LabSteps):
         failure = self.draw_failure(data)
         wanted = [7] * len(CROWD) if alike and "ip" in loaded.program.reads else self._numbered(loaded.program)
         refusals = self.reference.refusals(loaded.program, CROWD, multi=True)
-        attach = partial(self.watched.attach, loaded.program, loaded.prog, CROWD, wanted, multi=True)
-        made, link = self.all_or_nothing(attach, refusals, failure, names=CROWD)
+        made, link = self.all_or_nothing(self.attaching(loaded, CROWD, wanted), refusals, failure, names=CROWD)
         linked = self._linked(loaded, CROWD, wanted, link) if made else None
         self.let_go(loaded)
         return multiple() if linked is None else linked
@@ -170,21 +164,16 @@ class LinkSteps(LabSteps):
             program = ModelProgram(self._programs, kind)
             loaded = self.load(program, multi=multi, sleepable=False)
             refusals = self.reference.refusals(program, (name,), multi=multi)
-            attach = partial(self.watched.attach, program, loaded.prog, (name,), (number,), multi=multi)
+            attach = self.attaching(loaded, (name,), (number,))
             if refusals:
                 self.all_or_nothing(attach, refusals)
                 refused.add(kind)
             else:
-                came.append(Linked(loaded, (name,), attach()))
-                self.reference.attach(program, (name,), (number,), multi=multi)
-                self.linked.append(came[-1])
+                came.append(self.attached(loaded, (name,), (number,), attach()))
             self.let_go(loaded)
         self.compare_calls((name,))
         for linked in came:
-            linked.link.detach()
-            self.reference.detach(linked.program, linked.names)
-            self.linked.remove(linked)
-        self.forget_programs()
+            self.go(linked)
         self.compare_calls((name,))
 
     # What must be refused -------------------------------------------------------------------------------------------

@@ -1,14 +1,11 @@
 """Several on one function: programs of several kinds in any order, and others after a change that failed."""
 
-from functools import partial
-
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from trampoline.bpf.uapi import AttachType
-from trampoline.lab.links.link import Link
 from trampoline.testing.reference_model import ModelProgram
-from trampoline.testing.rules.base import MOST_LINKS, Linked, LoadedProgram, step
+from trampoline.testing.rules.base import MOST_LINKS, Linked, step
 from trampoline.testing.rules.ftrace_users import UserSteps, Visitor
 
 _MOST_TOGETHER = 3
@@ -48,9 +45,8 @@ class MixedSteps(UserSteps):
                 came.append(linked := self._comes(data, program, name, multi=multi))
                 if data.draw(st.booleans(), "comes again"):
                     wanted = self.draw_cookies(data, program, (name,))
-                    again = partial(self.watched.attach, program, linked.loaded.prog, (name,), wanted, multi=multi)
                     refusals = self.reference.refusals(program, (name,), multi=multi)
-                    self.all_or_nothing(again, refusals, names=(name,))
+                    self.all_or_nothing(self.attaching(linked.loaded, (name,), wanted), refusals, names=(name,))
         for one in data.draw(st.permutations(came), "go in this order"):
             if isinstance(one, Visitor):
                 self._visit(name, one, on=False)
@@ -83,11 +79,14 @@ class MixedSteps(UserSteps):
         loaded = self.load(pair[1], multi=multi, sleepable=False)
         wanted = self.draw_cookies(data, pair[1], (name,))
         if not self.reference.refusals(pair[1], (name,), multi=multi):
-            attach = partial(self.watched.attach, pair[1], loaded.prog, (name,), wanted, multi=multi)
+            attach = self.attaching(loaded, (name,), wanted)
             link = self.fails_everywhere(data, attach, (name,), _MOST_POINTS, then=visit)
-            comes = self._linked_with(loaded, name, wanted, link)
+            comes = self.attached(loaded, (name,), wanted, link)
+            self.let_go(loaded)
+            self.compare_calls((name,))
             self.fails_everywhere(data, link.detach, (name,), _MOST_POINTS, then=visit)
-            self._left(comes)
+            self.detached(comes)
+            self.compare_calls((name,))
         else:
             self.let_go(loaded)
         self._leaves(stays)
@@ -101,24 +100,11 @@ class MixedSteps(UserSteps):
     def _comes(self, data: st.DataObject, program: ModelProgram, name: str, *, multi: bool) -> Linked:
         sleepable = program.kind is not AttachType.LSM_CGROUP and data.draw(st.booleans(), "sleepable")
         loaded = self.load(program, multi=multi, sleepable=sleepable)
-        wanted = self.draw_cookies(data, program, (name,))
-        link = self.watched.attach(program, loaded.prog, (name,), wanted, multi=multi)
-        return self._linked_with(loaded, name, wanted, link)
-
-    def _linked_with(self, loaded: LoadedProgram, name: str, wanted: list[int], link: Link) -> Linked:
-        self.reference.attach(loaded.program, (name,), wanted, multi=loaded.multi)
-        linked = Linked(loaded, (name,), link)
-        self.linked.append(linked)
+        linked = self.come(data, loaded, (name,))
         self.let_go(loaded)
         self.compare_calls((name,))
         return linked
 
     def _leaves(self, linked: Linked) -> None:
-        linked.link.detach()
-        self._left(linked)
-
-    def _left(self, linked: Linked) -> None:
-        self.reference.detach(linked.program, linked.names)
-        self.linked.remove(linked)
-        self.forget_programs()
+        self.go(linked)
         self.compare_calls(linked.names)

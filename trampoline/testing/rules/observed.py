@@ -37,7 +37,7 @@ class ObservedSteps(UserSteps):
             return
         wanted = self.draw_cookies(data, program, names)
         loaded = self.load(program, multi=multi, sleepable=False)
-        attach = partial(self.watched.attach, program, loaded.prog, names, wanted, multi=multi)
+        attach = self.attaching(loaded, names, wanted)
         cookie_of = dict(zip(names, wanted, strict=True))
 
         def come(reference: Reference, some: Sequence[str]) -> None:

@@ -58,25 +58,19 @@ class SleepSteps(LabSteps):
         sleeps = data.draw(st.integers(1, 2), "sleeps")
         inner = replace(self.draw_program(data), calls="")
         outer = replace(self.draw_program(data), sleeps=sleeps, calls=INNER, reads=EVERYTHING)
-        came: list[tuple[LoadedProgram, Linked]] = []
+        came: list[Linked] = []
         if any(self.reference.refusals(one, (at,), multi=multi) for one, at in ((inner, INNER), (outer, name))):
             return
         for program, where in ((inner, INNER), (outer, name)):
             loaded = self.load(program, multi=multi, sleepable=True)
-            wanted = self.draw_cookies(data, program, (where,))
-            link = self.watched.attach(program, loaded.prog, (where,), wanted, multi=multi)
-            self.reference.attach(program, (where,), wanted, multi=multi)
-            self.linked.append(Linked(loaded, (where,), link))
-            came.append((loaded, self.linked[-1]))
+            came.append(self.come(data, loaded, (where,)))
             self.let_go(loaded)
         args = self.watched.functions[name].distinct()
         with self.others_wait(data):
             happened, task = self.watched.start(name, args, cpu)
             asleep = self.returned(name, task, happened, *self.reference.start(name, args, cpu))
-            for _, linked in data.draw(st.permutations(came), "go in this order"):
-                linked.link.detach()
-                self.reference.detach(linked.program, linked.names)
-                self.linked.remove(linked)
+            for linked in data.draw(st.permutations(came), "go in this order"):
+                self.go(linked)
             if toggles:
                 on = not self.reference.timed
                 self.lab.stats(enabled=on)
@@ -84,7 +78,6 @@ class SleepSteps(LabSteps):
             while asleep is not None:
                 self.pass_time(data)
                 if self.reference.functions[name].inside:
-                    self.is_there(came[-1][0])
+                    self.is_there(came[-1].loaded)
                 asleep = self.wake_up(task, asleep, CPUS - 1 - cpu)
-        self.forget_programs()
         self.compare_calls((name, INNER))

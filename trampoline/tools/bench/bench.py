@@ -14,8 +14,8 @@ from trampoline.bpf.btf.func_model import MAX_BPF_FUNC_ARGS
 from trampoline.bpf.errors import KernelError, TrampolineError, errno_name
 from trampoline.bpf.prog import NOTHING, BpfProg, Uses
 from trampoline.designs import design_info
+from trampoline.lab import Lab
 from trampoline.lab.functions import KernelFunction
-from trampoline.lab.lab import Lab
 from trampoline.tools.bench.reference_figures import anchor
 
 DESIGN = "per-function"

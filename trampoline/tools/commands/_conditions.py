@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trampoline.tools.commands._flavour import flavour_help
+from trampoline.tools.commands._options import add_flavour
 
 
 def add_conditions(parser: argparse.ArgumentParser) -> None:
@@ -12,7 +12,7 @@ def add_conditions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--functions", type=Path, metavar="FILE", help="take every function of this raw BTF, packed or not"
     )
-    parser.add_argument("--flavour", default="6.12", metavar="F", help=flavour_help("6.12"))
+    add_flavour(parser)
     parser.add_argument("--cookies", action="store_true", help="each function has a cookie of its own")
     parser.add_argument(
         "--gp-ms",

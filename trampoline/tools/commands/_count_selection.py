@@ -12,16 +12,16 @@ from typing import NoReturn
 from emu.kernel.config import CONFIGS
 from trampoline.bpf.errors import TrampolineError
 from trampoline.designs import DESIGNS
-from trampoline.lab.workload import TargetOptions
+from trampoline.lab import Workload
 from trampoline.releases import release_names
 from trampoline.tools.bench.bench import DEFAULT_FLAVOUR, DESIGN
-from trampoline.tools.commands._target import target_options
+from trampoline.tools.commands._options import workload_of
 from trampoline.tools.commands.count import add_selection
 from trampoline.tools.icount.baseline import Baseline
 from trampoline.tools.icount.bench_paths import Selection
+from trampoline.tools.icount.capture import workload_paths
 from trampoline.tools.icount.counted_path import CountedPath
 from trampoline.tools.icount.errors import BaselineError
-from trampoline.tools.icount.target_paths import target_paths
 
 COMMAND = "tramp count"
 ALL = "all"
@@ -31,13 +31,13 @@ ALL = "all"
 class Selected:
     """What is counted. ``made_by``: the command that counts it, files in it as seen from the baseline."""
 
-    what: tuple[Selection, ...] | TargetOptions
+    what: tuple[Selection, ...] | Workload
     made_by: str
 
     def paths(self) -> dict[str, CountedPath]:
-        """Count. What ``Selection.paths`` and ``target_paths`` raise."""
-        if isinstance(self.what, TargetOptions):
-            return target_paths(self.what)
+        """Count. What ``Selection.paths`` and ``workload_paths`` raise."""
+        if isinstance(self.what, Workload):
+            return workload_paths(self.what)
         return {name: path for selection in self.what for name, path in selection.paths().items()}
 
     def remedy(self, file: File) -> str:
@@ -107,17 +107,17 @@ def _selected(arguments: argparse.Namespace, where: File, folder: File) -> Selec
         arguments.target = str(where / arguments.target)
     if arguments.kernel_btf is not None:
         arguments.kernel_btf = where / arguments.kernel_btf
-    options = target_options(arguments)
+    options = workload_of(arguments)
     return Selected(options, shlex.join([*COMMAND.split(), *_target_words(options, folder)]))
 
 
-def _target_words(options: TargetOptions, folder: File) -> list[str]:
+def _target_words(options: Workload, folder: File) -> list[str]:
     def seen(file: str | File) -> str:
         return File(os.path.relpath(file, folder)).as_posix()
 
-    words = [seen(options.target) if options.is_object else options.target]
+    words = [seen(options.target) if options.is_object else str(options.target)]
     words += [f"--{attach.replace('_', '-')}" for attach in options.programs]
-    words += [word for call in options.calls for word in ("--call", call)]
+    words += [word for call in options.calls or () for word in ("--call", call)]
     words += ["--flavour", options.flavour] if options.flavour else []
     words += ["--config", options.config, "--design", options.design]
     for flag, given in (

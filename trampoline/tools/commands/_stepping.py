@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trampoline.tools.commands._options import whole
+
 if TYPE_CHECKING:
     from trampoline.tools.debugger.terminal.run import Stepping
 
@@ -11,7 +13,9 @@ if TYPE_CHECKING:
 def add_stepping(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """How it is shown, and what is done first."""
     parser.add_argument("--plain", action="store_true", help="no screen: print every instruction on a line")
-    parser.add_argument("--max", type=_number, metavar="N", help="print N instructions at most (implies --plain)")
+    parser.add_argument(
+        "--max", type=whole("number"), metavar="N", help="print N instructions at most (implies --plain)"
+    )
     parser.add_argument("--phase", metavar="P", help="print the instructions of this phase only (implies --plain)")
     parser.add_argument(
         "--ex", action="append", default=[], dest="commands", metavar="COMMAND",
@@ -53,12 +57,6 @@ def stepping(arguments: argparse.Namespace) -> "Stepping":
         screenshot=arguments.screenshot,
         size=arguments.size,
     )
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number")
-    return int(text)
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from trampoline.tools.commands._conditions import add_conditions, conditions
+from trampoline.tools.commands._options import print_json
 
 if TYPE_CHECKING:
     from trampoline.tools.scale.mass_attach import MassAttach
@@ -49,9 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             progress=lambda what, done, of: bars.update(tasks[what], completed=done, total=of),
         )
     if arguments.json:
-        import json
-
-        print(json.dumps(result.to_json(), indent=2))
+        print_json(result.to_json())
     else:
         print_result(result)
     return 1 if result.wrong else 0

@@ -5,7 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trampoline.tools.commands._flavour import flavour_help
+from trampoline.tools.commands._options import flavour_help, print_json
 
 if TYPE_CHECKING:
     from trampoline.tools.bench.bench import BenchRow
@@ -72,9 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             btf=btf,
         )
     if arguments.json:
-        import json
-
-        print(json.dumps({"rows": [row.to_json() for row in rows]}, indent=2))
+        print_json({"rows": [row.to_json() for row in rows]})
         return 0
     print_rows(rows)
     if len(designs) < len(DESIGNS):

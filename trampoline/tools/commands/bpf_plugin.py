@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from trampoline.bpf.errors import TrampolineError
-from trampoline.tools.commands._flavour import flavour_help
+from trampoline.tools.commands._options import flavour_help
 
 KTIME_GET_NS, GET_PRANDOM_U32, GET_SMP_PROCESSOR_ID = 5, 7, 8
 

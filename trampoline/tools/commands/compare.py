@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from trampoline.tools.commands._flavour import flavour_help
+from trampoline.tools.commands._options import add_flavour, print_json
 
 if TYPE_CHECKING:
     from trampoline.tools.bench.published_speed import SpeedComparison
@@ -21,7 +21,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--design", default="tracing-multi-v2", metavar="D", help="design of the multi rows (default: tracing-multi-v2)"
     )
-    parser.add_argument("--flavour", default="6.12", metavar="F", help=flavour_help("6.12"))
+    add_flavour(parser)
     parser.add_argument("--json", action="store_true", help="print paths and correlations as JSON")
 
 
@@ -31,9 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     comparison = compare(design=arguments.design, flavour=arguments.flavour)
     if arguments.json:
-        import json
-
-        print(json.dumps(comparison.to_json(), indent=2))
+        print_json(comparison.to_json())
     else:
         print_comparison(comparison)
     return 0

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trampoline.tools.commands._target import add_target
+from trampoline.tools.commands._options import add_workload, print_json
 
 if TYPE_CHECKING:
     from trampoline.tools.commands._count_selection import Selected
@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """The options that say which paths are counted."""
-    add_target(parser, optional=True)
+    add_workload(parser, optional=True)
     bench = parser.add_argument_group(
         "the bench's rows", "without a TARGET; --flavour, --config and --design may also be all"
     )
@@ -74,9 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.junit is not None:
         write_whole({arguments.junit: to_junit(report, str(file))})
     if arguments.json:
-        import json
-
-        print(json.dumps(to_json(report, str(file), status), indent=2))
+        print_json(to_json(report, str(file), status))
         return status
     text = explain_report(report, str(file), wanted.remedy(file))
     equal = len(report.findings) - len(report.differing)

@@ -3,8 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from trampoline.tools.commands._budget import seconds
-from trampoline.tools.commands._flavour import flavour_help
+from trampoline.tools.commands._options import add_config, add_flavour, seconds, whole
 
 if TYPE_CHECKING:
     from trampoline.tools.explore.campaign import CampaignTally, FoundViolation
@@ -12,6 +11,7 @@ if TYPE_CHECKING:
     from trampoline.tools.explore.failing_schedules import Examples
     from trampoline.tools.explore.workers import Workers
 
+_POSITIVE = whole("number above 0", 1)
 _INTERRUPTED = 128 + 2
 _JSON_VERSION = 1
 
@@ -30,18 +30,18 @@ def add_parser(subparsers: Any) -> None:
         "--design", default="all", metavar="D",
         help="one of ours, MODULE:NAME or FILE:NAME of a factory, +METADATA behind it; or all (default)",
     )  # fmt: skip
-    parser.add_argument("--flavour", default="6.12", metavar="F", help=flavour_help("6.12"))
-    parser.add_argument("--config", default="voluntary", metavar="C", help="voluntary (default), lazy or none")
+    add_flavour(parser)
+    add_config(parser)
     parser.add_argument(
         "--scheduler", default="pct:3", metavar="SPEC",
         help="pct:N, random, urw, sticky:N, bounded:N, delays:N, dfs or dfs:all (default: pct:3)",
     )  # fmt: skip
     parser.add_argument("--budget", type=seconds, metavar="T", help="time for each pair, 60s or 2m (default: 10s)")
     parser.add_argument(
-        "--schedules", type=_positive, metavar="N", help="this many for each pair, instead of a time"
+        "--schedules", type=_POSITIVE, metavar="N", help="this many for each pair, instead of a time"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: 1")
-    parser.add_argument("--jobs", type=_positive, metavar="N", help="worker processes (default: one a processor)")
+    parser.add_argument("--jobs", type=_POSITIVE, metavar="N", help="worker processes (default: one a processor)")
     parser.add_argument("--dask", metavar="ADDRESS", help="run on the workers of this Dask scheduler, tcp://HOST:PORT")
     parser.add_argument(
         "--coverage", type=int, default=4, metavar="N",
@@ -254,9 +254,3 @@ def _record(work: "Work", tally: "CampaignTally") -> dict[str, Any]:
             "replay": str(found.address),
         }
     return record
-
-
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return int(text)

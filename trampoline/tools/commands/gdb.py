@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trampoline.tools.commands._target import add_target, target_options
+from trampoline.tools.commands._options import add_workload, whole, workload_of
 
 
 def add_parser(subparsers: Any) -> None:
@@ -15,10 +15,11 @@ def add_parser(subparsers: Any) -> None:
         description="Attach programs to a function and wait for gdb: each call is a thread that stands before its first"
         " instruction. Prints the gdb command to copy. Ctrl-C ends it.",
     )
-    add_target(parser)
+    add_workload(parser)
     parser.add_argument(
-        "--port", type=_port, default=0, metavar="N", help="where to listen (default: 0, a free one, which is printed)"
-    )
+        "--port", type=whole("port: 0 to 65535", most=65535), default=0, metavar="N",
+        help="where to listen (default: 0, a free one, which is printed)",
+    )  # fmt: skip
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="127.0.0.1 (default) or ::1; no other is served"
     )
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         serve(
-            target_options(arguments),
+            workload_of(arguments),
             host=arguments.host,
             port=arguments.port,
             symbols=arguments.symbols,
@@ -49,9 +50,3 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
-    return int(text)

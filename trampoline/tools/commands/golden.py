@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trampoline.tools.commands._options import print_json
+
 if TYPE_CHECKING:
     from trampoline.tools.golden.report import GoldenReport
     from trampoline.tools.golden.trampoline_images import Difference
@@ -39,9 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     report = compare_files(arguments.files, arguments.btf, arguments.category)
     if arguments.json:
-        import json
-
-        print(json.dumps(report.to_json(), indent=2))
+        print_json(report.to_json())
     else:
         print_report(report, len(report.mismatches) if arguments.verbose else SHOWN)
     return 0 if report.agrees else 1

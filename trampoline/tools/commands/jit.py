@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trampoline.tools.commands._flavour import flavour_help
+from trampoline.tools.commands._options import add_flavour, add_of_object, print_json, workload_of
 
 
 def add_parser(subparsers: Any) -> None:
@@ -16,9 +16,8 @@ def add_parser(subparsers: Any) -> None:
         " addresses in place) beside its x86_64 code.",
     )
     parser.add_argument("file", type=Path, metavar="OBJECT", help="clang's object (clang -target bpf -g -c)")
-    parser.add_argument("--flavour", metavar="F", default="7.2", help=flavour_help("7.2"))
-    parser.add_argument("--kernel-btf", type=Path, metavar="BTF", help="the kernel's BTF, raw or packed")
-    parser.add_argument("--program", action="append", metavar="NAME", help="this program only; may be given again")
+    add_flavour(parser, "7.2")
+    add_of_object(parser)
     parser.add_argument("--json", action="store_true", help="print addresses, bytes and instructions as JSON")
 
 
@@ -26,13 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Load and print."""
     from trampoline.tools.show.jit import compiled_object
 
-    functions = compiled_object(
-        arguments.file, flavour=arguments.flavour, kernel_btf=arguments.kernel_btf, names=arguments.program
-    )
+    functions = compiled_object(workload_of(arguments, target=arguments.file))
     if arguments.json:
-        import json
-
-        print(json.dumps([function.to_json() for function in functions], indent=2))
+        print_json([function.to_json() for function in functions])
     else:
         print("\n\n".join(function.text() for function in functions))
     return 0

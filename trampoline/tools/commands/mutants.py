@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from trampoline.tools.commands._budget import seconds
+from trampoline.tools.commands._options import seconds, whole
 
 if TYPE_CHECKING:
     from trampoline.tools.mutants.campaign import Hunted
@@ -21,7 +21,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants (default: all of them)")
     parser.add_argument("--module", metavar="FILE", help="more mutants, from a Python file that defines MUTANTS")
     parser.add_argument("--budget", type=seconds, default=60.0, metavar="T", help="for each, 60s (default) or 2m")
-    parser.add_argument("--jobs", type=_jobs, default=2, metavar="N", help="processes at a time (default: 2)")
+    parser.add_argument(
+        "--jobs", type=whole("number of processes", 1, 256), default=2, metavar="N",
+        help="processes at a time (default: 2)",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--list", action="store_true", help="say which mutants there are, and run nothing")
@@ -75,7 +78,7 @@ _prepared: list[str] = []
 def _prepare() -> None:
     """Import what workers need, and let the assembler meet the kernel's texts, before there are any."""
     import trampoline.tools.mutants.detectors  # noqa: F401
-    from trampoline.lab.lab import Lab
+    from trampoline.lab import Lab
     from trampoline.tools.mutants.plan import HUNTED
 
     while len(_prepared) < len(HUNTED):
@@ -113,9 +116,3 @@ def _print_summary(rows: "list[Hunted]", checked: "Hunted | None") -> None:
         )
         for text in checked.seen:
             print(f"  {text}")
-
-
-def _jobs(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 256:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes")
-    return int(text)

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from trampoline import TrampolineError
-from trampoline.tools.commands._outputs import add_outputs
+from trampoline.tools.commands._options import add_outputs
 from trampoline.tools.commands._stepping import add_stepping, stepping, stepping_given
 
 

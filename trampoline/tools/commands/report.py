@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trampoline.tools.commands._outputs import add_outputs
-from trampoline.tools.commands._target import add_target, target_options
+from trampoline.tools.commands._options import add_outputs, add_workload, workload_of
 
 if TYPE_CHECKING:
-    from trampoline.lab.workload import TargetOptions
+    from trampoline.lab import Workload
     from trampoline.tools.icount.baseline import BaselineEntry
 
 
@@ -23,7 +22,7 @@ def add_parser(subparsers: Any) -> None:
         " callgrind (*.callgrind, callgrind.*; its listing is written beside it), collapsed stacks (*.collapsed,"
         " *.folded).",
     )
-    add_target(parser, optional=True, live=False)
+    add_workload(parser, optional=True, live=False)
     add_outputs(parser, required=True)
     parser.add_argument(
         "--bench", action="store_true", help="the rows of tramp bench in place of a target, as a page"
@@ -55,10 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.target is None:
         raise TrampolineError("what is to be reported? a TARGET, or --bench")
     else:
-        from trampoline.tools.report.run_workload import observe_all
+        from trampoline.tools.report.observed_calls import observe_all
 
         stacks = any(form.is_page for _, form in forms)
-        variants = observe_all(_variants(target_options(arguments), arguments.compare), stacks=stacks)
+        variants = observe_all(_variants(workload_of(arguments), arguments.compare), stacks=stacks)
         known: Mapping[str, BaselineEntry] = {}
         if arguments.baseline is not None:
             known = baseline_of(arguments.baseline, {call.name for call in variants[0].calls})
@@ -68,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _variants(first: "TargetOptions", compare: list[str]) -> "list[TargetOptions]":
+def _variants(first: "Workload", compare: list[str]) -> "list[Workload]":
     """The target as it was asked for, and with what is to be compared with it."""
     from dataclasses import replace
 

@@ -4,8 +4,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trampoline.tools.commands._flavour import flavour_help
-from trampoline.tools.commands._outputs import add_outputs
+from trampoline.tools.commands._options import (
+    ARGUMENTS,
+    add_config,
+    add_design,
+    add_flavour,
+    add_of_object,
+    add_outputs,
+    number,
+    print_json,
+    workload_of,
+)
 
 if TYPE_CHECKING:
     from trampoline.tools.run import Called, RunOutcome
@@ -23,31 +32,29 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--call",
         action="append",
-        default=[],
+        dest="calls",
         metavar="CALL",
-        help="a call, 'bpf_fentry_test2(2, 3)'; arguments are numbers, \"text\", &number (a pointer to it), {2, 3} (a"
-        " struct's words); may be given several times",
+        help=f"a call, 'bpf_fentry_test2(2, 3)'; {ARGUMENTS}; may be given several times",
     )
-    parser.add_argument("--flavour", metavar="F", default="7.2", help=flavour_help("7.2"))
-    parser.add_argument("--design", metavar="D", default="per-function", help="any design (default: per-function)")
-    parser.add_argument("--config", metavar="C", default="voluntary", help="voluntary (default), lazy or none")
-    parser.add_argument(
-        "--kernel-btf", type=Path, metavar="BTF", help="a BTF, raw or packed: the kernel then has all functions in it"
-    )
-    parser.add_argument("--program", action="append", metavar="NAME", help="this program only; may be given again")
+    add_flavour(parser, "7.2")
+    add_design(parser)
+    add_config(parser)
+    add_of_object(parser)
     parser.add_argument(
         "--set", action="append", default=[], type=_setting, metavar="NAME=N", help="a global variable's first value"
     )
     parser.add_argument(
         "--target",
         action="append",
+        dest="targets",
         default=[],
         type=_named,
         metavar="PROGRAM=F",
         help="another function than its section's",
     )
     parser.add_argument(
-        "--cookie", action="append", default=[], type=_setting, metavar="PROGRAM=N", help="cookie of a program's link"
+        "--cookie", action="append", default=[], dest="cookies", type=_setting, metavar="PROGRAM=N",
+        help="cookie of a program's link",
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     add_outputs(parser, required=False)
@@ -59,25 +66,18 @@ def run(arguments: argparse.Namespace) -> int:
     from trampoline.tools.run import run_object
 
     outputs = writers(arguments.output, arguments.format)
-    outcome = run_object(
-        arguments.file,
-        arguments.call,
-        flavour=arguments.flavour,
-        config=arguments.config,
-        design=arguments.design,
-        kernel_btf=arguments.kernel_btf,
-        names=arguments.program,
+    workload = workload_of(
+        arguments,
+        target=arguments.file,
+        calls=arguments.calls or (),
         data=dict(arguments.set),
-        targets=dict(arguments.target),
-        cookies=dict(arguments.cookie),
-        recorded=bool(outputs),
+        targets=dict(arguments.targets),
     )
+    outcome = run_object(workload, recorded=bool(outputs))
     if outcome.recording is not None:
         write_recording(outputs, outcome.recording, f"tramp run {arguments.file.name}")
     if arguments.json:
-        import json
-
-        print(json.dumps(outcome.to_json(), indent=2))
+        print_json(outcome.to_json())
     else:
         print_outcome(outcome)
     return 0
@@ -107,13 +107,13 @@ def print_outcome(outcome: "RunOutcome") -> None:
 def print_call(call: "Called") -> None:
     """What came back, and the instructions by phase."""
     value = "" if call.value is None else f" = {call.value}"
-    unbalanced = f", {call.unbalanced_returns} unbalanced returns" if call.unbalanced_returns else ""
+    unbalanced = f", {call.counts.unbalanced_returns} unbalanced returns" if call.counts.unbalanced_returns else ""
     print(
-        f"\n{call.text}{value}\n  {call.instructions} instructions, {call.before} without programs"
-        f" ({call.instructions - call.before:+d}){unbalanced}"
+        f"\n{call.text}{value}\n  {call.counts.instructions} instructions, {call.before} without programs"
+        f" ({call.counts.instructions - call.before:+d}){unbalanced}"
     )
-    for phase in sorted(call.by_phase, key=_PHASES.index):
-        print(f"  {phase:8} {call.by_phase[phase]:6}")
+    for phase in sorted(call.counts.by_phase, key=_PHASES.index):
+        print(f"  {phase:8} {call.counts.by_phase[phase]:6}")
 
 
 _PHASES = ("other", "entry", "save", "lookup", "enter", "program", "exit", "origin", "restore", "leave")
@@ -133,7 +133,4 @@ def _named(text: str) -> tuple[str, str]:
 
 def _setting(text: str) -> tuple[str, int]:
     name, value = _named(text)
-    try:
-        return name, int(value, 0)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{value!r} is no number") from None
+    return name, number(value)

@@ -3,7 +3,15 @@
 import argparse
 from typing import Any
 
-from trampoline.tools.commands._flavour import flavour_help
+from trampoline.tools.commands._options import (
+    add_config,
+    add_design,
+    add_flavour,
+    add_programs,
+    number,
+    print_json,
+    workload_of,
+)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -17,23 +25,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "target", metavar="TARGET", help="a function (bpf_fentry_test1) or a C prototype ('int f(int a)')"
     )
-    for flag, attach in (
-        ("--fentry", "fentry"),
-        ("--fexit", "fexit"),
-        ("--fmod-ret", "fmod_ret"),
-        ("--fsession", "fsession"),
-        ("--lsm", "lsm"),
-    ):
-        parser.add_argument(
-            flag, dest="programs", action="append_const", const=attach, help=f"attach an {attach} program"
-        )
-    parser.add_argument("--flavour", metavar="F", default="6.12", help=flavour_help("6.12"))
-    parser.add_argument("--design", metavar="D", default="per-function", help="any design (default: per-function)")
-    parser.add_argument("--config", metavar="C", default="voluntary", help="voluntary (default), lazy or none")
-    parser.add_argument("--sleepable", action="store_true", help="the programs are sleepable")
-    parser.add_argument("--func-ip", action="store_true", help="the programs ask for bpf_get_func_ip")
-    parser.add_argument("--session-cookie", action="store_true", help="fsession programs use their cookie")
-    parser.add_argument("--cookie", type=lambda text: int(text, 0), default=0, metavar="N", help="cookie of every link")
+    add_programs(parser)
+    add_flavour(parser)
+    add_design(parser)
+    add_config(parser)
+    parser.add_argument("--cookie", type=number, default=0, metavar="N", help="cookie of every link")
     parser.add_argument("--return-thunk", action="store_true", help="returns go through a thunk")
     parser.add_argument("--call-depth", action="store_true", help="calls are accounted (retbleed=stuff)")
     parser.add_argument("--json", action="store_true", help="print bytes, lines and symbols as JSON")
@@ -46,23 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     from trampoline.tools.show.trampoline import show
 
-    shown = show(
-        arguments.target,
-        arguments.programs or ["fentry"],
-        flavour=arguments.flavour,
-        sleepable=arguments.sleepable,
-        func_ip=arguments.func_ip,
-        session_cookie=arguments.session_cookie,
-        cookie=arguments.cookie,
-        return_thunk=arguments.return_thunk,
-        call_depth=arguments.call_depth,
-        design=arguments.design,
-        config=arguments.config,
-    )
+    workload = workload_of(arguments, cookies={"": arguments.cookie})
+    shown = show(workload, return_thunk=arguments.return_thunk, call_depth=arguments.call_depth)
     if arguments.json:
-        import json
-
-        print(json.dumps(shown.to_json(), indent=2))
+        print_json(shown.to_json())
         return 0
     color = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
     print(shown.text(color=color))

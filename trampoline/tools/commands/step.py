@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
+from trampoline.tools.commands._options import add_workload, workload_of
 from trampoline.tools.commands._stepping import add_stepping, stepping
-from trampoline.tools.commands._target import add_target, target_options
 
 
 def add_parser(subparsers: Any) -> None:
@@ -16,7 +16,7 @@ def add_parser(subparsers: Any) -> None:
         " screen (? shows its keys), or line by line with --plain, which is taken wherever standard input, output or"
         " error is no terminal, or TERM is dumb. Exit status 1 where the guest faulted, with --plain.",
     )
-    add_target(parser)
+    add_workload(parser)
     add_stepping(parser)
 
 
@@ -24,4 +24,4 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the screen, or print."""
     from trampoline.tools.debugger.terminal.run import step_target
 
-    return step_target(target_options(arguments), stepping(arguments))
+    return step_target(workload_of(arguments), stepping(arguments))

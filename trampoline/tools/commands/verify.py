@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trampoline.tools.commands._flavour import flavour_help
+from trampoline.tools.commands._options import add_flavour, print_json
 
 TEXT_SUFFIXES = (".bpf", ".txt")
 
@@ -19,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="clang's object, or text (.bpf, .txt)")
     parser.add_argument("--kernel-btf", type=Path, metavar="BTF", help="the kernel's BTF, raw or packed")
-    parser.add_argument("--flavour", metavar="F", default="6.12", help=flavour_help("6.12"))
+    add_flavour(parser)
     parser.add_argument("--program", metavar="NAME", help="of an object: this program only")
     parser.add_argument(
         "--section",
@@ -45,9 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     attach = release(arguments.flavour).trampoline if arguments.attach else None
     verdicts = [verify(program, kernel, attach=attach, verbose=arguments.verbose) for program in programs]
     if arguments.json:
-        import json
-
-        print(json.dumps([verdict.to_json() for verdict in verdicts], indent=2))
+        print_json([verdict.to_json() for verdict in verdicts])
     else:
         for verdict in verdicts:
             print(verdict)

@@ -10,7 +10,7 @@ from emu.debug.frames import Activation
 from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.bpf.install.listing import Listing
 from trampoline.designs.tracing_multi_v1_caller import SIX_ARGUMENTS
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.phases import PHASES
 
 ALL_REGISTERS = 6
@@ -24,7 +24,6 @@ class AtProgram(Breakpoint):
     name: str | None = None
 
     def addresses(self, debugger: KernelDebugger) -> Iterable[int]:
-        """See Breakpoint."""
         assert isinstance(debugger, BpfDebugger)
         loaded = debugger.lab.programs.loaded.values()
         return [prog.bpf_func for prog in loaded if self.name is None or prog.name == self.name]

@@ -10,12 +10,12 @@ from emu.gdb.errors import GdbError
 from emu.gdb.monitor import MonitorCommand
 from emu.gdb.server import Server
 from emu.gdb.symbol_file import SymbolFile
-from trampoline.lab.workload import Ready, TargetOptions, open_target
+from trampoline.lab.workload import ReadyWorkload, Workload, open_workload
 from trampoline.tools.debugger import BpfDebugger
 
 
 def serve(
-    options: TargetOptions,
+    options: Workload,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -26,10 +26,10 @@ def serve(
     """Serve a target to one gdb after another; ``once``: to one. ``tell`` gets lines for the user, the last of which is
     the command that starts gdb.
 
-    What ``open_target`` raises; GdbError for an address or a port that can't be had; OSError where the symbol file
+    What ``open_workload`` raises; GdbError for an address or a port that can't be had; OSError where the symbol file
     can't be written.
     """
-    with open_target(options) as ready, closing(BpfDebugger(ready.lab)) as debugger:
+    with open_workload(options) as ready, closing(BpfDebugger(ready.lab)) as debugger:
         ready.begin(debugger)
         debugger.select(debugger.threads[0])
         file = SymbolFile(ready.lab.kernel, symbols)
@@ -44,7 +44,7 @@ def serve(
             file.close()
 
 
-def introduction(ready: Ready, server: Server, path: Path) -> list[str]:
+def introduction(ready: ReadyWorkload, server: Server, path: Path) -> list[str]:
     """What is served, and how to connect."""
     place = f"[{server.host}]:{server.port}" if ":" in server.host else f"{server.host}:{server.port}"
     threads = [f"thread {number}: {call.text} on cpu {call.cpu}" for number, call in enumerate(ready.calls, 1)]

@@ -100,10 +100,7 @@ def explore(
     count, begun = tally.count, time.monotonic()
     ends = None if seconds is None else begun + seconds
     for outcome in outcomes(session, scheduler, schedules, lambda: ends is not None and time.monotonic() >= ends):
-        count.schedules += 1
-        count.pruned += outcome.pruned
-        count.cut += outcome.cut
-        count.steps += outcome.steps
+        count.ran(outcome)
         tally.seconds = time.monotonic() - begun
         if count.schedules % CHUNK == 0:
             progress(tally)

@@ -66,6 +66,13 @@ class Count:
     steps: int = 0
     coverage: Coverage = field(default_factory=Coverage)
 
+    def ran(self, outcome: ScheduleOutcome) -> None:
+        """Add a schedule that was run."""
+        self.schedules += 1
+        self.pruned += outcome.pruned
+        self.cut += outcome.cut
+        self.steps += outcome.steps
+
     def add(self, other: "Count") -> None:
         """Add another one's."""
         self.schedules += other.schedules
@@ -119,10 +126,7 @@ def _run(session: ScheduleSession, work: Work, chunk: Chunk, stops: Callable[[],
     session.covering = bool(every)
     try:
         for outcome in outcomes(session, scheduler, chunk.schedules, stops):
-            count.schedules += 1
-            count.pruned += outcome.pruned
-            count.cut += outcome.cut
-            count.steps += outcome.steps
+            count.ran(outcome)
             session.covering = bool(every) and count.schedules % every == 0
             if outcome.violation is not None:
                 result.broken = outcome.text

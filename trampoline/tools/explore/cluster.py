@@ -43,7 +43,6 @@ class Cluster:
 
     @property
     def under_way(self) -> int:
-        """See Workers."""
         return len(self._futures)
 
     def begin(self, work: Work, seconds: float | None) -> None:
@@ -52,7 +51,6 @@ class Cluster:
         self._name, self._work = f"tramplab-{uuid.uuid4().hex}", work
 
     def submit(self, chunk: Chunk) -> None:
-        """See Workers."""
         # Its own key: the scheduler knows the chunk by it, however often it is run.
         future = self._client.submit(
             run_chunk_elsewhere, self._work, chunk, key=f"{self._name}-{chunk.number}", pure=False, retries=_DEATHS
@@ -93,6 +91,5 @@ class Cluster:
             self._client.cancel(futures, force=True)
 
     def close(self) -> None:
-        """See Workers."""
         self.stop()
         self._client.close()

@@ -11,8 +11,9 @@ from emu.kernel.text.text_poke import CALL, JMP
 from emu.machine.address_map import ADDRESS_MASK
 from emu.schedule.actor import Actor
 from emu.schedule.simulation import World
-from emu.schedule.task_actor import GuestActor, GuestCall
+from emu.schedule.task_actor import GuestActor
 from emu.schedule.violation import Violation
+from emu.threads.thread import GuestCall
 from trampoline.bpf.uapi import AttachType
 from trampoline.tools.explore.scenario import Deed, Operation, Plan
 from trampoline.tools.explore.testbed import ARGUMENT, Stage
@@ -32,7 +33,6 @@ class CallsSeeWhatTheyMay:
         """See Invariant."""
 
     def after_step(self, world: World, actor: Actor) -> None:
-        """See Invariant."""
         if not isinstance(actor, GuestActor):
             return
         done = self._checked.get(actor.letter, 0)
@@ -122,11 +122,9 @@ class EnterAndExitBalance:
         self._ended: dict[str, int] = {}
 
     def begin(self, world: World) -> None:
-        """See Invariant."""
         self._ended.clear()
 
     def after_step(self, world: World, actor: Actor) -> None:
-        """See Invariant."""
         # Programs may be gone when all is at rest, and their counts with them.
         if isinstance(actor, GuestActor) and (ended := actor.ended) != self._ended.get(actor.letter, 0):
             self._ended[actor.letter] = ended
@@ -138,7 +136,6 @@ class EnterAndExitBalance:
                         raise Violation("unbalanced", f"{prog.name} ended more often than it began: {active}")
 
     def at_rest(self, world: World) -> None:
-        """See Invariant."""
         kernel = world.kernel
         machine = kernel.machine
         for cpu, area in enumerate(kernel.percpu_areas):
@@ -243,7 +240,6 @@ class EndsAsSomeOrder:
         """See Invariant."""
 
     def at_rest(self, world: World) -> None:
-        """See Invariant."""
         found = at_rest(self._stage, self._operations)
         orders = self._orders()
         if any(found.memory == order.memory and found.sites == order.sites for order in orders):
@@ -260,14 +256,12 @@ class NothingIsLeft:
         self._at_start: tuple[AtRest, list[int], tuple[str, ...]] | None = None
 
     def begin(self, world: World) -> None:
-        """See Invariant."""
         self._at_start = self._state()
 
     def after_step(self, world: World, actor: Actor) -> None:
         """See Invariant."""
 
     def at_rest(self, world: World) -> None:
-        """See Invariant."""
         before, after = self._at_start, self._state()
         assert before is not None
         if before != after:

@@ -44,14 +44,12 @@ class LifeWatch:
         self._operations = list(operations.items())
 
     def begin(self, world: World) -> None:
-        """See Invariant."""
         self._happened.clear()
         self._stands.clear()
         self._waited = (-1, -1)
         self._doing = dict.fromkeys((actor for actor in world.actors if isinstance(actor, GuestActor)), "not called")
 
     def after_step(self, world: World, actor: Actor) -> None:
-        """See Invariant."""
         rcu, changed = self._rcu, bool(self._happened)
         if self._waited != (rcu.begun, rcu.pending):
             self._waited, changed = (rcu.begun, rcu.pending), True

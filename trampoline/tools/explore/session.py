@@ -19,8 +19,9 @@ from emu.schedule.operation_actor import ControlActor, GraceActor
 from emu.schedule.run import Choice, ScheduleOutcome, Scheduler, Taken, run_schedule
 from emu.schedule.schedulers.replay import Replay
 from emu.schedule.simulation import Invariant
-from emu.schedule.task_actor import GuestActor, GuestCall
+from emu.schedule.task_actor import GuestActor
 from emu.schedule.violation import Violation
+from emu.threads.thread import GuestCall
 from trampoline.bpf.errors import TrampolineError
 from trampoline.designs import DesignChoice
 from trampoline.tools.explore.design_name import NamedDesign
@@ -213,23 +214,14 @@ class ScheduleSession:
         address = self.address
         return ScheduleSession(address.scenario, self._design, address.flavour, address.config, dropped=dropped)
 
-    @property
-    def tasks(self) -> list[tuple[str, Task, list[GuestCall], tuple[int, ...]]]:
-        """Letter, task, calls and CPUs of each task that takes part."""
-        return self._tasks
-
-    @property
-    def operations(self) -> list[tuple[str, str]]:
-        """Letter and name of each operation that takes part."""
-        return self._operations
-
     def operation(self, name: str) -> None:
         """Do all of an operation, made anew."""
         self._do(self.plan.operations()[name])
 
     # Actors ---------------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> Mapping[str, Operation]:
+    def actors(self, do: Callable[[str], object]) -> list[Actor]:
+        """Actors for one schedule. ``do``: does all of an operation, by its name."""
         world = self.world
         actors: list[Actor] = []
         for letter, task, calls, cpus in self._tasks:
@@ -241,11 +233,14 @@ class ScheduleSession:
                     migratable=self._may_migrate if len(cpus) > 1 else None,
                 )
             )  # fmt: skip
+        for letter, name in self._operations:
+            actors.append(ControlActor(world, len(actors), letter, name, partial(do, name)))
+        actors.append(GraceActor(world, len(actors)))
+        return actors
+
+    def _begin(self) -> Mapping[str, Operation]:
         made = self.plan.operations()
         operations = {name: made[name] for _, name in self._operations}
-        for letter, name in self._operations:
-            actors.append(ControlActor(world, len(actors), letter, name, partial(self._do, operations[name])))
-        actors.append(GraceActor(world, len(actors)))
         invariants: list[Invariant] = [
             CallsSeeWhatTheyMay(self.stage, self.plan, operations),
             EnterAndExitBalance(self.stage),
@@ -257,7 +252,7 @@ class ScheduleSession:
             # First, so that it sees the step that breaks another.
             self._life.schedule(operations)
             invariants[:0] = (self._watch, self._life)
-        world.begin(actors, invariants)
+        self.world.begin(self.actors(lambda name: self._do(operations[name])), invariants)
         return operations
 
     def _do(self, deeds: Operation) -> None:
@@ -338,6 +333,5 @@ class _InOrder(Replay):
         self._operations_first = operations_first
 
     def choose(self, actions: Sequence[ScheduleAction], last: Taken | None, step: int) -> Choice | None:
-        """See Scheduler."""
         return Choice(actions[-1] if self._operations_first else actions[0])
 

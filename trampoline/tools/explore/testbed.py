@@ -12,7 +12,7 @@ from emu.schedule.simulation import World
 from trampoline.bpf.errors import KernelError
 from trampoline.bpf.prog import BpfProg, Uses
 from trampoline.designs import DesignChoice
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.lab.links.tracing_multi import TracingMultiLink
 
 PROGRAMS = 6

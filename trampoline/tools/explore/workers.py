@@ -58,29 +58,23 @@ class ThisProcess:
 
     @property
     def under_way(self) -> int:
-        """See Workers."""
         return len(self._waiting)
 
     def begin(self, work: Work, seconds: float | None) -> None:
-        """See Workers."""
         self._work, self._waiting = work, []
         self._ends = float("inf") if seconds is None else time.monotonic() + seconds
 
     def submit(self, chunk: Chunk) -> None:
-        """See Workers."""
         self._waiting.append(chunk)
 
     def finished(self, timeout: float | None) -> list[ChunkResult]:
-        """See Workers."""
         assert self._work is not None
         return [run_chunk(self._work, self._waiting.pop(0), lambda: time.monotonic() >= self._ends)]
 
     def stop(self) -> None:
-        """See Workers."""
         self._waiting.clear()
 
     def close(self) -> None:
-        """See Workers."""
         close_session()
 
 
@@ -110,7 +104,6 @@ class Processes:
 
     @property
     def under_way(self) -> int:
-        """See Workers."""
         return len(self._futures)
 
     def begin(self, work: Work, seconds: float | None) -> None:
@@ -136,7 +129,6 @@ class Processes:
         self._has_started = True
 
     def submit(self, chunk: Chunk) -> None:
-        """See Workers."""
         assert self._work is not None
         with _no_interrupts():
             self._futures.add(self._pool.submit(_run_here, self._work, chunk, self._ends))
@@ -150,14 +142,12 @@ class Processes:
             raise TrampolineError("a worker process has died") from None
 
     def stop(self) -> None:
-        """See Workers."""
         self._stopping.set()
         for future in list(self._futures):
             if future.cancel():
                 self._futures.discard(future)
 
     def close(self) -> None:
-        """See Workers."""
         self.stop()
         self._pool.shutdown(cancel_futures=True)
 

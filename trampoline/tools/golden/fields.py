@@ -5,8 +5,9 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from trampoline.bpf.errors import GoldenError
 from trampoline.releases import release, release_names
@@ -100,6 +101,23 @@ class Fields:
         """An object."""
         return Fields(self.get(name, dict), f"{self.where}: {name}")
 
+    def symbols(self, name: str) -> dict[str, int]:
+        """Addresses by name, of an object that has names by address; of several of one name the first."""
+        found: dict[str, int] = {}
+        for address, symbol in self.get(name, dict).items():
+            found.setdefault(str(symbol), self._hex(name, address))
+        return found
+
+    def make(self, kind: type[_T], **given: Any) -> _T:
+        """A dataclass from this object: each of its fields that is not given is read by its name, as its type says:
+        ``str``, ``int``, ``bool``, ``bytes`` (in hexadecimal), or one of the types below.
+        """
+        for one in fields(kind):  # type: ignore[arg-type]
+            if one.name not in given:
+                read = _READERS.get(one.type) or get_args(one.type)[1]
+                given[one.name] = read(self, one.name)
+        return kind(**given)
+
     def _hex(self, name: str, value: Any) -> int:
         try:
             return int(value, 16)
@@ -107,10 +125,44 @@ class Fields:
             raise GoldenError(f"{self.where}: {name!r} is not a hexadecimal number: {value!r}") from None
 
 
-def recorded_release(f: Fields) -> KernelRelease:
-    """The release of the kernel that a record names, as ``6.12.107+deb13-amd64``. Raises GoldenError."""
+_READERS: dict[Any, Callable[[Fields, str], Any]] = {
+    str: Fields.text,
+    int: Fields.number,
+    bool: lambda f, name: f.get(name, bool),
+    bytes: Fields.code,
+}
+Address = Annotated[int, Fields.address]
+MaybeAddress = Annotated[int | None, Fields.maybe_address]
+Numbers = Annotated[tuple[int, ...], Fields.hexes]
+"""A list of hexadecimal numbers."""
+Texts = Annotated[tuple[str, ...], lambda f, name: tuple(f.get(name, list))]
+Number0 = Annotated[int, lambda f, name: f.maybe(name, int) or 0]
+"""A number, 0 where the field is missing or null."""
+Text0 = Annotated[str, lambda f, name: f.maybe(name, str) or ""]
+"""A string, empty where the field is missing or null."""
+Flag0 = Annotated[bool, lambda f, name: bool(f.maybe(name, int))]
+"""Whether a number is there that is not 0."""
+
+
+def case_fields(record: dict[str, Any], where: str) -> tuple[Fields, KernelRelease]:
+    """A case's fields, with its id in complaints, and its kernel's release. GoldenError for one that there is not."""
+    f = Fields(record, f"{where} ({Fields(record, where).text('id')})")
     found = re.match(r"(\d+\.\d+)\.", f.text("kernel") + ".")
     if found is None or found[1] not in release_names():
         known = ", ".join(release_names())
         raise GoldenError(f"{f.where}: no release for kernel {f.text('kernel')!r}; there are {known}")
-    return release(found[1])
+    return f, release(found[1])
+
+
+
+def add_up(counts: Any, more: Any) -> None:
+    """Add counts to others of their kind, a dataclass: its numbers, lists, dataclasses and dictionaries of them."""
+    for one in fields(counts):
+        mine, other = getattr(counts, one.name), getattr(more, one.name)
+        if is_dataclass(mine):
+            add_up(mine, other)
+        elif isinstance(mine, dict):
+            for key, value in other.items():
+                add_up(mine.setdefault(key, type(value)()), value)
+        else:
+            setattr(counts, one.name, mine + other)

@@ -12,7 +12,7 @@ from trampoline.bpf.jit.jit_image import JitImage
 from trampoline.bpf.jit.jit_input import JitArena, JitFunc, Poke
 from trampoline.tools.golden.jit_boot import RecordedBoot, recorded_boot
 from trampoline.tools.golden.jit_case import JitCase, RecordedFunc, read_jit_cases
-from trampoline.tools.golden.trampoline_images import Difference
+from trampoline.tools.golden.trampoline_images import Difference, first_difference
 
 
 @dataclass(slots=True)
@@ -38,16 +38,6 @@ class JitTotals:
         for one in (self, counts):
             one.total += 1
             one.identical += agrees
-
-    def add(self, other: "JitTotals") -> None:
-        """Take in other totals."""
-        self.total += other.total
-        self.identical += other.identical
-        self.skipped += other.skipped
-        for category, counts in other.by_category.items():
-            mine = self.by_category.setdefault(category, JitCounts())
-            mine.total += counts.total
-            mine.identical += counts.identical
 
 
 def compare_jit_file(path: Path) -> tuple[JitTotals, list[Difference]]:
@@ -89,12 +79,6 @@ def _compare_image(case: JitCase, func: RecordedFunc, made: JitImage, what: str)
         if (place.bypass, place.target) != (poke.bypass, poke.target):
             recorded = f"{poke.bypass:#x}, {poke.target:#x}"
             yield Difference(case.id, f"tail call of {what}", -1, recorded, f"{place.bypass:#x}, {place.target:#x}")
-
-
-def first_difference(ours: bytes, recorded: bytes) -> int:
-    """The first byte that differs, or the shorter one's length."""
-    pairs = enumerate(zip(ours, recorded, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(recorded)))
 
 
 def jit_func(case: JitCase, func: RecordedFunc, boot: RecordedBoot) -> JitFunc:

@@ -9,7 +9,7 @@ from typing import Any
 from trampoline.bpf.errors import BytecodeError, GoldenError
 from trampoline.bpf.jit.jit_image import ExtableEntry
 from trampoline.bpf.jit.rules import JitRules
-from trampoline.tools.golden.fields import Fields, read_each, recorded_release
+from trampoline.tools.golden.fields import Address, Fields, Flag0, Text0, case_fields, read_each
 
 _U32 = (1 << 32) - 1
 
@@ -20,8 +20,8 @@ class RecordedReloc:
 
     kind: str
     insn: str
-    target: int
-    name: str
+    target: Address
+    name: Text0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class RecordedFunc:
     insnsi: bytes
     jited: bytes
     stack_depth: int
-    tail_call_reachable: bool
-    exception_cb: bool
-    exception_boundary: bool
+    tail_call_reachable: Flag0
+    exception_cb: Flag0
+    exception_boundary: Flag0
     private_stack: int
     uses_arena: bool
     extable: tuple[ExtableEntry, ...]
@@ -85,22 +85,17 @@ def read_jit_cases(path: Path) -> Iterator[JitCase]:
 
 
 def _case(record: dict[str, Any], where: str) -> JitCase:
-    f = Fields(record, where)
-    f = Fields(record, f"{where} ({f.text('id')})")
+    f, release = case_fields(record, where)
     loaded = "funcs" in record
-    return JitCase(
-        id=f.text("id"),
+    return f.make(
+        JitCase,
         name=f.text("case"),
-        category=f.text("category"),
-        run=f.text("run"),
-        cmdline=f.text("cmdline"),
         cpu=f.text("qemu_cpu"),
-        rules=recorded_release(f).jit,
-        insns=f.code("insns"),
+        rules=release.jit,
         maps={m.number("index"): m.text("name") for m in f.objects("maps")},
         put=_put(f),
         funcs=tuple(map(_func, f.objects("funcs"))) if loaded else (),
-        symbols=_symbols(f) if loaded else {},
+        symbols=f.symbols("symbols") if loaded else {},
         aux=f.address("main_aux") if loaded else 0,
         insn_array=tuple(f.maybe("insn_array", list) or ()),
         boot=f.sub("boot") if "boot" in record else None,
@@ -117,29 +112,14 @@ def _put(f: Fields) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def _symbols(f: Fields) -> dict[str, int]:
-    symbols: dict[str, int] = {}
-    for address, name in f.get("symbols", dict).items():
-        try:
-            symbols.setdefault(str(name), int(address, 16))
-        except ValueError:
-            raise GoldenError(f"{f.where}: symbol address {address!r}") from None
-    return symbols
-
-
 def _func(f: Fields) -> RecordedFunc:
     private = f.maybe_address("priv_stack_ptr") if f.maybe("jits_use_priv_stack", int) else None
     entries = f.objects("extable") if f.maybe("extable", list) else []
     pokes = f.objects("poke") if f.maybe("poke", list) else []
-    return RecordedFunc(
+    return f.make(
+        RecordedFunc,
         index=f.number("func_idx"),
         address=f.address("addr"),
-        insnsi=f.code("insnsi"),
-        jited=f.code("jited"),
-        stack_depth=f.number("stack_depth"),
-        tail_call_reachable=bool(f.number("tail_call_reachable")),
-        exception_cb=bool(f.maybe("exception_cb", int)),
-        exception_boundary=bool(f.maybe("exception_boundary", int)),
         private_stack=private or 0,
         uses_arena=bool(f.maybe_address("arena")),
         extable=tuple(
@@ -154,10 +134,7 @@ def _func(f: Fields) -> RecordedFunc:
             )
             for p in pokes
         ),
-        relocs=tuple(
-            RecordedReloc(r.text("kind"), r.text("insn"), r.address("target"), r.maybe("name", str) or "")
-            for r in f.objects("relocs")
-        ),
+        relocs=tuple(reloc.make(RecordedReloc) for reloc in f.objects("relocs")),
     )
 
 

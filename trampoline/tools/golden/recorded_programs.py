@@ -23,9 +23,8 @@ from trampoline.bpf.verifier.state.result import Verified
 from trampoline.bpf.verifier.target.check_attach_target import AttachTarget, check_attach_btf_id
 from trampoline.bpf.verifier.walk.bpf_check import bpf_check
 from trampoline.releases.kernel_release import KernelRelease
-from trampoline.tools.golden.jit import first_difference
 from trampoline.tools.golden.trampoline_case import Case, RecordedProgram
-from trampoline.tools.golden.trampoline_images import Difference
+from trampoline.tools.golden.trampoline_images import Difference, first_difference
 
 _SLOTS = MapSpec("slots", MapType.ARRAY, 4, 1 << 16, 1)
 """The array that the recorded programs write to; its size is not recorded."""

@@ -14,7 +14,7 @@ from emu.machine.execution_hook import watch_execution
 from trampoline.bpf.prog import BpfProg, Uses
 from trampoline.bpf.uapi import ATTACH_WORDS
 from trampoline.image.generator import ProgCall
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.lab.links.tracing import TracingLink
 from trampoline.tools.golden.ftrace_users import REGS_CALLER, FtraceUsers, moments, stub_addresses
 from trampoline.tools.golden.function_bodies import Invocation, body_of, invocations, recorded_args, recorded_return

@@ -10,7 +10,7 @@ from asm import AsmError
 from emu.errors import EmuError
 from trampoline.bpf.errors import GoldenError, TrampolineError
 from trampoline.releases.kernel_release import KernelRelease
-from trampoline.tools.golden.fields import Fields, records
+from trampoline.tools.golden.fields import Fields, add_up, records
 from trampoline.tools.golden.jit import JitTotals, compare_jit_file
 from trampoline.tools.golden.recorded_programs import ProgramKernel, compare_program, compiled_programs
 from trampoline.tools.golden.replay import ReplayKernel, ReplayOutcome
@@ -34,12 +34,6 @@ class GoldenTotals:
         self.total += 1
         self.identical += agrees
 
-    def add(self, other: "GoldenTotals") -> None:
-        """Take in the totals of another report."""
-        self.total += other.total
-        self.identical += other.identical
-        self.skipped += other.skipped
-
 
 @dataclass(slots=True)
 class GoldenReport:
@@ -53,15 +47,6 @@ class GoldenReport:
     jit: JitTotals = field(default_factory=JitTotals)
     verdicts: VerdictTotals = field(default_factory=VerdictTotals)
     mismatches: list[Difference] = field(default_factory=list)
-
-    def add(self, other: "GoldenReport") -> None:
-        """Take in another report."""
-        self.images.add(other.images)
-        self.sites.add(other.sites)
-        self.replay.add(other.replay)
-        self.jit.add(other.jit)
-        self.verdicts.add(other.verdicts)
-        self.mismatches += other.mismatches
 
     @property
     def agrees(self) -> bool:
@@ -181,12 +166,12 @@ def compare_files(paths: Iterable[Path], btf_folder: Path | None = None, categor
         kind = file_kind(path)
         if kind == "verdicts":
             totals, differences = compare_verdicts(path, btf_folder, category)
-            report.add(GoldenReport(verdicts=totals, mismatches=differences))
+            add_up(report, GoldenReport(verdicts=totals, mismatches=differences))
         elif kind == "jit":
             jit, differences = compare_jit_file(path)
-            report.add(GoldenReport(jit=jit, mismatches=differences))
+            add_up(report, GoldenReport(jit=jit, mismatches=differences))
         else:
-            report.add(_compare_trampolines(path, btf_folder))
+            add_up(report, _compare_trampolines(path, btf_folder))
     return report
 
 
@@ -203,7 +188,7 @@ def _compare_trampolines(path: Path, btf_folder: Path | None) -> GoldenReport:
     report, comparison = GoldenReport(), GoldenComparison(programs)
     try:
         for case in read_cases(path):
-            report.add(comparison.check(case))
+            add_up(report, comparison.check(case))
     finally:
         comparison.close()
     return report

@@ -7,14 +7,23 @@ wrong kind is a GoldenError that names the file, the line and the field.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.btf.func_model import FuncArg, FuncModel
 from trampoline.bpf.errors import GoldenError
 from trampoline.bpf.uapi import ATTACH_WORDS
 from trampoline.releases.kernel_release import KernelRelease
-from trampoline.tools.golden.fields import Fields, read_each, recorded_release
+from trampoline.tools.golden.fields import (
+    Address,
+    Fields,
+    MaybeAddress,
+    Number0,
+    Numbers,
+    Texts,
+    case_fields,
+    read_each,
+)
 
 ATTACH_TYPES = frozenset({*ATTACH_WORDS, "kprobe_multi", "kprobe_session"})
 DEFAULT_THUNK = "__x86_return_thunk"
@@ -26,12 +35,12 @@ class ObservedRun:
     """What a program wrote into its map slot; ``count``: how many calls did."""
 
     count: int
-    args: tuple[int, ...]
-    ret: int
-    func_ip: int
-    cookie: int
-    arg0_by_helper: int
-    ret_by_helper: int
+    args: Numbers
+    ret: Address
+    func_ip: Address
+    cookie: Address
+    arg0_by_helper: Address
+    ret_by_helper: Address
     arg_cnt_by_helper: int
     session_cookie: int
     session_is_return: int
@@ -47,7 +56,7 @@ class RecordedProgram:
     uses_func_ip: bool
     uses_cookie: bool
     uses_session_cookie: bool
-    cookie: int
+    cookie: Number0
     retval: int
     slot: int
     refused: int
@@ -56,15 +65,15 @@ class RecordedProgram:
     cookies: tuple[int, ...]
     prog_type: int
     attach_type: int
-    jited_addr: int | None
+    jited_addr: MaybeAddress
     jited: bytes
-    prog_ptr: int | None
-    map_value: int | None
+    prog_ptr: MaybeAddress
+    map_value: MaybeAddress
     observed: ObservedRun
     insns: bytes
     """eBPF as loaded, with map 0; empty where it was not recorded."""
-    prog_flags: int
-    attach_btf_id: int
+    prog_flags: Number0
+    attach_btf_id: Number0
 
     @property
     def is_fprobe(self) -> bool:
@@ -82,7 +91,7 @@ class SiteStep:
 
     after: str
     site: bytes
-    target: int
+    target: Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +99,7 @@ class RecordedTarget:
     """A traced function."""
 
     name: str
-    addr: int
+    addr: Address
     btf_id: int
     model: FuncModel
     sealed: bool
@@ -117,13 +126,13 @@ class RecordedImage:
     """A trampoline as read from kernel memory."""
 
     kind: str
-    addr: int
+    addr: Address
     sym: str
-    attached_to: tuple[str, ...]
+    attached_to: Texts
     code: bytes
-    prog_call_order: tuple[str, ...]
+    prog_call_order: Texts
     tramp_image: Mapping[str, Any] | None
-    size: int | None
+    size: Annotated[int | None, lambda f, name: f.maybe(name, int)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,25 +165,16 @@ def read_cases(path: Path) -> Iterator[Case]:
 
 
 def _case(record: dict[str, Any], where: str) -> Case:
-    f = Fields(record, where)
-    f = Fields(record, f"{where} ({f.text('id')})")
-    symbols: dict[str, int] = {}
-    for address, name in f.get("symbols", dict).items():
-        try:
-            symbols.setdefault(str(name), int(address, 16))
-        except ValueError:
-            raise GoldenError(f"{f.where}: symbol address {address!r}") from None
-    return Case(
-        id=f.text("id"),
+    f, release = case_fields(record, where)
+    return f.make(
+        Case,
         name=f.text("case"),
-        run=f.text("run"),
-        status=f.text("status"),
-        release=recorded_release(f),
+        release=release,
         boot=_boot(f.sub("boot")),
         targets=tuple(map(_target, f.objects("targets"))),
         programs=tuple(map(_program, f.objects("programs"))),
         images=tuple(map(_image, f.objects("trampolines"))),
-        symbols=symbols,
+        symbols=f.symbols("symbols"),
         triggers=tuple(f.get("triggers", list)),
     )
 
@@ -196,19 +196,12 @@ def _target(f: Fields) -> RecordedTarget:
         for a in f.objects("args")
     )
     ret = f.sub("ret")
-    steps = tuple(SiteStep(s.text("after"), s.code("site"), s.address("target")) for s in f.objects("steps"))
-    detached = f.code("site_detached")
-    return RecordedTarget(
-        name=f.text("name"),
-        addr=f.address("addr"),
-        btf_id=f.number("btf_id"),
+    return f.make(
+        RecordedTarget,
         model=FuncModel(f.text("name"), args, ret.number("size"), ret.get("signed", bool)),
         sealed=f.get("endbr_sealed", bool),
-        patch_offset=f.number("patch_offset"),
-        site_before=f.code("site_before"),
-        site_after=f.code("site_after"),
-        site_detached=detached or None,
-        steps=steps,
+        site_detached=f.code("site_detached") or None,
+        steps=tuple(step.make(SiteStep) for step in f.objects("steps")),
     )
 
 
@@ -216,52 +209,14 @@ def _program(f: Fields) -> RecordedProgram:
     if f.text("attach") not in ATTACH_TYPES:
         raise GoldenError(f"{f.where}: 'attach' is {f.text('attach')!r}; there are {', '.join(sorted(ATTACH_TYPES))}")
     multi = f.maybe("multi_btf_ids", list)
-    o = f.sub("observed")
-    return RecordedProgram(
-        name=f.text("name"),
-        attach=f.text("attach"),
-        sleepable=f.get("sleepable", bool),
-        uses_func_ip=f.get("uses_func_ip", bool),
-        uses_cookie=f.get("uses_cookie", bool),
-        uses_session_cookie=f.get("uses_session_cookie", bool),
-        cookie=f.get("cookie", (int, type(None))) or 0,
-        retval=f.number("retval"),
-        slot=f.number("slot"),
+    return f.make(
+        RecordedProgram,
         refused=abs(f.number("load_errno")) or abs(f.number("attach_errno")),
         btf_ids=tuple(multi) if multi is not None else (f.number("attach_btf_id"),),
         cookies=tuple(f.maybe("multi_cookies", list) or ()),
-        prog_type=f.number("prog_type"),
-        attach_type=f.number("attach_type"),
-        jited_addr=f.maybe_address("jited_addr"),
-        jited=f.code("jited"),
-        prog_ptr=f.maybe_address("prog_ptr"),
-        map_value=f.maybe_address("map_value"),
-        observed=ObservedRun(
-            count=o.number("count"),
-            args=o.hexes("args"),
-            ret=o.address("ret"),
-            func_ip=o.address("func_ip"),
-            cookie=o.address("cookie"),
-            arg0_by_helper=o.address("arg0_by_helper"),
-            ret_by_helper=o.address("ret_by_helper"),
-            arg_cnt_by_helper=o.number("arg_cnt_by_helper"),
-            session_cookie=o.number("session_cookie"),
-            session_is_return=o.number("session_is_return"),
-        ),
-        insns=f.code("insns"),
-        prog_flags=f.maybe("prog_flags", int) or 0,
-        attach_btf_id=f.maybe("attach_btf_id", int) or 0,
+        observed=f.sub("observed").make(ObservedRun),
     )
 
 
 def _image(f: Fields) -> RecordedImage:
-    return RecordedImage(
-        kind=f.text("kind"),
-        addr=f.address("addr"),
-        sym=f.text("sym"),
-        attached_to=tuple(f.get("attached_to", list)),
-        code=f.code("hex"),
-        prog_call_order=tuple(f.get("prog_call_order", list)),
-        tramp_image=f.get("tramp_image", (dict, type(None))),
-        size=f.maybe("size", int),
-    )
+    return f.make(RecordedImage, code=f.code("hex"), tramp_image=f.get("tramp_image", (dict, type(None))))

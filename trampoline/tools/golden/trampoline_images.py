@@ -27,6 +27,12 @@ class Difference:
     got: Any
 
 
+def first_difference(ours: bytes, recorded: bytes) -> int:
+    """The first byte that differs, or the shorter one's length."""
+    pairs = enumerate(zip(ours, recorded, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(recorded)))
+
+
 def attached_programs(case: Case, target: RecordedTarget, upto: int | None = None) -> list[RecordedProgram]:
     """The programs on a target in attach order, after its step number ``upto`` (the last if None)."""
     attached: list[RecordedProgram] = []
@@ -111,10 +117,7 @@ def compare_image(case: Case, image: RecordedImage) -> Iterator[Difference]:
     made = regenerate(case, image)
     code = made.image.code
     if code != image.code:
-        offset = next(
-            (i for i, (a, b) in enumerate(zip(code, image.code, strict=False)) if a != b),
-            min(len(code), len(image.code)),
-        )
+        offset = first_difference(code, image.code)
         yield Difference(case.id, f"image at {image.addr:#x}", offset, image.code.hex(), code.hex())
     links = links_of(
         prog_call(case, target_of(case, image), p) for p in attached_programs(case, target_of(case, image))

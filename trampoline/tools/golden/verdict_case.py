@@ -21,7 +21,7 @@ from trampoline.bpf.verifier.attach_requests import (
 )
 from trampoline.bpf.verifier.state.env import Capabilities
 from trampoline.releases.kernel_release import KernelRelease
-from trampoline.tools.golden.fields import Fields, read_each, recorded_release
+from trampoline.tools.golden.fields import Fields, Number0, Text0, case_fields, read_each
 
 VERDICTS = ("load_refused", "loaded", "attach_refused", "attached")
 CAPABILITIES = {
@@ -45,13 +45,13 @@ class VerdictCase:
     verdict: str
     errno: int
     """Of the refusal, 0 without one."""
-    message: str
-    log: str
+    message: Text0
+    log: Text0
     prog_type: int
     attach_type: int
     attach_btf_id: int
     flags: int
-    license: str
+    license: Text0
     capabilities: Capabilities | None
     """None where nobody knows what ``caps_dropped`` is."""
     caps_dropped: int
@@ -62,7 +62,7 @@ class VerdictCase:
     request: Request | None
     """None where nothing is attached, or nobody knows what ``attach_mode`` is."""
     attach_mode: str
-    log_level: int
+    log_level: Number0
     insn_cnt: int | None
     """The number of instructions that was claimed, where it is not that of ``insns``."""
     target_program: str
@@ -85,28 +85,19 @@ def read_verdicts(path: Path) -> Iterator[VerdictCase]:
 
 
 def _case(record: dict[str, Any], where: str) -> VerdictCase:
-    f = Fields(record, where)
-    f = Fields(record, f"{where} ({f.text('id')})")
+    f, release = case_fields(record, where)
     if f.text("verdict") not in VERDICTS:
         raise GoldenError(f"{f.where}: 'verdict' is {f.text('verdict')!r}; there are {', '.join(VERDICTS)}")
     dropped = int(f.get("caps_dropped", (int, bool)))
     mode = f.maybe("attach_mode", str)
     extra = f.sub("extra")
     insns, bad_slot = _instructions(f.code("insns"), f.where)
-    return VerdictCase(
-        id=f.text("id"),
+    return f.make(
+        VerdictCase,
         name=f.text("case"),
-        category=f.text("category"),
-        release=recorded_release(f),
-        verdict=f.text("verdict"),
+        release=release,
         errno=abs(f.maybe("load_errno", int) or 0) or abs(f.maybe("attach_errno", int) or 0),
-        message=f.maybe("message", str) or "",
-        log=f.maybe("log", str) or "",
-        prog_type=f.number("prog_type"),
-        attach_type=f.number("attach_type"),
-        attach_btf_id=f.number("attach_btf_id"),
         flags=f.number("prog_flags"),
-        license=f.maybe("license", str) or "",
         capabilities=CAPABILITIES.get(dropped),
         caps_dropped=dropped,
         insns=insns,
@@ -114,7 +105,6 @@ def _case(record: dict[str, Any], where: str) -> VerdictCase:
         maps=_maps(f.objects("maps"), insns, is_raw=bool(extra.maybe("rawmap", int))),
         request=None if mode is None else _request(mode),
         attach_mode=mode or "",
-        log_level=f.maybe("log_level", int) or 0,
         insn_cnt=extra.maybe("cnt", int),
         target_program=extra.maybe("tgt", str) or "",
         kept_as=extra.maybe("keep", str) or "",

@@ -1,7 +1,7 @@
 """Compare recorded verdicts with ours: every case is loaded, attached, and its outcome held against the kernel's."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from errno import EINVAL
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.load.bpf_link_create import Links
 from trampoline.bpf.verifier.load.bpf_prog_load import VerifiedLoad, bpf_prog_load
 from trampoline.releases.kernel_release import KernelRelease
+from trampoline.tools.golden.fields import add_up
 from trampoline.tools.golden.trampoline_images import Difference
 from trampoline.tools.golden.verdict_case import VerdictCase, read_verdicts
 from trampoline.tools.golden.verdict_program import program_of, target_program
@@ -34,13 +35,6 @@ class VerdictCounts:
     false_accepts: int = 0
     unsupported: int = 0
 
-    def add(self, other: "VerdictCounts") -> None:
-        """Take in other counts."""
-        self.total += other.total
-        self.agree += other.agree
-        self.false_accepts += other.false_accepts
-        self.unsupported += other.unsupported
-
 
 @dataclass(slots=True)
 class VerdictTotals(VerdictCounts):
@@ -57,15 +51,7 @@ class VerdictTotals(VerdictCounts):
             false_accepts=int(refused and answer.verdict in ("loaded", "attached")),
             unsupported=int(answer.verdict == UNSUPPORTED),
         )
-        VerdictCounts.add(self, counts)
-        self.by_category.setdefault(case.category, VerdictCounts()).add(counts)
-
-    def add(self, other: VerdictCounts) -> None:
-        """Take in other totals, by category where they have any."""
-        VerdictCounts.add(self, other)
-        if isinstance(other, VerdictTotals):
-            for category, counts in other.by_category.items():
-                self.by_category.setdefault(category, VerdictCounts()).add(counts)
+        add_up(self, replace(VerdictTotals(by_category={case.category: counts}), **asdict(counts)))
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, categories by name."""

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from emu.kernel.checkpoint import Checkpoint
 from trampoline.bpf.errors import KernelError
 from trampoline.designs import design_info
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.tools.bench.bench import ROWS, Bench, executed_of
 from trampoline.tools.icount.capture import path_of
 from trampoline.tools.icount.counted_path import CountedPath
@@ -47,34 +46,28 @@ class Selection:
             for nr_args in self.nr_args:
                 try:
                     for programs, path in kernel.count(name, nr_args, self.programs, full=self.full):
-                        yield kernel.name(name, nr_args, programs, full=self.full), path
+                        yield path_name(kernel.where, name, nr_args, programs, self.full, kernel.metadata), path
                 except KernelError as error:
                     yield error
+
+
+def path_name(
+    where: tuple[str, str, str], row: str, nr_args: int, programs: int, full: bool, metadata: str | None
+) -> str:
+    """A path's name: release, configuration and design that it was counted on, the row, then what is not usual."""
+    parts = [*where, row, f"{nr_args}-arg{'s' * (nr_args != 1)}"]
+    parts += [f"{programs}-programs"] * (programs != 1) + ["full"] * full + ([metadata] if metadata else [])
+    return "/".join(parts)
 
 
 class _Kernel:
     """One kernel for many rows, as after its boot for each of them."""
 
     def __init__(self, flavour: str, config: str, design: str, metadata: str | None) -> None:
-        self._where = (flavour, config, design)
-        self._metadata = metadata
+        self.where = (flavour, config, design)
+        self.metadata = metadata
         self._lab = Lab(flavour, config, design=design, metadata=metadata)
-        machine = self._lab.kernel.machine
-        self._snapshot = machine.snapshot()
-        self._checkpoint = Checkpoint(
-            [self._lab, machine.host_calls, machine.on_int3], [machine, *machine.vcpus, *machine.tasks]
-        )
-
-    def name(self, row: str, nr_args: int, programs: int, *, full: bool) -> str:
-        """What a path is called: what it was counted on, then what is not usual about it."""
-        parts = [*self._where, row, f"{nr_args}-arg{'s' * (nr_args != 1)}"]
-        if programs != 1:
-            parts.append(f"{programs}-programs")
-        if full:
-            parts.append("full")
-        if self._metadata:
-            parts.append(self._metadata)
-        return "/".join(parts)
+        self._booted = self._lab.kernel.checkpoint([self._lab])
 
     def count(
         self, row: str, nr_args: int, programs: Sequence[int], *, full: bool
@@ -82,7 +75,7 @@ class _Kernel:
         """A row with each of these numbers of programs. KernelError where that is refused."""
         lab = self._lab
         try:
-            same_cookie = bool(design_info(self._where[-1]).metadata) and self._metadata is None
+            same_cookie = bool(design_info(self.where[-1]).metadata) and self.metadata is None
             bench = Bench(lab, row, nr_args, "full" if full else "plain", same_cookie=same_cookie)
             for attached in range(1, max(programs) + 1):
                 bench.attach()
@@ -91,8 +84,7 @@ class _Kernel:
                     executed = executed_of(lab, counts.by_address, bench.traced)
                     yield attached, path_of(lab, executed, counts.unbalanced_returns)
         finally:
-            lab.kernel.machine.restore(self._snapshot)
-            self._checkpoint.restore()
+            lab.kernel.restore(self._booted)
 
     def __enter__(self) -> "_Kernel":
         return self

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import groupby
 
 from asm import AsmError, decode
@@ -11,7 +12,7 @@ from emu.machine.address_map import ADDRESS_MASK, PAGE_MASK
 from emu.machine.vcpu import Call
 from trampoline import phases as tramp_phases
 from trampoline.bpf.errors import TrampolineError
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab, Workload, open_workload
 from trampoline.tools.icount.counted_path import CountedPath, PathPiece, PhaseCode
 
 PHASES = (*tramp_phases.PHASES, OTHER)
@@ -21,6 +22,21 @@ _PERCPU = re.compile(r"gs:\[0x[0-9a-f]+\]")
 _KERNEL_HALF = 1 << 63
 _LONGEST = 15
 """Bytes of the longest instruction."""
+
+
+def workload_paths(workload: Workload) -> dict[str, CountedPath]:
+    """Make a workload's calls, one after the other, and count each whole: the function and the programs included.
+
+    By the call's text. TrampolineError for a call given twice; what ``open_workload`` and calls raise.
+    """
+    paths: dict[str, CountedPath] = {}
+    with open_workload(replace(workload, parallel=False)) as ready:
+        for call in ready.calls:
+            name = " ".join(call.text.split())
+            if name in paths:
+                raise TrampolineError(f"{name} is given twice: the two would have one name")
+            paths[name] = path_of_call(ready.lab, ready.call(call))
+    return paths
 
 
 def path_of_call(lab: Lab, call: Call) -> CountedPath:

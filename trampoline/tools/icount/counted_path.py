@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
 
 from trampoline.bpf.errors import TrampolineError
 
@@ -44,27 +43,6 @@ class CountedPath:
     unbalanced_returns: int
     phases: Mapping[str, PhaseCode]
     conditions: Mapping[str, str] = field(default_factory=dict)
-
-    def to_plain(self) -> dict[str, Any]:
-        """As dictionaries, lists, text and numbers, to be sent to another process."""
-        return {
-            "instructions": self.instructions,
-            "unbalanced_returns": self.unbalanced_returns,
-            "conditions": dict(self.conditions),
-            "phases": {
-                name: [phase.instructions, [[piece.name, list(piece.lines)] for piece in phase.pieces]]
-                for name, phase in self.phases.items()
-            },
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "CountedPath":
-        """What ``to_plain`` gave."""
-        phases = {
-            name: PhaseCode(number, tuple(PathPiece(title, tuple(lines)) for title, lines in pieces))
-            for name, (number, pieces) in plain["phases"].items()
-        }
-        return cls(plain["instructions"], plain["unbalanced_returns"], phases, plain["conditions"])
 
 
 def check_name(name: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from emu.machine.vcpu import Call
 from trampoline.bpf.errors import TrampolineError
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.tools.icount.capture import path_of_call
 from trampoline.tools.icount.counted_path import CountedPath
 from trampoline.tools.icount.ledger import CheckLedger, CheckRecord

@@ -3,10 +3,10 @@
 Each process that runs tests has a ledger; with pytest-xdist the controller takes in those of the workers.
 """
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as File
-from typing import Any
 
 from emu.atomic_file import write_whole
 from trampoline.bpf.errors import TrampolineError
@@ -86,34 +86,24 @@ class CheckLedger:
 
     # Between processes ----------------------------------------------------------------------------------------------
 
-    def to_plain(self, *, whole: bool) -> dict[str, Any]:
-        """As dictionaries, lists, text and numbers; not ``whole``: of checks the names alone."""
-        if not whole:
-            names = {module: list(records) for module, records in self.records.items()}
-            return {"records": {}, "checked": names, "notes": self.notes}
-        return {
-            "checked": {},
-            "records": {
-                module: {
-                    name: [record.path.to_plain(), str(record.limits.soft), str(record.limits.hard), record.test]
-                    for name, record in records.items()
-                }
-                for module, records in self.records.items()
-            },
-            "notes": self.notes,
-        }
+    def packed(self, *, whole: bool) -> bytes:
+        """For a process of the same run; not ``whole``: of checks the names alone."""
+        if whole:
+            return pickle.dumps((self.records, {}, self.notes))
+        return pickle.dumps(({}, {module: list(records) for module, records in self.records.items()}, self.notes))
 
-    def take_in(self, plain: Mapping[str, Any]) -> None:
-        """What another process counted. Checks that contradict each other are ``errors``."""
-        for module, names in plain["checked"].items():
+    def take_in(self, packed: bytes) -> None:
+        """Add what another process counted. Checks that contradict each other are ``errors``."""
+        others, checked, notes = pickle.loads(packed)
+        for module, names in checked.items():
             self.checked.setdefault(module, set()).update(names)
-        for module, records in plain["records"].items():
-            for name, (path, soft, hard, test) in records.items():
+        for module, records in others.items():
+            for name, record in records.items():
                 try:
-                    self.add(module, name, CheckRecord(CountedPath.from_plain(path), Limits.parse(soft, hard), test))
+                    self.add(module, name, record)
                 except TrampolineError as error:
                     self.errors.append(str(error))
-        self.notes += [note for note in plain["notes"] if note not in self.notes]
+        self.notes += [note for note in notes if note not in self.notes]
 
     # At the end -----------------------------------------------------------------------------------------------------
 

@@ -6,20 +6,18 @@ from html import escape
 from trampoline.designs import design_info
 from trampoline.tools.bench.bench import BenchRow
 from trampoline.tools.icount.baseline import BaselineEntry
+from trampoline.tools.icount.bench_paths import path_name
+from trampoline.tools.icount.capture import PHASES
 from trampoline.tools.report.html_page import page
-from trampoline.tools.report.phase_bars import PHASES, difference, legend, strip
+from trampoline.tools.report.phase_bars import difference, legend, strip
 
 
 def baseline_name(row: BenchRow) -> str:
     """What a baseline of ``tramp count`` calls a row."""
-    parts = [row.flavour, row.config, row.design, row.name, f"{row.nr_args}-arg{'s' * (row.nr_args != 1)}"]
-    if row.programs != 1:
-        parts.append(f"{row.programs}-programs")
-    if row.program == "full":
-        parts.append("full")
-    if row.metadata and design_info(row.design).metadata:
-        parts.append(row.metadata)
-    return "/".join(parts)
+    metadata = row.metadata if design_info(row.design).metadata else None
+    return path_name(
+        (row.flavour, row.config, row.design), row.name, row.nr_args, row.programs, row.program == "full", metadata
+    )
 
 
 def bench_page(rows: Sequence[BenchRow], baseline: Mapping[str, BaselineEntry] | None = None) -> str:

@@ -12,8 +12,8 @@ from trampoline.tools.icount.baseline import BaselineEntry
 from trampoline.tools.report.executed_code import CodeRow, ExecutedCode
 from trampoline.tools.report.flame import bars, flame
 from trampoline.tools.report.html_page import page
+from trampoline.tools.report.observed_calls import ObservedCall, ObservedTarget
 from trampoline.tools.report.phase_bars import Column, takes
-from trampoline.tools.report.run_workload import ObservedCall, ObservedTarget
 from trampoline.tools.report.stack_drawing import drawn
 
 

@@ -13,7 +13,7 @@ from trampoline.tools.icount.baseline import Baseline, BaselineEntry
 from trampoline.tools.icount.errors import BaselineError
 
 if TYPE_CHECKING:
-    from trampoline.tools.report.run_workload import ObservedTarget
+    from trampoline.tools.report.observed_calls import ObservedTarget
 
 Texts = Mapping[Path, str]
 Writer = Callable[[Path, Recording, str], Texts]

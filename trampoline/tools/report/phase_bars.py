@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from html import escape
 
 from emu.counting.counts import OTHER
-from trampoline import phases as tramp_phases
+from trampoline.tools.icount.capture import PHASES
 
-PHASES = (*tramp_phases.PHASES, OTHER)
-"""In the order in which they come."""
 _MEANING = {
     "entry": "the way in: endbr64, frame, thunks",
     "save": "arguments and registers to the frame",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.lab.workload import ReadyCall
 from trampoline.tools.debugger import BpfDebugger, DebugStopReason, FrameSlot, StackFrame
 

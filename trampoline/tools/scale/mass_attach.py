@@ -11,8 +11,8 @@ from emu.kernel.rcu import RcuFlavour
 from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.errors import TrampolineError, errno_name
 from trampoline.kfunc_md.arena import bytes_beside_slab
+from trampoline.lab import Lab
 from trampoline.lab.functions import KernelFunction
-from trampoline.lab.lab import Lab
 from trampoline.lab.links.tracing_multi import TracingMultiLink
 from trampoline.tools.scale.spot_check import Check
 

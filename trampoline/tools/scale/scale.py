@@ -6,8 +6,8 @@ from typing import Any
 
 from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.errors import TrampolineError
+from trampoline.lab import Lab
 from trampoline.lab.functions import KernelFunction
-from trampoline.lab.lab import Lab
 from trampoline.tools.scale.mass_attach import Conditions, MassAttach, Progress, attach_and_detach
 from trampoline.tools.scale.spot_check import Check, is_attachable
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from trampoline.bpf.errors import KernelError, PrototypeError
 from trampoline.bpf.prog import BpfProg
+from trampoline.lab import Lab
 from trampoline.lab.functions import KernelFunction
-from trampoline.lab.lab import Lab
 
 _ARGS = 12
 _ARG_BYTES = 64

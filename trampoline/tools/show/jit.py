@@ -1,19 +1,16 @@
 """What the JIT makes of a program: bytecode and machine code side by side."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asm import decode
-from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.errors import TrampolineError
 from trampoline.bpf.install.installer import Installed
 from trampoline.bpf.install.listing import Listing
 from trampoline.bpf.isa.insn import CALL, LD_IMM64, CallKind, Imm64, Insn, places
 from trampoline.bpf.isa.text import format_insn
-from trampoline.bpf.objects.bpf_object import BpfObject
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab, Workload, open_workload
 
 LEFT = 44
 """Columns of the bytecode."""
@@ -86,23 +83,14 @@ class Compiled:
         }
 
 
-def compiled_object(
-    path: Path, *, flavour: str = "7.2", kernel_btf: Path | None = None, names: list[str] | None = None
-) -> list[Compiled]:
-    """The functions of an object's programs, as a kernel of this release would have them. Raises what
-    ``Lab.open`` raises.
-    """
-    obj = BpfObject.open(path)
-    with Lab(flavour, btf=None if kernel_btf is None else Btf.read(kernel_btf)) as lab:
-        lab.load_testmod()
-        with lab.open(obj, names=names) as loaded:
-            if not loaded.programs:
-                raise TrampolineError(f"{path} has no program")
-            return [
-                function
-                for prog in loaded.programs.values()
-                for function in compiled(lab, lab.installer.installed[prog.address])
-            ]
+def compiled_object(workload: Workload) -> list[Compiled]:
+    """The functions of an object's programs, as a kernel would have them. What ``open_workload`` raises."""
+    with open_workload(replace(workload, calls=(), live=True)) as ready:
+        loaded, lab = ready.loaded, ready.lab
+        if loaded is None or not loaded.programs:
+            raise TrampolineError(f"{workload.target} has no program")
+        programs = [lab.installer.installed[prog.address] for prog in loaded.programs.values()]
+        return [function for installed in programs for function in compiled(lab, installed)]
 
 
 def compiled(lab: Lab, installed: Installed) -> list[Compiled]:

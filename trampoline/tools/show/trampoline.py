@@ -1,21 +1,15 @@
 """The listing of what a site reaches, made on a synthetic kernel."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asm import Image
 from emu.kernel.ftrace.records import JMP_FLAG
 from emu.kernel.structs import PERCPU
-from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from trampoline.bpf.boot import Boot
-from trampoline.bpf.btf.c_declaration import parse_model
-from trampoline.bpf.prog import Uses
-from trampoline.designs import design_info
 from trampoline.designs.entry_thunks import KSYM as THUNKS
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab, Workload, open_workload
 from trampoline.phases import PHASE_COLORS
-
-PROGRAM = "xor eax, eax\nret"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,61 +38,32 @@ class Shown:
         return {"target": self.target, "flavour": self.flavour, "site": self.site.hex(), "image": self.image.to_json()}
 
 
-def show(
-    target: str,
-    programs: list[str],
-    *,
-    flavour: str,
-    sleepable: bool = False,
-    func_ip: bool = False,
-    session_cookie: bool = False,
-    cookie: int = 0,
-    return_thunk: bool = False,
-    call_depth: bool = False,
-    design: str = "per-function",
-    config: str = "voluntary",
-) -> Shown:
-    """Attach programs of the given attach types to a function, or to one with the prototype ``target``, and take
-    the image that its site reaches.
+def show(workload: Workload, *, return_thunk: bool = False, call_depth: bool = False) -> Shown:
+    """Attach a workload's programs, and take the image that the site of the first function reaches.
+
+    What ``open_workload`` and attaching raise.
     """
-    functions: tuple[AssemblyFunctions, ...] = ()
-    name = target
-    if "(" in target:
-        name = parse_model(target).name
-        functions = (AssemblyFunctions((FunctionText(name, "xor eax, eax\nret", target),)),)
-    with Lab(flavour, config, functions=functions, design=design) as lab:
-        boot = Boot(
+    with open_workload(replace(workload, calls=(), live=True, testmod=False)) as ready:
+        lab = ready.lab
+        lab.trampolines.boot = Boot(
             lab.kernel.kallsyms.address("its_return_thunk") if return_thunk else None,
             PERCPU.offset("call_depth") if call_depth else None,
         )
-        lab.trampolines.boot = boot
-        multi = design_info(design).links == "multi"
-        for number, attach in enumerate(programs):
-            prog = lab.prog(
-                f"{attach}_multi" if multi else attach,
-                PROGRAM,
-                name=f"{attach}{number}",
-                sleepable=sleepable,
-                uses=Uses(func_ip=func_ip, session_cookie=session_cookie),
-            )
-            if multi:
-                lab.attach_multi(prog, [name], cookies=[cookie])
-            else:
-                lab.attach(prog, name, cookie=cookie)
-        function = lab.kernel.function(name)
-        assert function.site is not None
-        thunk = None
-        image = lab.kernel.machine.images.at(lab.kernel.ftrace.direct_functions[function.site] & ~JMP_FLAG)
+        ready.attach()
+        name = ready.links[0].functions[0]
+        return shown(lab, name)
+
+
+def shown(lab: Lab, name: str) -> Shown:
+    """The image that the patch site of a function with programs reaches."""
+    function = lab.kernel.function(name)
+    assert function.site is not None
+    thunk = None
+    image = lab.kernel.machine.images.at(lab.kernel.ftrace.direct_functions[function.site] & ~JMP_FLAG)
+    assert image is not None
+    if image.name.startswith(THUNKS):
+        thunk, image = image, lab.kernel.machine.images.at(int(image.lines[-1].text.split()[-1], 0))
         assert image is not None
-        if image.name.startswith(THUNKS):
-            thunk, image = image, lab.kernel.machine.images.at(int(image.lines[-1].text.split()[-1], 0))
-            assert image is not None
-        names = {symbol.address: symbol.name for symbol in lab.kernel.kallsyms}
-        return Shown(
-            image,
-            names,
-            name,
-            flavour,
-            lab.kernel.machine.read(function.address, function.site + 5 - function.address),
-            thunk,
-        )
+    names = {symbol.address: symbol.name for symbol in lab.kernel.kallsyms}
+    site = lab.kernel.machine.read(function.address, function.site + 5 - function.address)
+    return Shown(image, names, name, lab.release.name, site, thunk)

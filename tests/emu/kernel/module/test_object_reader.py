@@ -5,7 +5,6 @@ import sys
 import warnings
 
 import pytest
-from patience import PATIENCE
 from unicorn import UC_ARCH_X86, UC_MODE_64, Uc
 from unicorn.unicorn_const import UC_TLB_VIRTUAL
 from unicorn.x86_const import (
@@ -28,6 +27,7 @@ from emu.kernel.module.object_reader import (
     read_object,
 )
 from paths import FIXTURES
+from patience import PATIENCE
 
 OBJECTS = FIXTURES / "objects"
 FORMS = ["call-branch", "call-none", "nop-branch", "nop-none"]

@@ -14,7 +14,7 @@ from trampoline.bpf.helpers.runtime.printing import parse
 from trampoline.bpf.helpers.runtime.runtime import HELPERS, UnsupportedHelper
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 U64 = 2**64 - 1
 

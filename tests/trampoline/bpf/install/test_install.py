@@ -16,7 +16,7 @@ from trampoline.bpf.jit.jit_input import JitFunc
 from trampoline.bpf.prog import TailOwner
 from trampoline.bpf.program import LineInfo, MapSpec
 from trampoline.bpf.uapi import ATTACH_WORDS, AttachType, MapType
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 OWNER = TailOwner(26)
 

@@ -246,7 +246,7 @@ def instructions(draw, codes):
     return Insn(code, 1, imm=widths[0]) if widths else Insn(code, 1, 2, 0, 0x100)
 
 
-@settings(max_examples=2000)
+@settings(max_examples=500)
 @given(st.lists(instructions(LOADABLE), max_size=6))
 def test_programs_survive_bytes_and_text(program):
     program = tuple(program)
@@ -255,7 +255,7 @@ def test_programs_survive_bytes_and_text(program):
     assert parse("\n".join(map(format_insn, program))) == program
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.lists(instructions(LOADABLE | REWRITTEN), max_size=6))
 def test_rewritten_programs_survive_bytes_and_text(program):
     program = tuple(program)
@@ -276,7 +276,7 @@ def _sparse_slots():
     return st.lists(slot.map(lambda slot: bytes([slot[0], *slot[1]])), max_size=4).map(b"".join)
 
 
-@settings(max_examples=2000)
+@settings(max_examples=800)
 @given(random_bytes())
 def test_random_bytes_are_instructions_or_the_typed_error(data):
     for rewritten in (False, True):

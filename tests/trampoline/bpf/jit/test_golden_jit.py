@@ -123,7 +123,7 @@ def damaged(field, value):
         (damaged("stack_depth", "8"), "'stack_depth' is '8'"),
         ({**damaged("addr", "0"), "kernel": "5.4.1"}, "no release for kernel"),
         ({**damaged("addr", "0"), "put": "x"}, "'put' is 'x'"),
-        ({**damaged("addr", "0"), "symbols": {"zz": "f"}}, "symbol address 'zz'"),
+        ({**damaged("addr", "0"), "symbols": {"zz": "f"}}, "'symbols' is not a hexadecimal number: 'zz'"),
     ],
 )
 def test_damaged_recordings_are_refused_with_their_place(record, message, tmp_path):

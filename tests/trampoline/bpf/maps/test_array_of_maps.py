@@ -5,7 +5,7 @@ import pytest
 from emu.kernel.errors import KernelError
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 INNER = MapSpec("inner", MapType.ARRAY, 4, 8, 2)
 OUTER = MapSpec("outer", MapType.ARRAY_OF_MAPS, 4, 4, 3, inner=INNER)

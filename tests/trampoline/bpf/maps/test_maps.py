@@ -10,7 +10,7 @@ from trampoline.bpf.maps.errors import MapValueError, UnsupportedMap
 from trampoline.bpf.maps.flags import MapFlag, UpdateFlag
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 HASHES = (MapType.HASH, MapType.PERCPU_HASH, MapType.LRU_HASH, MapType.LRU_PERCPU_HASH)
 ARRAYS = (MapType.ARRAY, MapType.PERCPU_ARRAY)

@@ -7,7 +7,7 @@ from emu.kernel.errors import KernelError
 from trampoline.bpf.prog import TailOwner
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 
 @pytest.fixture(params=list(RELEASES))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from trampoline.bpf.maps.value_format import Number
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 
 SIZE = 4096
 

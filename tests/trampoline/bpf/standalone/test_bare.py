@@ -12,6 +12,8 @@ from trampoline.bpf.errors import BytecodeError, TrampolineError
 from trampoline.bpf.isa import parse
 from trampoline.bpf.standalone import BareMachine, ProgramFault
 
+pytestmark = pytest.mark.slow
+
 PROCESSORS = [("6.1", True), ("6.12", True), ("6.12", False), ("7.2", True), ("7.2", False)]
 DRAWN = 250
 """Programs for each processor; many more were run once."""

@@ -16,6 +16,8 @@ from trampoline.bpf.jit.jit_input import JitFunc
 from trampoline.bpf.jit.rules import JitBoot
 from trampoline.bpf.standalone import BareMachine
 
+pytestmark = pytest.mark.slow
+
 DRAWN = 200
 """Programs of each kind; many more were run once."""
 

@@ -11,6 +11,8 @@ from trampoline.bpf.verifier.values.bounds import Bounds, truncated
 from trampoline.bpf.verifier.values.scalar import Scalar, known, s32, s64
 from trampoline.bpf.verifier.values.tnum import U32, U64, Tnum
 
+pytestmark = pytest.mark.slow
+
 _EDGES = [0, 1, 2, 7, 31, 32, 63, 64, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 32, (1 << 63) - 1, 1 << 63, U64]
 _NUMBERS = st.one_of(
     st.sampled_from(_EDGES), st.integers(0, 255), st.integers(0, U64), st.integers(-70000, 0).map(lambda n: n & U64)

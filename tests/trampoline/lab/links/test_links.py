@@ -11,11 +11,12 @@ from emu.kernel.process_context import PointKind
 from refusals import refused
 from trampoline.bpf.errors import KernelError, TrampolineError
 from trampoline.designs import DESIGNS
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.lab.links import link as interface
 from trampoline.lab.links.link import Link
 from trampoline.lab.links.tracing import TracingLink
 from trampoline.lab.links.tracing_multi import TracingMultiLink
+from trampoline.update.bpf_trampoline import BpfTrampoline
 
 TRACED, OTHER = "bpf_fentry_test1", "bpf_fentry_test3"
 COOKIE, OTHER_COOKIE = 7, 1 << 63
@@ -164,3 +165,16 @@ def test_a_failed_attach_leaves_nothing(linked_lab, kind, prog, seen, point):
         refused(ENOMEM, kind.attach, linked_lab, prog)
     assert state(linked_lab, prog) == before
     assert runs(linked_lab, seen) == []
+
+
+def test_a_plain_link_is_linked_as_recordings_are_replayed(linked_lab, monkeypatch):
+    """The replay of recordings makes a TracingLink as well (``trampoline.tools.golden.replay``)."""
+    done = []
+    for name in ("link_prog", "unlink_prog"):
+        real = getattr(BpfTrampoline, name)
+        monkeypatch.setattr(
+            BpfTrampoline, name, lambda tramp, link, name=name, real=real: (done.append(name), real(tramp, link))
+        )
+    with linked_lab.attach(linked_lab.prog("fexit", "xor eax, eax\nret"), TRACED):
+        assert done == ["link_prog"]
+    assert done == ["link_prog", "unlink_prog"]

@@ -10,8 +10,8 @@ from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.errors import KernelError, TrampolineError
 from trampoline.bpf.uapi import AttachType
 from trampoline.designs import DESIGNS
+from trampoline.lab import Lab
 from trampoline.lab.btf_functions import attachable
-from trampoline.lab.lab import Lab
 from trampoline.tools.bench import bench as bench_module
 from trampoline.tools.bench.bench import ROWS, bench, measure
 from trampoline.tools.bench.reference_figures import anchor
@@ -132,7 +132,7 @@ def test_every_function_of_a_btf_is_hooked():
     rows = bench(["6.12"], ["voluntary"], designs=["batched"], btf=btf)
     functions = {row.name: row.functions for row in rows}
     # And the function that is called, which the BTF does not have.
-    attached, _ = attachable(RELEASES["6.12"].trampoline, btf, AttachType.TRACE_FENTRY_MULTI)
+    attached, _ = attachable(RELEASES["6.12"], btf, AttachType.TRACE_FENTRY_MULTI)
     assert functions["fentry-multi-all"] == len(attached) + 1 == 44
     assert (functions["fentry"], functions["fentry-multi"]) == (1, 2)
     assert {row.instructions for row in rows if row.kind.startswith("fentry")} == {92}

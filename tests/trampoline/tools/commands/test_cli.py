@@ -5,10 +5,10 @@ import sys
 from types import ModuleType
 
 import pytest
-from patience import PATIENCE
 
 from asm import AsmError
 from emu.errors import EmuError
+from patience import PATIENCE
 from trampoline import TrampolineError
 from trampoline.tools import cli
 

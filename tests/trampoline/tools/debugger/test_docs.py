@@ -2,10 +2,14 @@
 
 import re
 
+import pytest
+
 from emu.debug import Debugger as KernelDebugger
 from emu.debug.inspection import Sight
 from paths import ROOT
 from trampoline.tools.debugger import BpfDebugger, DebugStop, DebugStopReason
+
+pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs" / "debugging.md").read_text()
 

@@ -7,6 +7,8 @@ import pytest
 
 from gdb_transcript import ROOT, Process
 
+pytestmark = pytest.mark.slow
+
 PORT = "4711"
 
 

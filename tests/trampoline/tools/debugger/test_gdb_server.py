@@ -8,10 +8,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE
 
 from gdb_transcript import ROOT, Process, Thread
+from patience import PATIENCE
 from trampoline.tools.cli import main
+
+pytestmark = pytest.mark.slow
 
 OBJECT = "tests/selftests/bpf_cookie.o"
 

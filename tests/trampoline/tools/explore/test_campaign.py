@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE
 
 from emu.schedule.schedulers.spec import scheduler_for
 from paths import ROOT
+from patience import PATIENCE
 from trampoline.bpf.errors import KernelError, TrampolineError
 from trampoline.tools.cli import main
 from trampoline.tools.explore import chunk as chunk_module
@@ -22,6 +22,8 @@ from trampoline.tools.explore.design_name import NamedDesign
 from trampoline.tools.explore.schedule_id import ScheduleAddress
 from trampoline.tools.explore.session import ScheduleSession
 from trampoline.tools.explore.workers import Processes, ThisProcess
+
+pytestmark = pytest.mark.slow
 
 OWN_DESIGN = """
 from trampoline.update.bpf_trampoline import Trampolines
@@ -172,9 +174,13 @@ def test_a_factory_is_named_by_where_it_is():
     from trampoline.designs import DESIGNS
     from trampoline.designs.tracing_multi import tracing_multi_v2
 
-    named = NamedDesign.of(DESIGNS["batched"])
-    assert named.text == "trampoline.designs:_batched"
-    assert NamedDesign.of(named.text).make is DESIGNS["batched"]
+    assert NamedDesign.of(DESIGNS["batched"]) == NamedDesign.of("batched")
+    factory = DESIGNS["batched"].make
+    named = NamedDesign.of(factory)
+    assert named.text == "trampoline.designs.per_function:_batched"
+    assert NamedDesign.of(named.text).make is factory
+    of_info = NamedDesign.of("trampoline.designs.specialised:SPECIALISED+hash")
+    assert (of_info.make, of_info.found_by) == (DESIGNS["specialised"], "hash")
     with ScheduleSession("attach-during-call", tracing_multi_v2("tracing-multi-v2")) as session:
         assert session.run(scheduler_for("pct:3", 1)).violation is None
 
@@ -186,8 +192,8 @@ def test_a_factory_is_named_by_where_it_is():
         ("specialised+", "which metadata"),
         ("no.such.module:mine", "can't be imported"),
         ("no/such/file.py:mine", "can't be imported"),
-        ("{path}:missing", "no factory 'missing'"),
-        ("{path}:broken", "no factory 'broken'"),
+        ("{path}:missing", "no DesignInfo or factory 'missing'"),
+        ("{path}:broken", "no DesignInfo or factory 'broken'"),
         ("specialised+nonsense", "no metadata 'nonsense'"),
     ],
 )

@@ -17,6 +17,8 @@ from trampoline.tools.explore.chunk import CHUNK, Work, close_session
 from trampoline.tools.explore.cluster import Cluster
 from trampoline.tools.explore.workers import ThisProcess
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def local_cluster():

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase, InMemoryExampleDatabase
-from patience import PATIENCE
 
+from patience import PATIENCE
 from trampoline.bpf.errors import TrampolineError
 from trampoline.testing import example_database
 from trampoline.testing.example_database import REDIS_VARIABLE
@@ -19,6 +19,8 @@ from trampoline.tools.explore.chunk import Work, close_session
 from trampoline.tools.explore.failing_schedules import Examples
 from trampoline.tools.explore.schedule_id import ScheduleAddress
 from trampoline.tools.explore.workers import ThisProcess
+
+pytestmark = pytest.mark.slow
 
 BROKEN = Work("livepatch-meets-fexit", "tracing-multi-v2", coverage=0)
 

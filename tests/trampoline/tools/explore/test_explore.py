@@ -23,6 +23,8 @@ from trampoline.tools.explore.scenarios import SCENARIOS, applies
 from trampoline.tools.explore.schedule_id import ScheduleAddress
 from trampoline.tools.explore.session import ScheduleSession
 
+pytestmark = pytest.mark.slow
+
 AS_POSTED = {"tracing-multi-v2"}
 """Designs with defects that are to be found."""
 PAIRS = [

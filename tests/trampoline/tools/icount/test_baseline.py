@@ -10,6 +10,7 @@ from trampoline.tools.icount.compare import CountVerdict, compare, compare_all, 
 from trampoline.tools.icount.counted_path import CountedPath, PathPiece, PhaseCode
 from trampoline.tools.icount.errors import BaselineError
 from trampoline.tools.icount.explain import explain, explain_report, side_by_side
+from trampoline.tools.icount.ledger import CheckLedger, CheckRecord
 from trampoline.tools.icount.limits import Limit, Limits
 
 FILE = File("test_x.icount")
@@ -289,4 +290,10 @@ def test_what_an_update_changes():
 
 
 def test_a_path_goes_between_processes():
-    assert CountedPath.from_plain(a_path(unbalanced=2).to_plain()) == a_path(unbalanced=2)
+    mine, other = CheckLedger(File()), CheckLedger(File(), notes=["a note"])
+    other.add("test_a.py", "name", CheckRecord(a_path(unbalanced=2), Limits(), "test"))
+    mine.take_in(other.packed(whole=True))
+    assert (mine.records, mine.checked, mine.notes) == (other.records, {}, ["a note"])
+    mine = CheckLedger(File())
+    mine.take_in(other.packed(whole=False))
+    assert (mine.records, mine.checked) == ({}, {"test_a.py": {"name"}})

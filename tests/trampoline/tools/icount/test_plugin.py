@@ -260,7 +260,7 @@ def test_what_cannot_be_checked(run, pytester):
     pytester.makepyfile(
         test_x="""
         def test_no_lab(icount):
-            from trampoline.lab.lab import Lab
+            from trampoline.lab import Lab
             with Lab("6.12") as lab:
                 icount.check("own", lab.call("bpf_fentry_test1", 1), lab=lab)
                 icount.check("none", lab.call("bpf_fentry_test1", 1))

@@ -10,20 +10,26 @@ from paths import ROOT
 from trampoline.callees import prog_enter_exit as prog_callees
 from trampoline.designs import DESIGNS
 from trampoline.image.generator import _Template
-from trampoline.tools.icount.baseline import Baseline
+from trampoline.tools.icount.baseline import Baseline, format_baseline
 from trampoline.tools.icount.bench_paths import Selection
 from trampoline.tools.icount.compare import compare_all
 from trampoline.tools.icount.explain import explain_report
+from trampoline.tools.icount.limits import Limits
 
-OWN = Path(__file__).parent / "test_own_paths.py"
+pytestmark = pytest.mark.slow
+
 PAGE = ROOT / "docs" / "counts-in-ci.md"
-REMEDY = "pytest --icount-update tests/trampoline/tools/icount/test_own_paths.py"
+REMEDY = "pytest --icount-update tests/test_rows.py"
 GENERATED = ("per-function", "batched")
 
 
 @pytest.fixture(scope="module")
 def own() -> Baseline:
-    return Baseline.read(OWN.with_suffix(".icount"))
+    """The rows of every design on two kernels, as they are without a change."""
+    paths = Selection(["6.12"], ["voluntary"], list(DESIGNS)).paths()
+    paths |= Selection(["7.2"], ["lazy"], list(DESIGNS)).paths()
+    text = format_baseline({name: (path, Limits()) for name, path in paths.items()}, "pytest --icount-update")
+    return Baseline.parse(text, Path("own"))
 
 
 def failing(own, **options):
@@ -35,9 +41,8 @@ def failing(own, **options):
     return {finding.name: finding for finding in report.failures}, explain_report(report, "own", REMEDY)
 
 
-@pytest.fixture
-def longer_enter(monkeypatch):
-    """__bpf_prog_enter_recur takes one nop more."""
+def lengthen_enter(monkeypatch):
+    """Give __bpf_prog_enter_recur one nop more."""
     real = prog_callees._enter
 
     def enter(config, form, return_thunk):
@@ -47,6 +52,11 @@ def longer_enter(monkeypatch):
         return replace(routine, text=routine.text.replace("    test eax, eax\n", "    nop\n    test eax, eax\n", 1))
 
     monkeypatch.setattr(prog_callees, "_enter", enter)
+
+
+@pytest.fixture
+def longer_enter(monkeypatch):
+    lengthen_enter(monkeypatch)
 
 
 def test_without_a_change_nothing_fails(own):
@@ -115,22 +125,37 @@ def test_one_instruction_less_fails_as_well(own, monkeypatch):
     assert message.endswith(f"The baseline wants an update: {REMEDY}")
 
 
-def test_the_committed_test_fails_with_it(longer_enter, pytester, monkeypatch):
+def test_a_test_of_rows_fails_with_it(pytester, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    designs = "per-function or specialised"
-    result = pytester.runpytest_inprocess(
-        "-p", "trampoline.tools.pytest_plugin", "-c", pytester.makeini("[pytest]"), "--noconftest",
-        "--import-mode=importlib", "-k", f"every_row and 6.12-voluntary and ({designs})", OWN,
-    )  # fmt: skip
-    result.assert_outcomes(passed=1, failed=1, deselected=64)
+    pytester.makepyfile(
+        test_rows="""
+        import pytest
+
+        from trampoline.tools.icount.bench_paths import Selection
+
+        @pytest.mark.parametrize("design", ["per-function", "specialised"])
+        def test_every_row(icount, design):
+            icount.check_all(Selection(["6.12"], ["voluntary"], [design], programs=(1, 2)).paths())
+        """
+    )
+
+    def run(*words):
+        ini = pytester.makeini("[pytest]")
+        return pytester.runpytest_inprocess("-p", "trampoline.tools.pytest_plugin", "-c", ini, "--noconftest", *words)
+
+    run("--icount-update").assert_outcomes(passed=2)
+    run().assert_outcomes(passed=2)
+    lengthen_enter(monkeypatch)
+    result = run()
+    result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         [
-            "*test_every_row*6.12-voluntary-per-function*",
+            "*test_every_row*per-function*",
             "6.12/voluntary/per-function/fentry/1-arg: longer: 92 -> 93 instructions (+1)",
             "*  enter 37 -> 38 (+1)  *; unbalanced returns 0",
             "6.12/voluntary/per-function/fentry/1-arg/2-programs: longer: 172 -> 174 instructions (+2)",
             "phase enter, code that changed, 7 paths (*",
             "*> nop",
-            "If these are meant, update the baseline: pytest --icount-update *test_own_paths.py",
+            "If these are meant, update the baseline: pytest --icount-update *test_rows.py",
         ]
     )

@@ -14,6 +14,8 @@ from trampoline.tools.mutants.catalogue import catalogue, known
 from trampoline.tools.mutants.mutant import chosen, load
 from trampoline.tools.mutants.plan import HUNTED, SEQUENCES, plan
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = str(ROOT / "examples" / "own_mutant.py")
 QUICK = ["image-freed-too-early", "tail-patched-first", "nop-not-atomic", "callee-saved-register-clobbered"]
 

@@ -19,6 +19,8 @@ from trampoline.tramp_links import flags_of
 from trampoline.update import bpf_trampoline
 from trampoline.update.bpf_trampoline import BpfTrampoline
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = ("asm", "emu", "trampoline")
 BY_ITSELF = {("emu.host.watchdog", "_thread")}
 """What comes and goes without anybody's patch."""

@@ -3,15 +3,15 @@ import subprocess
 from html.parser import HTMLParser
 
 import pytest
-from patience import PATIENCE
 
-from trampoline.lab.workload import TargetOptions
+from patience import PATIENCE
+from trampoline.lab import Workload
 from trampoline.tools.bench.bench import bench
 from trampoline.tools.icount.baseline import BaselineEntry
 from trampoline.tools.icount.counted_path import CountedPath, PhaseCode
 from trampoline.tools.report.bench_page import bench_page
 from trampoline.tools.report.calls_page import calls_page
-from trampoline.tools.report.run_workload import observe_all
+from trampoline.tools.report.observed_calls import observe_all
 
 CALL = "bpf_fentry_test1(41)"
 _VOID = {"meta", "link", "br"}
@@ -53,7 +53,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def variants():
     first = {"target": "bpf_fentry_test1", "programs": ("fexit", "fentry"), "calls": (CALL,)}
-    return observe_all([TargetOptions(**first), TargetOptions(**first, design="specialised")], stacks=True)
+    return observe_all([Workload(**first), Workload(**first, design="specialised")], stacks=True)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_the_stack_is_drawn(variants, text):
 
 
 def test_looking_at_the_stack_changes_nothing():
-    options = TargetOptions("bpf_fentry_test1", calls=(CALL, "bpf_fentry_test1(1)@0"))
+    options = Workload("bpf_fentry_test1", calls=(CALL, "bpf_fentry_test1(1)@0"))
     (plain,), (looked,) = observe_all([options]), observe_all([options], stacks=True)
     assert [call.counts for call in plain.calls] == [call.counts for call in looked.calls]
     assert not plain.calls[0].stack
@@ -149,7 +149,7 @@ def test_pictures_have_a_text_beside_them(text):
 
 
 def test_what_is_in_names_is_text():
-    options = TargetOptions("int f(int a)", calls=('f(1)',))
+    options = Workload("int f(int a)", calls=('f(1)',))
     first = observe_all([options])[0]
     text = calls_page([first])
     assert Page(text)
@@ -162,7 +162,7 @@ def test_what_is_in_names_is_text():
 
 def test_what_a_design_refuses_is_said():
     options = {"target": "int f(int a, int b, int c, int d, int e, int f, int g)"}
-    variants = observe_all([TargetOptions(**options), TargetOptions(**options, design="tracing-multi-v2")])
+    variants = observe_all([Workload(**options), Workload(**options, design="tracing-multi-v2")])
     assert variants[1].error == "EOPNOTSUPP"
     assert "Refused: tracing-multi-v2: EOPNOTSUPP" in calls_page(variants)
 

@@ -6,17 +6,17 @@ from emu.recording import NodeKind, record
 from recording_text import spans
 from trampoline.bpf.errors import KernelError
 from trampoline.designs import DESIGNS
-from trampoline.lab.workload import TargetOptions, open_target
-from trampoline.tools.report.run_workload import observe
+from trampoline.lab import Workload, open_workload
+from trampoline.tools.report.observed_calls import observe
 
 
 @pytest.mark.parametrize("flavour", ["6.1", "6.12", "7.2"])
 @pytest.mark.parametrize("design", DESIGNS)
 def test_counts_are_the_counters(design, flavour):
     for programs in (("fentry",), ("fexit",), ("fmod_ret",), ("fexit", "fmod_ret", "fentry", "fexit")):
-        options = TargetOptions("bpf_fentry_test4", programs, design=design, flavour=flavour)
+        options = Workload("bpf_fentry_test4", programs, design=design, flavour=flavour)
         try:
-            with open_target(options) as ready:
+            with open_workload(options) as ready:
                 call = ready.calls[0]
                 plain = ready.lab.call(call.address, *call.registers)
                 counts = plain.counts
@@ -36,7 +36,7 @@ def test_counts_are_the_counters(design, flavour):
 
 
 def test_the_call_stack_of_a_trampoline():
-    call = observe(TargetOptions("bpf_fentry_test1", ("fexit",), calls=("bpf_fentry_test1(41)",))).calls[0]
+    call = observe(Workload("bpf_fentry_test1", ("fexit",), calls=("bpf_fentry_test1(41)",))).calls[0]
     assert call.value == 42
     assert [line for line in spans(call.recording).splitlines() if line.count("  ") < 4] == [
         "bpf_fentry_test1 116",
@@ -60,7 +60,7 @@ def test_the_call_stack_of_a_trampoline():
 
 
 def test_a_recording_within_a_recording():
-    observed = observe(TargetOptions("bpf_fentry_test1", calls=("bpf_fentry_test1(1)", "bpf_fentry_test1(2)@0")))
+    observed = observe(Workload("bpf_fentry_test1", calls=("bpf_fentry_test1(1)", "bpf_fentry_test1(2)@0")))
     whole = observed.recording
     assert whole.instructions == sum(call.recording.instructions for call in observed.calls)
     assert [call.recording.executed for call in observed.calls] == [[whole.executed[0] // 2]] * 2

@@ -10,10 +10,12 @@ from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.errors import TrampolineError
 from trampoline.designs import DESIGNS
 from trampoline.kfunc_md.arena import bytes_beside_slab
-from trampoline.lab.lab import Lab
+from trampoline.lab import Lab
 from trampoline.tools.cli import main
 from trampoline.tools.scale.mass_attach import Conditions, mass_attach
 from trampoline.tools.scale.spot_check import Check
+
+pytestmark = pytest.mark.slow
 
 BTF = sorted((FIXTURES / "btf").glob("*"))
 

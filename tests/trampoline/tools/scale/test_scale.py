@@ -14,6 +14,8 @@ from trampoline.tools.scale.mass_attach import Cost, MassAttach
 from trampoline.tools.scale.plot import svg
 from trampoline.tools.scale.scale import LeftOut, Scale, scale
 
+pytestmark = pytest.mark.slow
+
 
 def tramp(capsys, *argv):
     status = main([str(word) for word in argv])

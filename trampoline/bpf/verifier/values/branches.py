@@ -186,31 +186,12 @@ def _refine_bits(op: int, out: Bounds, constant: int, is32: bool) -> None:
 
 def _below_or_above(op: int, out: Bounds, value: int, is32: bool) -> None:
     """Cuts the bounds at a known number."""
-    if op in (Jmp.JGE, Jmp.JGT, Jmp.JLE, Jmp.JLT):
-        low = value + (op == Jmp.JGT)
-        high = value - (op == Jmp.JLT)
-        if op in (Jmp.JGE, Jmp.JGT):
-            if is32:
-                out.u32_min = max(out.u32_min, low)
-            else:
-                out.umin = max(out.umin, low)
-        elif is32:
-            out.u32_max = min(out.u32_max, high)
-        else:
-            out.umax = min(out.umax, high)
-        return
-    signed = s32(value) if is32 else s64(value)
-    low = signed + (op == Jmp.JSGT)
-    high = signed - (op == Jmp.JSLT)
-    if op in (Jmp.JSGE, Jmp.JSGT):
-        if is32:
-            out.s32_min = max(out.s32_min, low)
-        else:
-            out.smin = max(out.smin, low)
-    elif is32:
-        out.s32_max = min(out.s32_max, high)
-    else:
-        out.smax = min(out.smax, high)
+    is_signed = op in (Jmp.JSGT, Jmp.JSGE, Jmp.JSLT, Jmp.JSLE)
+    at_least = op in (Jmp.JGT, Jmp.JGE, Jmp.JSGT, Jmp.JSGE)
+    known = value if not is_signed else s32(value) if is32 else s64(value)
+    limit = known + (op in (Jmp.JGT, Jmp.JSGT)) - (op in (Jmp.JLT, Jmp.JSLT))
+    bound = f"{'s' if is_signed else 'u'}{'32_' if is32 else ''}{'min' if at_least else 'max'}"
+    setattr(out, bound, (max if at_least else min)(getattr(out, bound), limit))
 
 
 def _merged(a: Scalar, b: Scalar, sync: Sync) -> Scalar:

@@ -49,19 +49,9 @@ def until(session: StepperSession, rest: str) -> CommandResult:
     return to_breakpoint(session, place(session, rest))
 
 
-def watch(session: StepperSession, rest: str) -> CommandResult:
-    """``watch ADDRESS [SIZE]``"""
-    return _watched(session, rest, "w")
-
-
-def rwatch(session: StepperSession, rest: str) -> CommandResult:
-    """``rwatch ADDRESS [SIZE]``"""
-    return _watched(session, rest, "r")
-
-
-def awatch(session: StepperSession, rest: str) -> CommandResult:
-    """``awatch ADDRESS [SIZE]``"""
-    return _watched(session, rest, "rw")
+def watch(how: str) -> Callable[[StepperSession, str], CommandResult]:
+    """Makes ``watch EXPR [BYTES]`` for accesses of a kind: ``r``, ``w`` or ``rw``."""
+    return lambda session, rest: _watched(session, rest, how)
 
 
 def delete(session: StepperSession, rest: str) -> CommandResult:

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 from emu.errors import EmuError
 from trampoline.bpf.errors import TrampolineError
-from trampoline.tools.debugger.terminal import (
-    breakpoint_commands,
-    inspection_commands,
-    motion_commands,
-    schedule_commands,
-)
+from trampoline.tools.debugger.terminal import breakpoint_commands as breakpoints
+from trampoline.tools.debugger.terminal import inspection_commands as inspection
+from trampoline.tools.debugger.terminal import motion_commands as motions
+from trampoline.tools.debugger.terminal import schedule_commands as scheduling
 from trampoline.tools.debugger.terminal.command_result import CommandResult
 from trampoline.tools.debugger.terminal.session import StepperSession
 from trampoline.tools.debugger.terminal.styled_text import Line, Role, Span, line
@@ -40,7 +38,7 @@ class Group:
 
 
 def _print(session: StepperSession, rest: str) -> CommandResult:
-    return inspection_commands.show_value(session, rest) if rest else motion_commands.to_phase(session, "")
+    return inspection.show_value(session, rest) if rest else motions.to_phase(session, "")
 
 
 def _quit(session: StepperSession, rest: str) -> CommandResult:
@@ -56,102 +54,64 @@ def _help(session: StepperSession, rest: str) -> CommandResult:
     return CommandResult((_summary(command),))
 
 
+def _command(
+    names: str, usage: str, summary: str, do: Callable[[StepperSession, str], CommandResult], repeats: bool = False
+) -> StepperCommand:
+    return StepperCommand(tuple(names.split()), usage, summary, do, repeats)
+
+
 GROUPS = (
-    Group(
-        "Forwards",
-        (
-            StepperCommand(("stepi", "s", "si", "step"), "[N]", "an instruction, or N", motion_commands.step, True),
-            StepperCommand(
-                ("nexti", "n", "ni", "next"), "[N]", "the same, a call being one", motion_commands.step_over, True
-            ),
-            StepperCommand(
-                ("finish", "f", "fin"), "", "until the present function has returned", motion_commands.step_out, True
-            ),
-            StepperCommand(("continue", "c"), "", "to a breakpoint, the end, a fault", motion_commands.run, True),
-            StepperCommand(("until", "u", "advance"), "PLACE", "to a place, as for break", breakpoint_commands.until),
-            StepperCommand(
-                ("phase",), "[NAME]", "to the next phase, or to that one; p alone too", motion_commands.to_phase, True
-            ),
-            StepperCommand(
-                ("along", "a"), "[N]", "to the end of the schedule's present step, or N", motion_commands.along, True
-            ),
-            StepperCommand(("to",), "WHAT", "to the next program, call, patch or event", motion_commands.to, True),
+    Group("Forwards", (
+        _command("stepi s si step", "[N]", "an instruction, or N", motions.step, True),
+        _command("nexti n ni next", "[N]", "the same, a call being one", motions.repeated("step_over"), True),
+        _command("finish f fin", "", "until the present function has returned", motions.once("step_out"), True),
+        _command("continue c", "", "to a breakpoint, the end, a fault", motions.once("run"), True),
+        _command("until u advance", "PLACE", "to a place, as for break", breakpoints.until),
+        _command("phase", "[NAME]", "to the next phase, or to that one; p alone too", motions.to_phase, True),
+        _command(
+            "along a", "[N]", "to the end of the schedule's present step, or N",
+            motions.scheduled("next_in_schedule"), True,
         ),
-    ),
-    Group(
-        "Backwards",
-        (
-            StepperCommand(
-                ("reverse-stepi", "rs", "rsi", "reverse-step"),
-                "[N]",
-                "an instruction, or N",
-                motion_commands.back,
-                True,
-            ),
-            StepperCommand(
-                ("reverse-nexti", "rn", "rni", "reverse-next"),
-                "[N]",
-                "the same, a call being one",
-                motion_commands.back_over,
-                True,
-            ),
-            StepperCommand(
-                ("reverse-finish", "rf"), "", "to the call of the present function", motion_commands.back_out, True
-            ),
-            StepperCommand(
-                ("reverse-continue", "rc"), "", "to a breakpoint, or the start", motion_commands.run_back, True
-            ),
-            StepperCommand(
-                ("reverse-along", "ra"), "[N]", "back to where it begins, or N steps", motion_commands.back_along, True
-            ),
-            StepperCommand(("goto",), "POSITION", "to a position that was reached before", motion_commands.goto),
+        _command("to", "WHAT", "to the next program, call, patch or event", motions.to, True),
+    )),
+    Group("Backwards", (
+        _command("reverse-stepi rs rsi reverse-step", "[N]", "an instruction, or N", motions.back, True),
+        _command(
+            "reverse-nexti rn rni reverse-next", "[N]", "the same, a call being one",
+            motions.repeated("back_over"), True,
         ),
-    ),
-    Group(
-        "Where to stop",
-        (
-            StepperCommand(
-                ("break", "b", "br"), "[PLACE] [if EXPR]", "there; without PLACE here", breakpoint_commands.add
-            ),
-            StepperCommand(("watch",), "EXPR [BYTES]", "behind writes to memory there", breakpoint_commands.watch),
-            StepperCommand(("rwatch",), "EXPR [BYTES]", "behind reads", breakpoint_commands.rwatch),
-            StepperCommand(("awatch",), "EXPR [BYTES]", "behind both", breakpoint_commands.awatch),
-            StepperCommand(("delete", "d"), "[NUMBER]", "take a breakpoint away, or all", breakpoint_commands.delete),
+        _command("reverse-finish rf", "", "to the call of the present function", motions.once("back_out"), True),
+        _command("reverse-continue rc", "", "to a breakpoint, or the start", motions.once("run_back"), True),
+        _command(
+            "reverse-along ra", "[N]", "back to where it begins, or N steps",
+            motions.scheduled("back_in_schedule"), True,
         ),
-    ),
-    Group(
-        "Threads and CPUs",
-        (
-            StepperCommand(
-                ("thread", "t"), "[NUMBER]", "step that one; without NUMBER: list them", schedule_commands.thread
-            ),
-            StepperCommand(("preempt",), "[THREAD]", "take its CPU from it", schedule_commands.preempt),
-            StepperCommand(("wake",), "[THREAD]", "let a sleeping task go on", schedule_commands.wake),
-            StepperCommand(("place",), "CPU", "let a task that was preempted go on there", schedule_commands.place),
-            StepperCommand(("adopt",), "[CPU]", "let a CPU see what was written to text", schedule_commands.adopt),
-            StepperCommand(
-                ("grace",), "KIND", "end a grace period; its callbacks are a thread", schedule_commands.grace
-            ),
-        ),
-    ),
-    Group(
-        "Looking and changing",
-        (
-            StepperCommand(("info", "i"), "WHAT", "a pane; breakpoints", inspection_commands.info),
-            StepperCommand(("backtrace", "bt", "where"), "", "the call chain", inspection_commands.backtrace),
-            StepperCommand(("print", "p"), "EXPR", "a value", _print),
-            StepperCommand(("x",), "[/N[x|i]] EXPR", "N words of memory, or instructions", inspection_commands.memory),
-            StepperCommand(("set",), "WHAT = EXPR", "a register ($rax), a word (*EXPR)", inspection_commands.change),
-        ),
-    ),
-    Group(
-        "Other",
-        (
-            StepperCommand(("help", "h"), "[COMMAND]", "this", _help),
-            StepperCommand(("quit", "q", "exit"), "", "leave", _quit),
-        ),
-    ),
-)
+        _command("goto", "POSITION", "to a position that was reached before", motions.goto),
+    )),
+    Group("Where to stop", (
+        _command("break b br", "[PLACE] [if EXPR]", "there; without PLACE here", breakpoints.add),
+        _command("watch", "EXPR [BYTES]", "behind writes to memory there", breakpoints.watch("w")),
+        _command("rwatch", "EXPR [BYTES]", "behind reads", breakpoints.watch("r")),
+        _command("awatch", "EXPR [BYTES]", "behind both", breakpoints.watch("rw")),
+        _command("delete d", "[NUMBER]", "take a breakpoint away, or all", breakpoints.delete),
+    )),
+    Group("Threads and CPUs", (
+        _command("thread t", "[NUMBER]", "step that one; without NUMBER: list them", scheduling.thread),
+        _command("preempt", "[THREAD]", "take its CPU from it", scheduling.preempt),
+        _command("wake", "[THREAD]", "let a sleeping task go on", scheduling.wake),
+        _command("place", "CPU", "let a task that was preempted go on there", scheduling.place),
+        _command("adopt", "[CPU]", "let a CPU see what was written to text", scheduling.adopt),
+        _command("grace", "KIND", "end a grace period; its callbacks are a thread", scheduling.grace),
+    )),
+    Group("Looking and changing", (
+        _command("info i", "WHAT", "a pane; breakpoints", inspection.info),
+        _command("backtrace bt where", "", "the call chain", inspection.backtrace),
+        _command("print p", "EXPR", "a value", _print),
+        _command("x", "[/N[x|i]] EXPR", "N words of memory, or instructions", inspection.memory),
+        _command("set", "WHAT = EXPR", "a register ($rax), a word (*EXPR)", inspection.change),
+    )),
+    Group("Other", (_command("help h", "[COMMAND]", "this", _help), _command("quit q exit", "", "leave", _quit))),
+)  # fmt: skip
 COMMANDS: Mapping[str, StepperCommand] = {
     name: command for group in GROUPS for command in group.commands for name in command.names
 }

@@ -15,6 +15,8 @@ from trampoline.tools.debugger.terminal.styled_text import Role, Span, line
 
 Next = Literal["program", "call", "patch", "event"]
 """What ``to`` goes to, beside phases."""
+Move = Callable[[StepperSession, str], CommandResult]
+"""A command: it takes what stands after its name."""
 MOST = 10_000_000
 """Steps that a count may ask for."""
 
@@ -37,16 +39,25 @@ def step(session: StepperSession, rest: str) -> CommandResult:
     return moved(session, stop)
 
 
-def along(session: StepperSession, rest: str) -> CommandResult:
-    """``along [N]``"""
-    debugger = _schedule(session)
-    return _repeated(session, debugger.next_in_schedule, rest)
+def repeated(move: str) -> Move:
+    """Makes the command that does a move of the debugger once or N times, until one ends otherwise: ``nexti [N]``."""
+    return lambda session, rest: _repeated(session, getattr(session.debugger, move), rest)
 
 
-def back_along(session: StepperSession, rest: str) -> CommandResult:
-    """``reverse-along [N]``"""
-    debugger = _schedule(session)
-    return _repeated(session, debugger.back_in_schedule, rest)
+def once(move: str) -> Move:
+    """Makes the command that does a move of the debugger, and takes nothing: ``finish``."""
+
+    def do(session: StepperSession, rest: str) -> CommandResult:
+        if rest:
+            raise TrampolineError(f"{rest!r} is one word too many")
+        return moved(session, getattr(session.debugger, move)())
+
+    return do
+
+
+def scheduled(move: str) -> Move:
+    """Makes the command that follows a schedule, once or N times: ``along [N]``."""
+    return lambda session, rest: _repeated(session, getattr(_schedule(session), move), rest)
 
 
 def _schedule(session: StepperSession) -> ScheduleDebugger:
@@ -57,39 +68,9 @@ def _schedule(session: StepperSession) -> ScheduleDebugger:
     return session.along.debugger
 
 
-def step_over(session: StepperSession, rest: str) -> CommandResult:
-    """``nexti [N]``"""
-    return _repeated(session, session.debugger.step_over, rest)
-
-
-def step_out(session: StepperSession, rest: str) -> CommandResult:
-    """``finish``"""
-    return _once(session, session.debugger.step_out, rest)
-
-
-def run(session: StepperSession, rest: str) -> CommandResult:
-    """``continue``"""
-    return _once(session, session.debugger.run, rest)
-
-
 def back(session: StepperSession, rest: str) -> CommandResult:
     """``reverse-stepi [N]``"""
     return moved(session, session.debugger.back(_count(rest)))
-
-
-def back_over(session: StepperSession, rest: str) -> CommandResult:
-    """``reverse-nexti [N]``"""
-    return _repeated(session, session.debugger.back_over, rest)
-
-
-def back_out(session: StepperSession, rest: str) -> CommandResult:
-    """``reverse-finish``"""
-    return _once(session, session.debugger.back_out, rest)
-
-
-def run_back(session: StepperSession, rest: str) -> CommandResult:
-    """``reverse-continue``"""
-    return _once(session, session.debugger.run_back, rest)
 
 
 def goto(session: StepperSession, rest: str) -> CommandResult:
@@ -161,12 +142,6 @@ def reason(session: StepperSession, stop: DebugStop) -> str:
 def _value(stop: DebugStop) -> str:
     value = getattr(stop.thread, "value", None)
     return "" if value is None else f": {value:#x}"
-
-
-def _once(session: StepperSession, move: Callable[[], DebugStop], rest: str) -> CommandResult:
-    if rest:
-        raise TrampolineError(f"{rest!r} is one word too many")
-    return moved(session, move())
 
 
 def _repeated(session: StepperSession, move: Callable[[], DebugStop], rest: str) -> CommandResult:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trampoline.bpf.errors import TrampolineError
 from trampoline.extras import extra
-from trampoline.lab.workload import TargetOptions, open_target
+from trampoline.lab import Workload, open_workload
 from trampoline.phases import check_phase
 from trampoline.tools.debugger import BpfDebugger
 from trampoline.tools.debugger.schedule import debugger_for_schedule
@@ -65,7 +65,7 @@ Opening = Callable[[], AbstractContextManager[StepperSession]]
 """What makes a session, and ends it."""
 
 
-def step_target(options: TargetOptions, how: Stepping) -> int:
+def step_target(options: Workload, how: Stepping) -> int:
     """Step through what the options ask for. Exit status: 1 where the guest faulted under ``--plain``.
 
     TrampolineError and what opening the target raises, before anything is shown; OSError for a file.
@@ -73,7 +73,7 @@ def step_target(options: TargetOptions, how: Stepping) -> int:
 
     @contextmanager
     def opening() -> Iterator[StepperSession]:
-        with open_target(options) as ready, closing(BpfDebugger(ready.lab)) as debugger:
+        with open_workload(options) as ready, closing(BpfDebugger(ready.lab)) as debugger:
             ready.begin(debugger)
             yield StepperSession(debugger, ready.title)
 

@@ -21,12 +21,7 @@ class Along:
     @property
     def present(self) -> int | None:
         """Which step of the schedule makes the next move, from 0; None behind its end, or off it."""
-        debugger = self.debugger
-        if self.is_left or debugger.position >= self._end:
-            return None
-        begun = debugger.schedule_step
-        ends = [step.position for step in debugger.schedule[1:]] + [self._end]
-        return begun - 1 if begun and debugger.position < ends[begun - 1] else begun
+        return None if self.is_left else self.debugger.present
 
     def choose(self) -> None:
         """Make the thread the current one that the schedule lets go on."""

@@ -172,6 +172,6 @@ MUTANTS = (
         "noreturn-allowed",
         "B32, cfe816d469dc",
         "fexit is allowed on functions that do not return, whose images then can't go",
-        replace("trampoline.lab.lab.Lab._check_returns", lambda lab, attach, target: None),
+        replace("trampoline.lab.targets.Targets.check_returns", lambda lab, attach, target: None),
     ),
 )

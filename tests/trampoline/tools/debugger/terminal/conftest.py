@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 
-from trampoline.lab.workload import TargetOptions, open_target
+from trampoline.lab import Workload, open_workload
 from trampoline.tools.debugger import BpfDebugger
 from trampoline.tools.debugger.terminal.command_table import perform
 from trampoline.tools.debugger.terminal.session import StepperSession
@@ -12,10 +12,10 @@ from trampoline.tools.debugger.terminal.styled_text import plain
 
 @pytest.fixture
 def opened():
-    """Opens a session that a stack closes: a target's name, and the other fields of TargetOptions."""
+    """Opens a session that a stack closes: a target's name, and the other fields of Workload."""
 
     def make(stack, target="bpf_fentry_test1", programs=("fentry", "fexit"), **options):
-        ready = stack.enter_context(open_target(TargetOptions(target, programs=programs, **options)))
+        ready = stack.enter_context(open_workload(Workload(target, programs=programs, **options)))
         debugger = stack.enter_context(BpfDebugger(ready.lab))
         ready.begin(debugger)
         return StepperSession(debugger, ready.title)

@@ -6,10 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from patience import PATIENCE
 
+from patience import PATIENCE
 from trampoline.tools.debugger.terminal.app import StepApp
 from trampoline.tools.debugger.terminal.command_table import perform
+
+pytestmark = pytest.mark.slow
 
 
 def shown(app):

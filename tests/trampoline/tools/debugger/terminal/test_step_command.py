@@ -15,10 +15,12 @@ import time
 
 import pyte
 import pytest
-from patience import PATIENCE
 
 from paths import ROOT
+from patience import PATIENCE
 from trampoline.tools.cli import main
+
+pytestmark = pytest.mark.slow
 
 DOCS = ROOT / "docs"
 TARGET = ("bpf_fentry_test1", "--fentry")

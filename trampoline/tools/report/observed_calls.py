@@ -1,20 +1,16 @@
-"""What is reported: a target's calls, made and recorded, with the code that they executed."""
+"""What is reported: a workload's calls, made and recorded, with the code that they executed."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from emu.counting.counts import InstructionCounts
-from emu.errors import GuestFault
 from emu.recording import Recording, record
 from trampoline.bpf.errors import KernelError, TrampolineError, errno_name
-from trampoline.lab.lab import Lab
-from trampoline.lab.links.link import Link
-from trampoline.lab.workload import Ready, ReadyCall, TargetOptions, open_target
+from trampoline.lab.workload import ReadyCall, ReadyWorkload, Workload, open_workload
 from trampoline.tools.debugger import StackFrame
 from trampoline.tools.report.executed_code import ExecutedCode, executed_code
 from trampoline.tools.report.stack_drawing import stack_at_program
-from trampoline.tools.run import MAX_INSTRUCTIONS, call_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +49,19 @@ class ObservedTarget:
     error: str | None = None
 
 
-def observe(options: TargetOptions, *, stacks: bool = False) -> ObservedTarget:
+def observe(options: Workload, *, stacks: bool = False) -> ObservedTarget:
     """Attach a target's programs, make its calls one after the other, and record both. ``stacks``: look at each call's
     stack as well.
 
-    TrampolineError for a call that faults, with its source line where it is a program's; what ``open_target`` raises.
+    TrampolineError for a call that faults, with its source line where it is a program's; what ``open_workload`` raises.
     """
     if options.live:
         raise TrampolineError("a report is made of calls that run one after the other: no --live")
-    with open_target(replace(options, live=True)) as ready:
-        lab, calls = ready.lab, list[ObservedCall]()
+    with open_workload(replace(options, live=True)) as ready:
+        lab = ready.lab
         with record(lab.kernel) as whole:
-            for _, attach in ready.operations:
-                attach()
-            for call in ready.calls:
-                calls.append(_observed(lab, call))
+            ready.attach()
+            calls = [_observed(ready, call) for call in ready.calls]
         if stacks:
             calls = [
                 replace(made, stack=stack_at_program(lab, call)) for made, call in zip(calls, ready.calls, strict=True)
@@ -77,13 +71,13 @@ def observe(options: TargetOptions, *, stacks: bool = False) -> ObservedTarget:
             design=options.design,
             flavour=lab.release.name,
             config=options.config,
-            attached=tuple(_attached(ready)),
+            attached=tuple(ready.attached()),
             calls=tuple(calls),
             recording=whole,
         )
 
 
-def observe_all(variants: list[TargetOptions], *, stacks: bool = False) -> list[ObservedTarget]:
+def observe_all(variants: list[Workload], *, stacks: bool = False) -> list[ObservedTarget]:
     """Observe each; what a design or a kernel refuses has an error. KernelError where the first one is refused."""
     observed = [observe(variants[0], stacks=stacks)]
     for options in variants[1:]:
@@ -97,38 +91,18 @@ def observe_all(variants: list[TargetOptions], *, stacks: bool = False) -> list[
     return observed
 
 
-def title_of(options: TargetOptions) -> str:
+def title_of(options: Workload) -> str:
     """What is looked at, in a few words: programs and target."""
     if options.is_object:
-        return options.target.rpartition("/")[2]
-    name = options.target.partition("(")[0].split()[-1] if "(" in options.target else options.target
+        return Path(options.target).name
+    name = str(options.target)
+    name = name.partition("(")[0].split()[-1] if "(" in name else name
     return f"{' + '.join(options.programs or ('fentry',))} on {name}"
 
 
-def _observed(lab: Lab, call: ReadyCall) -> ObservedCall:
-    with record(lab.kernel) as recording:
-        try:
-            made = lab.call(
-                call.address,
-                *call.registers,
-                stack_args=call.stack,
-                cpu=call.cpu,
-                max_instructions=MAX_INSTRUCTIONS,
-            )
-        except GuestFault as fault:
-            raise call_error(lab, call.text, fault) from fault
+def _observed(ready: ReadyWorkload, call: ReadyCall) -> ObservedCall:
+    with record(ready.lab.kernel) as recording:
+        made = ready.call(call)
     assert made.counts is not None
-    value = lab.target(call.function).model.returned(made.value)
-    code = tuple(executed_code(lab.kernel, recording))
-    return ObservedCall(call.text, call.cpu, value, made.counts, recording, code)
-
-
-def _attached(ready: Ready) -> Iterator[str]:
-    for link in ready.links:
-        kind = link.program.attach_type
-        yield f"{link.program.name} ({kind}) on {_where(link)}"
-
-
-def _where(link: Link) -> str:
-    functions = link.functions
-    return functions[0] if len(functions) == 1 else f"{len(functions)} functions, {functions[0]} first"
+    code = tuple(executed_code(ready.lab.kernel, recording))
+    return ObservedCall(call.text, call.cpu, call.model.returned(made.value), made.counts, recording, code)
