@@ -3,6 +3,7 @@
 from errno import E2BIG, EACCES, EBADF, EINVAL
 
 import pytest
+from kernel_releases import RELEASES, kernel_view
 
 from btf_writer import Writer
 from trampoline.bpf.isa.insn import Insn
@@ -10,14 +11,12 @@ from trampoline.bpf.isa.parse import parse
 from trampoline.bpf.program import BpfProgram, MapSpec
 from trampoline.bpf.uapi import MapType, ProgType
 from trampoline.bpf.verifier.errors import VerifierError
-from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.prepass.raw_insns import decode_program
-from trampoline.bpf.verifier.rules.engine_rules import RULES
 from trampoline.bpf.verifier.state.env import Capabilities
 from trampoline.bpf.verifier.state.result import Pointee
 from trampoline.bpf.verifier.walk.bpf_check import bpf_check
 
-ALL = tuple(RULES)
+ALL = tuple(RELEASES)
 
 
 def _btf():
@@ -39,7 +38,7 @@ END = "r0 = 0\nexit"
 def check(text, release="7.2", **changes):
     insns = parse(text) if isinstance(text, str) else text
     program = BpfProgram("p", insns, ProgType.RAW_TRACEPOINT, maps=MAPS, **changes)
-    return bpf_check(program, KernelView(release, BTF), log_level=2)
+    return bpf_check(program, kernel_view(release, BTF), log_level=2)
 
 
 def refusal(text, release="7.2", **changes):
@@ -356,7 +355,7 @@ def test_without_capabilities_more_is_refused(text, message):
         "p", parse(f"{text}\n{END}" if "exit" not in text and "goto" not in text else text), 1, maps=MAPS
     )
     with pytest.raises(VerifierError) as caught:
-        bpf_check(program, KernelView("7.2", BTF), capabilities=Capabilities(False, False, False))
+        bpf_check(program, kernel_view("7.2", BTF), capabilities=Capabilities(False, False, False))
     assert caught.value.summary == message
 
 

@@ -147,7 +147,7 @@ def test_a_damaged_or_foreign_file(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(kernel="5.4.0"), "no flavour"),
+        (lambda c: c.update(kernel="5.4.0"), "no release"),
         (lambda c: c.update(targets=[{}]), "missing"),
         (lambda c: c["targets"][0].update(addr="zz"), "hexadecimal"),
         (lambda c: c["targets"][0].update(addr=5), "'addr'"),
