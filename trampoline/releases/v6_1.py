@@ -109,6 +109,7 @@ RELEASE = KernelRelease(
             Tightness(
                 sync_by_sign,
                 frozenset({Alu.MUL, Alu.OR, Alu.XOR, Alu.LSH, Alu.RSH, Alu.ARSH}),
+                extends_unknown=True,
                 casts_bitwise=False,
             ),
             taken_by_constant,

@@ -47,6 +47,12 @@ def refusal(text, release="7.2", **changes):
     return caught.value
 
 
+UNKNOWN_OVER_64_BITS = {
+    **dict.fromkeys(("w2 /= w3", "w2 %= w3", "w2 <<= w3", "w2 >>= w3", "w2 s>>= w3"), ALL),
+    **dict.fromkeys(("w2 /= 3", "w2 %= 3"), ("6.12", "6.18")),
+    **dict.fromkeys(("w2 *= w3", "w2 |= w3", "w2 ^= w3"), ("6.1",)),
+}
+"""32-bit operations after which a release knows nothing of the upper half either (``adjust_scalar_min_max_vals()``)."""
 REFUSED = [
     # Registers.
     ("an unset register is read", "r0 = r3\nexit", EACCES, "R3 !read_ok", ALL),
@@ -173,6 +179,16 @@ REFUSED = [
         "R1 max value is outside of the allowed memory range",
         ALL,
     ),
+    *(
+        (
+            f"an index that is unknown over 64 bits after {operation}",
+            f"r2 = *(u64 *)(r1 +0)\nr3 = *(u64 *)(r1 +8)\n{operation}\nr1 = map[fd:0][0]+0\nr1 += r2\n{END}",
+            EINVAL,
+            "math between map_value pointer and register with unbounded min value is not allowed",
+            releases,
+        )
+        for operation, releases in UNKNOWN_OVER_64_BITS.items()
+    ),
     (
         "an index that may be negative",
         f"r2 = *(u64 *)(r1 +0)\nif r2 s> 7 goto L\nr1 = map[fd:0][0]+0\nr1 += r2\nr2 = *(u8 *)(r1 +0)\nL:\n{END}",
@@ -237,6 +253,19 @@ ACCEPTED = [
         "an index with a bound",
         f"r2 = *(u64 *)(r1 +0)\nr2 &= 15\nr1 = map[fd:0][0]+0\nr1 += r2\nr2 = *(u8 *)(r1 +0)\n{END}",
         ALL,
+    ),
+    *(
+        (
+            f"an index of 32 bits after {operation}",
+            f"r2 = *(u64 *)(r1 +0)\nr3 = *(u64 *)(r1 +8)\n{operation}\nr1 = map[fd:0][0]+0\nr1 += r2\n{END}",
+            tuple(release for release in ALL if release not in UNKNOWN_OVER_64_BITS.get(operation, ())),
+        )
+        for operation in (*UNKNOWN_OVER_64_BITS, "w2 += w3", "w2 -= w3", "w2 &= w3", "w2 <<= 3", "w2 s>>= 3")
+    ),
+    (
+        "an index after a division by a number",
+        f"r2 = *(u64 *)(r1 +0)\nw2 %= 8\nr1 = map[fd:0][0]+0\nr1 += r2\nr2 = *(u8 *)(r1 +8)\n{END}",
+        ("7.2",),
     ),
     (
         "an index that was compared",

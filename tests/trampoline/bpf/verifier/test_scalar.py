@@ -107,15 +107,19 @@ def test_a_result_holds_what_the_machine_computes(release, op, data, is32):
 
 @RELEASES
 @settings(max_examples=80, deadline=None)
-@given(data=st.data(), is32=st.booleans(), op=st.sampled_from([Alu.DIV, Alu.MOD]), divisor=_NUMBERS)
-def test_a_quotient_and_a_remainder_are_held(release, data, is32, op, divisor):
+@given(
+    data=st.data(), is32=st.booleans(), signed=st.booleans(), op=st.sampled_from([Alu.DIV, Alu.MOD]), divisor=_NUMBERS
+)
+def test_a_quotient_and_a_remainder_are_held(release, data, is32, signed, op, divisor):
     how = ALL_RELEASES[release].verifier.engine.arithmetic
     a, left = data.draw(scalars(how.sync))
     full = U32 if is32 else U64
     x, y = left & full, divisor & full
-    quotient, remainder = divmod(x, y) if y else (0, x)
-    result = quotient if op == Alu.DIV else remainder
-    assert holds(arith.divided(op, a, known(divisor), is32, False, how), result)
+    if signed:
+        x, y = (s32(x), s32(y)) if is32 else (s64(x), s64(y))
+    quotient = abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) if y else 0
+    result = quotient if op == Alu.DIV else x - quotient * y
+    assert holds(arith.divided(op, a, known(divisor), is32, signed, how), result & full)
 
 
 @RELEASES
