@@ -5,7 +5,7 @@ from enum import Enum
 from errno import EBUSY, EINVAL
 
 from trampoline.bpf.uapi import AttachType
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 
 
 class Order(Enum):
@@ -31,7 +31,7 @@ class Traits:
     order: Order = Order.NEWEST_FIRST
     after_sleep: AfterSleep = AfterSleep.NONE
     max_slots: int = 12
-    """Maximum number of argument slots; a flavour may support fewer."""
+    """Maximum number of argument slots; a release may support fewer."""
     struct_on_stack: bool = True
     """Structs by value may be on the stack while registers are free."""
     sessions: bool = True
@@ -59,18 +59,18 @@ class Traits:
     image_per_function: bool = False
     """Each function with programs has exactly one image of its own."""
 
-    def runs_on(self, flavour: Flavour) -> bool:
-        """True if multi links work on a flavour."""
-        return not self.needs_padding or flavour.entry.padding > 0
+    def runs_on(self, rules: TrampolineRules) -> bool:
+        """True if multi links work under these rules."""
+        return not self.needs_padding or rules.entry.padding > 0
 
-    def slots(self, flavour: Flavour) -> int:
-        """Maximum number of argument slots on a flavour."""
-        return min(self.max_slots, flavour.max_slots)
+    def slots(self, rules: TrampolineRules) -> int:
+        """Maximum number of argument slots under these rules."""
+        return min(self.max_slots, rules.max_slots)
 
-    def kinds(self, flavour: Flavour) -> tuple[AttachType, ...]:
-        """Attach types that programs may have on a flavour."""
+    def kinds(self, rules: TrampolineRules) -> tuple[AttachType, ...]:
+        """Attach types that programs may have under these rules."""
         kinds = [AttachType.TRACE_FENTRY, AttachType.TRACE_FEXIT, AttachType.MODIFY_RETURN]
-        if self.sessions and flavour.fsession:
+        if self.sessions and rules.fsession:
             kinds.append(AttachType.TRACE_FSESSION)
         return tuple(kinds)
 

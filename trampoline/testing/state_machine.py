@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from trampoline.bpf.errors import TrampolineError
 from trampoline.designs import DesignChoice, design_info
 from trampoline.designs.traits import Traits
-from trampoline.rules import FLAVOURS, Flavour
+from trampoline.releases import releases as all_releases
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.testing.kernel_pool import Kernels
 from trampoline.testing.rules.base import CPUS, FIXED, SequenceTally, Subject
 from trampoline.testing.rules.call import CallSteps
@@ -31,21 +32,21 @@ def lab_machine(
     design: DesignChoice,
     traits: Traits | None = None,
     *,
-    flavours: Sequence[Flavour] = tuple(FLAVOURS.values()),
+    releases: Sequence[KernelRelease] = all_releases(),
     tally: SequenceTally | None = None,
     kernels: Kernels | None = None,
 ) -> type[LabMachine]:
     """State machine class of a design, given by name or by its factory: run it with Hypothesis's
     ``run_state_machine_as_test``, or let pytest find its ``TestCase``.
 
-    ``traits``: its documented differences, by default those of its DesignInfo. Each run draws one of the flavours, a
+    ``traits``: its documented differences, by default those of its DesignInfo. Each run draws one of the releases, a
     boot, and functions with new prototypes. ``tally`` counts sequences and steps. Kernels stay booted between runs:
     those of ``kernels`` (``booted_kernels``), or the class's own (``SUBJECT.kernels``). TrampolineError for a design
     without documented traits.
     """
     traits = _documented(design, traits)
     kernels = kernels or booted_kernels(design, traits)
-    chosen = Subject(design, traits, tuple(flavours), kernels, tally or SequenceTally())
+    chosen = Subject(design, traits, tuple(releases), kernels, tally or SequenceTally())
 
     class Chosen(LabMachine):
         SUBJECT = chosen

@@ -24,7 +24,7 @@ class TraceTarget(NamedTuple):
     """Size in bytes of each argument."""
     module: str = ""
     site_offset: int | None = None
-    """Distance in bytes from its address to its patch site, if different from the flavour's."""
+    """Distance in bytes from its address to its patch site, if different from the release's."""
     tail_call_reachable: bool = False
     """A BPF program that tail calls can reach: its trampoline must carry the tail-call counter."""
 
