@@ -265,7 +265,7 @@ class Reference:
         self.functions[name].patched = on
         self.functions[name].generation += 1
 
-    # Calls ----------------------------------------------------------------------------------------------------------
+    # Calls ---------------------------------------------------------------------------------------------------------
 
     def call(self, name: str, words: Sequence[int], cpu: int = 0) -> tuple[list[Happening], int]:
         """Events of a call of a function with these argument words, in order, and its return value."""

@@ -347,7 +347,7 @@ def test_a_program_for_the_functions_own_slots_is_not_on_a_generic_image():
     text = "r1 = *(u64 *)(r1 +8)\nr0 = 0\nexit"
     with Lab("6.12", design="generic") as generic:
         made = program(text, target="bpf_fentry_test1", attach=AttachType.TRACE_FEXIT)
-        with pytest.raises(KernelError, match="slot 1, where it is in 6") as caught:
+        with pytest.raises(KernelError, match="slot 1; here it is in slot 6") as caught:
             generic.attach(generic.load(made), "bpf_fentry_test1")
         assert caught.value.errno == EOPNOTSUPP
 

@@ -399,7 +399,7 @@ class LabSteps(RuleBasedStateMachine):
         size = self.watched.functions[name].model.ret_size
         assert value == wanted & (1 << 8 * size) - 1, f"{name} returned {value:#x}, not {wanted:#x}"
 
-    # Invariants --------------------------------------------------------------------------------------------------
+    # Invariants -----------------------------------------------------------------------------------------------------
 
     @invariant()
     @look
