@@ -249,7 +249,7 @@ class LabSteps(RuleBasedStateMachine):
         self.loaded.append(loaded)
         return loaded
 
-    def let_go(self, loaded: LoadedProgram) -> None:
+    def release_program(self, loaded: LoadedProgram) -> None:
         """Drops the machine's reference to a program; its links keep theirs."""
         self.lab.unload(loaded.prog)
         loaded.held = False
@@ -403,7 +403,7 @@ class LabSteps(RuleBasedStateMachine):
 
     @invariant()
     @look
-    def sites_are_patched_where_somebody_is(self) -> None:
+    def sites_match_users(self) -> None:
         """Text is as booted at unused sites; used sites contain a call or a jump."""
         if not self.booted:
             return
@@ -438,7 +438,7 @@ class LabSteps(RuleBasedStateMachine):
 
     @invariant()
     @look
-    def counts_are_those_of_who_sleeps(self) -> None:
+    def counters_match_sleepers(self) -> None:
         """Migration, Tasks Trace RCU sections and references are counted only for sleeping calls."""
         if not self.booted:
             return
@@ -447,7 +447,7 @@ class LabSteps(RuleBasedStateMachine):
 
     @invariant()
     @look
-    def memory_is_held_for_what_is_there(self) -> None:
+    def memory_matches_references(self) -> None:
         """Programs and images exist exactly as long as references and grace periods require."""
         if not self.booted:
             return
@@ -463,7 +463,7 @@ class LabSteps(RuleBasedStateMachine):
 
     @invariant()
     @look
-    def images_are_code_that_nobody_writes(self) -> None:
+    def images_are_read_only(self) -> None:
         """No image is writable; on a boot with a return thunk no image contains a plain ret."""
         if not self.booted:
             return
@@ -542,11 +542,11 @@ class LabSteps(RuleBasedStateMachine):
 
 
 LOOKS = (
-    LabSteps.sites_are_patched_where_somebody_is.__name__,
+    LabSteps.sites_match_users.__name__,
     LabSteps.programs_are_counted.__name__,
-    LabSteps.counts_are_those_of_who_sleeps.__name__,
-    LabSteps.memory_is_held_for_what_is_there.__name__,
-    LabSteps.images_are_code_that_nobody_writes.__name__,
+    LabSteps.counters_match_sleepers.__name__,
+    LabSteps.memory_matches_references.__name__,
+    LabSteps.images_are_read_only.__name__,
 )
 """Names of the invariants, which run after each step."""
 

@@ -51,7 +51,7 @@ class CallSteps(SleepSteps):
             return
         loaded = self.load(first, multi=multi, sleepable=sleepable)
         linked = self.come(data, loaded, names)
-        self.let_go(loaded)
+        self.release_program(loaded)
         args = self.watched.functions[SLEEPER].distinct()
         more: list[Linked] = []
         with self.others_wait(data):
@@ -63,7 +63,7 @@ class CallSteps(SleepSteps):
                 other = self.load(self.draw_program(data, multi=multi), multi=multi, sleepable=False)
                 if self.may_change(names) and not self.reference.refusals(other.program, names, multi=multi):
                     more.append(self.come(data, other, names))
-                self.let_go(other)
+                self.release_program(other)
                 if number == 1 and more:
                     self.go(more.pop(0))
             while asleep is not None:

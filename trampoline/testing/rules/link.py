@@ -39,7 +39,7 @@ class LinkSteps(LabSteps):
         loaded = self.load(program, multi=multi, sleepable=sleepable)
         names = self.draw_functions(data, multi=multi)
         made = self._attach(data, loaded, names, self.draw_failure(data))
-        self.let_go(loaded)
+        self.release_program(loaded)
         return multiple() if made is None else made
 
     @precondition(lambda self: len(self.linked) < MOST_LINKS)
@@ -79,7 +79,7 @@ class LinkSteps(LabSteps):
             wanted = self.draw_cookies(data, loaded.program, names)
             link = self.fails_everywhere(data, self.attaching(loaded, names, wanted), names, most=40)
             made = self._linked(loaded, names, wanted, link)
-        self.let_go(loaded)
+        self.release_program(loaded)
         return multiple() if made is None else made
 
     def _attach(
@@ -132,7 +132,7 @@ class LinkSteps(LabSteps):
         refusals = self.reference.refusals(loaded.program, CROWD, multi=True)
         made, link = self.all_or_nothing(self.attaching(loaded, CROWD, wanted), refusals, failure, names=CROWD)
         linked = self._linked(loaded, CROWD, wanted, link) if made else None
-        self.let_go(loaded)
+        self.release_program(loaded)
         return multiple() if linked is None else linked
 
     def _numbered(self, program: ModelProgram) -> list[int]:
@@ -170,7 +170,7 @@ class LinkSteps(LabSteps):
                 refused.add(kind)
             else:
                 came.append(self.attached(loaded, (name,), (number,), attach()))
-            self.let_go(loaded)
+            self.release_program(loaded)
         self.compare_calls((name,))
         for linked in came:
             self.go(linked)

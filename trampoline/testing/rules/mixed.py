@@ -84,13 +84,13 @@ class MixedSteps(UserSteps):
             attach = self.attaching(loaded, (name,), wanted)
             link = self.fails_everywhere(data, attach, (name,), _MOST_POINTS, then=visit)
             comes = self.attached(loaded, (name,), wanted, link)
-            self.let_go(loaded)
+            self.release_program(loaded)
             self.compare_calls((name,))
             self.fails_everywhere(data, link.detach, (name,), _MOST_POINTS, then=visit)
             self.detached(comes)
             self.compare_calls((name,))
         else:
-            self.let_go(loaded)
+            self.release_program(loaded)
         self._leaves(stays)
 
     def _visit(self, name: str, visitor: Visitor, *, on: bool) -> None:
@@ -103,7 +103,7 @@ class MixedSteps(UserSteps):
         sleepable = program.kind is not AttachType.LSM_CGROUP and data.draw(st.booleans(), "sleepable")
         loaded = self.load(program, multi=multi, sleepable=sleepable)
         linked = self.come(data, loaded, (name,))
-        self.let_go(loaded)
+        self.release_program(loaded)
         self.compare_calls((name,))
         return linked
 

@@ -47,7 +47,7 @@ class ObservedSteps(UserSteps):
 
         link = self._observe(attach, names, every, come)
         self._observe(link.detach, names, every, lambda reference, some: reference.detach(program, some))
-        self.let_go(loaded)
+        self.release_program(loaded)
 
     @precondition(lambda self: self.traits.shares_sites)
     @rule(data=st.data(), every=st.integers(2, 6), who=st.sampled_from(("tracer", "livepatch", "direct")))

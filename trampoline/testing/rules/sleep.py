@@ -64,7 +64,7 @@ class SleepSteps(LabSteps):
         for program, where in ((inner, INNER), (outer, name)):
             loaded = self.load(program, multi=multi, sleepable=True)
             came.append(self.come(data, loaded, (where,)))
-            self.let_go(loaded)
+            self.release_program(loaded)
         args = self.watched.functions[name].distinct()
         with self.others_wait(data):
             happened, task = self.watched.start(name, args, cpu)
