@@ -625,7 +625,7 @@ def test_dropped_counter_lives_as_long_as_the_engine(engine, method):
 
 def test_engine_refuses_what_is_no_method(engine):
     it = engine()
-    with pytest.raises(CountingError, match="no method 'fast'"):
+    with pytest.raises(CountingError, match="no counting method 'fast'"):
         it.counter("fast")
     with pytest.raises(CountingError, match="0 entries"):
         it.counter(return_stack_depth=0)
