@@ -23,7 +23,7 @@ class EngineHook:
         uc.ctl_flush_tb()
 
     def remove(self) -> None:
-        """Remove the hook. Not from within a hook."""
+        """Remove the hook. Not from within a hook. `UcError` if the engine refuses."""
         status = uclib.uc_hook_del(self._uc._uch, self._handle)
         if status != UC_ERR_OK:
             raise UcError(status)

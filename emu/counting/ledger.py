@@ -36,7 +36,7 @@ class BlockLedger(ABC):
         uc.__dict__.setdefault(_KEPT_BY_ENGINE, []).append(self)
 
     def begin(self) -> None:
-        """Call before each `emu_start`. Runs nest: one may begin within a hook of another."""
+        """Call before each `emu_start`. Runs nest: one may begin within a hook of another. CountingError if removed."""
         if self._uc is None:
             raise CountingError(None, "this counter was removed")
         self._outer.append(self._last())
@@ -45,7 +45,7 @@ class BlockLedger(ABC):
     def end(self, rip: int, faulted: bool) -> None:
         """Call after each `emu_start`, with the RIP that it left.
 
-        Raises the error that prevented a block from being decoded during the run.
+        Raises the error that prevented a block from being decoded during the run, and CountingError without a begin.
         """
         if not self._outer:
             raise CountingError(rip, "the end of a run that never began")

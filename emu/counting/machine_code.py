@@ -14,13 +14,13 @@ from typing import Final
 #    +--------+-------+-------+----------------+----------------+
 #
 # `end` is a BlockEnd, zero in a free slot. Executions start at -1, so that the increment itself tells a first execution
-# (it gives zero), which is then written to the list of touched slots: a reader looks at those only. `end's address` is
+# (the result is zero), which is then written to the list of touched slots: a reader looks at those only. `end's address` is
 # BlockEnd's.
 PREVIOUS: Final = 0x00  # the slot of the block that was entered last
 RETURN_TOP: Final = 0x08  # the newest entry of the return stack
 UNBALANCED: Final = 0x10
 TOUCHED_COUNT: Final = 0x18
-UNKNOWN_BLOCK: Final = 0x20  # C function that makes a slot for a block and gives its address
+UNKNOWN_BLOCK: Final = 0x20  # C function that makes a slot for a block and returns its address
 RETURN_FIRST: Final = 0x28  # the return stack's first entry in memory, and its last; it wraps
 RETURN_LAST: Final = 0x30
 STOP_ENGINE: Final = 0x38  # C function that ends the run
@@ -88,7 +88,7 @@ LISTING: Final[tuple[tuple[str, str], ...]] = (
     ("48 ff 40 10", "inc qword ptr [rax + 0x10]"),
     ("74 ce", "je 0x7a"),
     ("c3", "ret"),
-    # 0xad: in a return (or a rep, which alone has an address): pop, clear the entry, compare with where it went
+    # 0xad: in a return (or a rep, which alone has an address): pop, clear the entry, compare with its destination
     ("49 83 78 18 00", "cmp qword ptr [r8 + 0x18], 0"),
     ("75 33", "jne 0xe7"),
     ("4d 8d 51 f8", "lea r10, [r9 - 8]"),
@@ -110,7 +110,7 @@ LISTING: Final[tuple[tuple[str, str], ...]] = (
     ("eb ba", "jmp 0x9b"),
     ("4c 8b 51 30", "mov r10, qword ptr [rcx + 0x30]"),
     ("eb d7", "jmp 0xbe"),
-    # 0xe7: a rep that is entered again at the same instruction goes on and isn't counted again
+    # 0xe7: a rep that is entered again at the same instruction continues and isn't counted again
     ("49 39 70 18", "cmp qword ptr [r8 + 0x18], rsi"),
     ("75 86", "jne 0x73"),
     ("c3", "ret"),

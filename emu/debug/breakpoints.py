@@ -26,7 +26,7 @@ class Breakpoint:
         """Called when a run starts at this position; it does not fire there."""
 
     def met(self, debugger: "Debugger") -> bool:
-        """True if the run must stop at the present position, which is one of the addresses."""
+        """True if the run must stop at the current position, which is one of the addresses."""
         return True
 
     def wants(self, event: Event) -> bool:

@@ -30,7 +30,7 @@ class Debugger(Sight):
     """Threads of one kernel, moved one at a time. Until ``close`` only the debugger may change the kernel.
 
     ``roots``: Python objects besides the kernel that operations change. Counters are removed from the vCPUs meanwhile,
-    and grace periods end only by the user or by ``run``. DebugError for requests that the present position rules out.
+    and grace periods end only by the user or by ``run``. DebugError for requests that the current position rules out.
     """
 
     IS_CACHE = True  # not part of a checkpoint of Python objects
@@ -160,11 +160,11 @@ class Debugger(Sight):
 
     @property
     def end(self) -> int:
-        """The last position of the timeline; after the present one if the debugger went back."""
+        """The last position of the timeline; after the current one if the debugger went back."""
         return self._record.timeline.end
 
     def step(self, n: int = 1) -> DebugStop:
-        """Execute ``n`` instructions of the current thread, or points of an operation; fewer up to a breakpoint."""
+        """Execute ``n`` instructions of the current thread, or points of an operation, up to a breakpoint. DebugError."""
         thread = self.thread
         if n == 1:
             return self._search.one(thread)
@@ -177,7 +177,7 @@ class Debugger(Sight):
         return self._search.over(self.thread, self._breakpoints)
 
     def step_out(self) -> DebugStop:
-        """Run until the present function returns; an operation: to its end."""
+        """Run until the current function returns; an operation: to its end."""
         return self._search.out(self.thread, self._breakpoints)
 
     def run(self, limit: int | None = None) -> DebugStop:
@@ -217,7 +217,7 @@ class Debugger(Sight):
         return self._search.back_over(self.thread)
 
     def back_out(self) -> DebugStop:
-        """Go back to before the call of the present function; an operation: to its start."""
+        """Go back to before the call of the current function; an operation: to its start."""
         return self._search.back_out(self.thread)
 
     def run_back(self) -> DebugStop:
@@ -235,7 +235,7 @@ class Debugger(Sight):
         self._search.interrupted = True
 
     def stopped(self, reason: DebugStopReason, message: str = "", breakpoint: Breakpoint | None = None) -> DebugStop:
-        """A DebugStop at the present position."""
+        """A DebugStop at the current position."""
         events = self._record.events
         event = None
         if events:
@@ -290,7 +290,7 @@ class Debugger(Sight):
         self._record.make(Do(self._record.write_memory, (address, bytes(data))))
 
     def close(self) -> None:
-        """Release the kernel in its present state: tasks under way stay where they are."""
+        """Release the kernel in its current state: tasks under way stay where they are."""
         if self._is_closed:
             return
         self._is_closed = True

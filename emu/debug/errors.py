@@ -4,4 +4,4 @@ from emu.errors import EmuError
 
 
 class DebugError(EmuError):
-    """A request that is not possible in the kernel's present state; nothing was changed."""
+    """A request that is not possible in the kernel's current state; nothing was changed."""

@@ -242,7 +242,7 @@ class ActionHistory(DebuggedThreads):
             self.repeat(position)
 
     def repeat(self, position: int) -> StepsMade:
-        """Repeat the timeline's next moves: one, or steps of one thread, up to a position."""
+        """Repeat the timeline's next moves: one, or steps of one thread, up to a position. DebugError."""
         self._quick = None
         move, times = self.timeline.at(self.position)
         if not isinstance(move, Go):

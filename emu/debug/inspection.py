@@ -27,7 +27,7 @@ _LONGEST = 15
 
 
 class Sight:
-    """The present state of a history. Reading changes nothing."""
+    """The current state of a history. Reading changes nothing."""
 
     def __init__(self, kernel: Kernel, record: ActionHistory) -> None:
         self.kernel = kernel

@@ -279,14 +279,14 @@ class Search:
         return self._to(before if found is None else found[0], thread, DebugStopReason.STEP)
 
     def back_out(self, thread: Thread) -> DebugStop:
-        """Implements ``Debugger.back_out``."""
+        """Implements ``Debugger.back_out``. DebugError if the return address is not known."""
         begun = self._first_step_of(thread)
         if begun is None or begun == self._record.position:
             return self._debugger.stopped(DebugStopReason.START)
         if isinstance(thread, TaskThread) and not thread.is_done:
             calls = self._debugger.backtrace(thread)
             if not calls or calls[0].frame is None:
-                raise DebugError("the return address of the present function is not known")
+                raise DebugError("the return address of the current function is not known")
             frame = calls[0].frame
             target = self._debugger.kernel.machine.read_u64(frame - 8)
             found = self._last_hit(self._record.position - 1, self._prepare([CalledFrom(target, frame)]), begun)

@@ -58,7 +58,7 @@ class DebuggedThreads(KernelThreads):
         self._end_subscription = kernel.events.subscribe(self._on_event)
 
     def close(self) -> None:
-        """Release the kernel in its present state; operations under way are dropped."""
+        """Release the kernel in its current state; operations under way are dropped."""
         for thread in self.threads:
             if isinstance(thread, OperationThread):
                 thread.abandon()
@@ -177,7 +177,7 @@ class DebuggedThreads(KernelThreads):
         return thread.vcpu if isinstance(thread, TaskThread) else None
 
     def register(self, thread: TaskThread, name: str = "rip") -> int:
-        """A register of a task, on a vCPU or saved."""
+        """A register of a task, on a vCPU or saved. DebugError if the task does not exist."""
         vcpu, task = thread.vcpu, thread.task
         if vcpu is not None:
             return int(getattr(vcpu.regs, name))

@@ -200,7 +200,7 @@ class Motion:
     # Stop replies ---------------------------------------------------------------------------------------------------
 
     def now(self) -> str:
-        """Stop reply for the query of the present state."""
+        """Stop reply for the query of the current state."""
         return self._text(SIGTRAP, self._debugger.thread)
 
     def _reply(self, stop: DebugStop, signal: int | None = None) -> str:

@@ -43,7 +43,7 @@ def process_context(machine: Machine) -> int:
 
 
 def symbol_file(kernel: Kernel) -> bytes:
-    """The symbol file of a kernel in its present state."""
+    """The symbol file of a kernel in its current state."""
     pieces = sorted(_pieces(kernel), key=lambda piece: piece.address)
     machine = kernel.machine
     stubs = machine.host_calls

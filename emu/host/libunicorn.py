@@ -48,7 +48,7 @@ _ctl = _lib.uc_ctl
 
 
 def hook_add(engine: int, kind: int, function: int, user: int, begin: int = 1, end: int = 0) -> int:
-    """Install the function at a host address as a hook; returns the hook's number for ``hook_del``."""
+    """Install the function at a host address as a hook; returns its number for ``hook_del``. UcError."""
     number = ctypes.c_size_t()
     # uc_hook_add is variadic: every argument needs its C type spelled out.
     error = _lib.uc_hook_add(

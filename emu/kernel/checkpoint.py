@@ -20,7 +20,7 @@ _ATOMS = frozenset({int, str, bytes, float, bool, type(None), type, types.Module
 
 
 class Checkpoint:
-    """Present content of the objects reachable from ``roots``, but not through ``outside``.
+    """Current content of the objects reachable from ``roots``, but not through ``outside``.
 
     ``packages``: objects of classes of these packages are followed; all others are taken for immutable.
     """
@@ -37,7 +37,7 @@ class Checkpoint:
         self._find(list(roots), self._seen)
 
     def extend(self, roots: Iterable[object]) -> None:
-        """Record objects newly reachable from more roots, with their present content. Valid only for objects that have
+        """Record objects newly reachable from more roots, with their current content. Valid only for objects that have
         not changed since the checkpoint, or did not exist then.
         """
         self._find(list(roots), self._seen)

@@ -386,7 +386,7 @@ class Kernel:
     def checkpoint(
         self, roots: Iterable[object] = (), outside: Iterable[object] = (), *, python: Checkpoint | None = None
     ) -> KernelState:
-        """The present state, for ``restore``. No operation may be under way: a greenlet can't be saved.
+        """The current state, for ``restore``. No operation may be under way: a greenlet can't be saved.
 
         ``roots``: Python objects besides the kernel that may change; ``outside``: objects to ignore. ``python``: of an
         earlier state, if no Python code has changed anything since. MachineError while a vCPU runs.

@@ -122,7 +122,7 @@ class Lock:
 
 
 class ControlTask:
-    """An operation that stops at every point. ``at`` is the present point, None before the first and at the end.
+    """An operation that stops at every point. ``at`` is the current point, None before the first and at the end.
     """
 
     def __init__(self, process: "ProcessContext", operation: Callable[[], Any], name: str) -> None:
@@ -159,7 +159,7 @@ class ControlTask:
         return self.at
 
     def abandon(self) -> None:
-        """End it at its present point: only its ``finally`` clauses run, and their exceptions are ignored.
+        """End it at its current point: only its ``finally`` clauses run, and their exceptions are ignored.
         """
         self._greenlet.parent = getcurrent()
         with suppress(Exception):
@@ -231,7 +231,7 @@ class ProcessContext:
 
     @contextmanager
     def fail_at(self, kind: PointKind, nth: int, failure: Callable[[str], Exception]) -> Iterator[None]:
-        """Within the block, the ``nth`` point of a kind (from 1) raises the exception ``failure(text)``."""
+        """Make the ``nth`` point (from 1) of a kind raise ``failure(text)`` in the block. ValueError for a bad kind."""
         if kind not in CAN_FAIL:
             raise ValueError(f"a {kind} can't fail; only {', '.join(sorted(CAN_FAIL))}")
         self._countdown[kind], self._failure[kind] = nth, failure

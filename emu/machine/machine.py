@@ -175,7 +175,7 @@ class Machine(AddressSpace):
     # Snapshots ------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """The machine's present state. Costs what was written since the last snapshot or restore: ``pages_copied``.
+        """The machine's current state. Costs what was written since the last snapshot or restore: ``pages_copied``.
 
         Contains guest memory, mappings, registers, tasks, pending text and image names, but not host calls.
         MachineError while a vCPU runs.
@@ -204,7 +204,7 @@ class Machine(AddressSpace):
             vcpu.collect_counts()
         if self.text_users is state.space.text_users:
             for frame in self._history.differing(snapshot, dirty) & self.text_users.keys():
-                # The engine's translations are of the present text: unchanged parts of the page keep theirs.
+                # The engine's translations are of the current text: unchanged parts of the page keep theirs.
                 first, end = _difference(self.ram.page(frame), snapshot.page(frame))
                 for page in self.text_users[frame] if first < end else ():
                     self.before_text_change((page << PAGE_SHIFT) + first, (page << PAGE_SHIFT) + end)

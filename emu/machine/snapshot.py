@@ -37,7 +37,7 @@ class History:
         """Pages that the last snapshot or restore copied."""
 
     def take(self, dirty: set[int], state: object) -> Snapshot:
-        """Take a snapshot of the present state; ``dirty``: frames written since the last snapshot or restore."""
+        """Take a snapshot of the current state; ``dirty``: frames written since the last snapshot or restore."""
         pages = {frame: self._ram.page(frame) for frame in dirty}
         self.pages_copied = len(pages)
         self._base = Snapshot(self._base, self._lineage, pages, state)

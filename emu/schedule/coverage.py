@@ -196,7 +196,7 @@ class CoverageWatch:
             self._arrived.append((point, self._caller(sys._getframe(2))))
 
     def _add_passed_points(self, actor: Actor) -> None:
-        """Record the points that an actor has passed: its old position and those after it, except its present one."""
+        """Record the points that an actor has passed: its old position and those after it, except its current one."""
         arrived, self._arrived = self._arrived, []
         before = self._standing.pop(actor, None)
         if before is not None:

@@ -30,7 +30,7 @@ class ScheduledOperation(OperationThread):
         super().__init__(world.kernel, number, name, do)
         self._world, self._letter = world, letter
         self.extra = Footprint()
-        """Receives the places that the present step touches."""
+        """Receives the places that the current step touches."""
 
     def step(self) -> None:
         memory = self._world.memory

@@ -80,7 +80,7 @@ class World:
             self.visible.add(function.address, bytes(function.image.code))
 
     def open(self) -> None:
-        """Make the present state the start of every schedule."""
+        """Make the current state the start of every schedule."""
         kernel = self.kernel
         kernel.rcu.automatic = False
         self.visible.install()
@@ -138,7 +138,7 @@ class World:
         return bool(self._under_change) or self.memory.has_freed or self.learn is not None
 
     def enabling_points(self, letter: str) -> frozenset[PointKind]:
-        """Points of an actor's operation that may change the actions of others in their present positions."""
+        """Points of an actor's operation that may change the actions of others in their current positions."""
         runs = waits = False
         for other in self.actors:
             if other.letter == letter or other.finished:

@@ -77,7 +77,7 @@ class GuestActor(TaskThread):
 
     @property
     def call(self) -> GuestCall | None:
-        """The present call, or the next one."""
+        """The current call, or the next one."""
         ended = self.ended
         return self.calls[ended] if ended < len(self.calls) else None
 

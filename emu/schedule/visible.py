@@ -123,7 +123,7 @@ class VisibleInstructions:
             vcpu.engine.count_marked(())
 
     def hold(self) -> None:
-        """Make the present text the one that ``reset`` returns to."""
+        """Make the current text the one that ``reset`` returns to."""
         self._base, self._base_order = dict(self.instructions), sorted(self.instructions)
         self._changed.clear()
 
@@ -172,7 +172,7 @@ class VisibleInstructions:
             memory[address - base] = 1
 
     def forget_private(self, touched: Mapping[tuple[int, str], bool]) -> None:
-        """Permanently unmark instructions that were executed and touched only their task's private memory: the present
+        """Permanently unmark instructions that were executed and touched only their task's private memory: the current
         text is the one that ``reset`` returns to.
 
         ``touched``: by address and text, True if other memory was touched.

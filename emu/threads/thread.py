@@ -17,7 +17,7 @@ MARKED = tuple((GENERAL.index(name), 0x5EED_0000 + number) for number, name in e
 
 
 class Thread:
-    """A task or an operation. ``number`` counts from 1, ``cpu`` is a task's present or next vCPU.
+    """A task or an operation. ``number`` counts from 1, ``cpu`` is a task's current or next vCPU.
 
     Not an ABC: schedules test for each step whether its actor is a task, and that costs more with an ABC.
     """
@@ -248,7 +248,7 @@ class OperationThread(Thread):
             self.is_done, self.result = True, control.result
 
     def abandon(self) -> None:
-        """End it at its present point."""
+        """End it at its current point."""
         if self._control is not None and not self.is_done:
             self._control.abandon()
         self._control = self.point = None

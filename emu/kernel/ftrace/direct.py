@@ -72,7 +72,7 @@ class Ftrace(FunctionTracer):
     def reset_ftrace_direct_ips(
         self, ops: FtraceOps, ips: Iterable[int], *, keeps_on_failure: bool = False
     ) -> None:
-        """Give ``ops`` exactly these sites, with its present address (the tracing-multi series of 2025).
+        """Give ``ops`` exactly these sites, with its current address (the tracing-multi series of 2025).
 
         -EINVAL if it is not a registered direct caller, -ENOENT for no site, -EBUSY if a new one has a direct caller,
         -ENOMEM, and errors of patching; then its sites are as before. ``keeps_on_failure``: as posted, the new sites

@@ -34,7 +34,7 @@ def ftrace_is_jmp(address: int) -> bool:
 class DynFtraceFlag(enum.IntFlag):
     """``FTRACE_FL_*`` of a site (include/linux/ftrace.h); the low 19 bits count its users.
 
-    Those with ``_EN`` describe its present text.
+    Those with ``_EN`` describe its current text.
     """
 
     ENABLED = 1 << 31

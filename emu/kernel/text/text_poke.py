@@ -56,7 +56,8 @@ class TextPoke:
     def batch_add(self, address: int, text: bytes, emulate: bytes | None = None) -> None:
         """Queue a patch. A lower address than the last one, or a full vector, flushes the queue.
 
-        Lookup by the int3 entry is a binary search, so a batch must be sorted (2aebf5ee43bf).
+        Lookup by the int3 entry is a binary search, so a batch must be sorted (2aebf5ee43bf). ValueError for an
+        instruction that the int3 entry can't emulate.
         """
         queue = self._queue
         if queue and (len(queue) == VECTOR_SIZE or address < queue[-1].address):
