@@ -14,7 +14,7 @@ from typing import Final
 #    +--------+-------+-------+----------------+----------------+
 #
 # `end` is a BlockEnd, zero in a free slot. Executions start at -1, so that the increment itself tells a first execution
-# (the result is zero), which is then written to the list of touched slots: a reader looks at those only. `end's address` is
+# (it gives zero), which is then written to the list of touched slots: a reader looks at those only. `end's address` is
 # BlockEnd's.
 PREVIOUS: Final = 0x00  # the slot of the block that was entered last
 RETURN_TOP: Final = 0x08  # the newest entry of the return stack

@@ -164,7 +164,10 @@ class Debugger(Sight):
         return self._record.timeline.end
 
     def step(self, n: int = 1) -> DebugStop:
-        """Execute ``n`` instructions of the current thread, or points of an operation, up to a breakpoint. DebugError."""
+        """Execute ``n`` instructions of the current thread, or pass points of an operation. DebugError.
+
+        A breakpoint may stop it earlier.
+        """
         thread = self.thread
         if n == 1:
             return self._search.one(thread)
