@@ -1,6 +1,6 @@
 """Call stacks, computed from the blocks that a task executes and its stack pointer at each.
 
-A frame lives until the stack pointer is above the word of its return address, whatever moved it there: a ``ret``, or a
+A frame lives until the stack pointer is above the word of its return address, moved by any instruction: a ``ret``, or a
 trampoline that drops the return address into the traced function and returns to that one's caller. So no particular way
 of calling or returning has to be known:
 

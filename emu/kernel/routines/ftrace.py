@@ -61,7 +61,7 @@ def _save_mcount_regs(pushed: int) -> str:
     mov rdx, rbp
     mov qword ptr [rsp + pt_regs.bp], rdx
     mov rsi, qword ptr [rsp + {back + 8:#x}]                 ; parent_ip
-    mov rdi, qword ptr [rsp + {back:#x}]                 ; behind the site
+    mov rdi, qword ptr [rsp + {back:#x}]                 ; after the site
     mov qword ptr [rsp + pt_regs.ip], rdi
     sub rdi, 5                                     ; ip
     nop9                                           ; CALL_DEPTH_ACCOUNT

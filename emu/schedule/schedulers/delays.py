@@ -1,7 +1,7 @@
 """Every schedule with a limited number of delays (Emmi, Qadeer and Rakamaric, POPL 2011).
 
 Without delays the order is round-robin: the last actor continues while it can, then the next one follows. A delay skips
-the actor whose turn it is. There are far fewer schedules with a few delays than with as many preemptions: after a
+the actor that is due. There are far fewer schedules with a few delays than with as many preemptions: after a
 preemption any actor may continue, after a delay only the next one.
 """
 
