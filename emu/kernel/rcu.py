@@ -130,7 +130,7 @@ class Rcu:
         self.call(RcuFlavour.SRCU, callback)
 
     def synchronize(self, flavour: RcuFlavour) -> None:
-        """Wait for a grace period. Raises Deadlock if a reader can't continue meanwhile."""
+        """Wait for a grace period. Raises Deadlock if no reader can continue meanwhile."""
         period = self._begin(flavour, [], [])
         self._process.point(PointKind.GRACE_PERIOD, f"synchronize_{flavour}", period)
         while period in self._pending:
