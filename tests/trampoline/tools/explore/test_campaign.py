@@ -189,7 +189,7 @@ def test_a_factory_is_named_by_where_it_is():
     ("design", "what"),
     [
         ("nonsense", "no 'nonsense'"),
-        ("specialised+", "which metadata"),
+        ("specialised+", "no metadata back end"),
         ("no.such.module:mine", "cannot be imported"),
         ("no/such/file.py:mine", "cannot be imported"),
         ("{path}:missing", "no DesignInfo or factory 'missing'"),
