@@ -1,4 +1,4 @@
-"""What a kernel says to the programs of a file: ``tramp verify``."""
+"""Verdict of a kernel on the programs of a file: ``tramp verify``."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,11 +45,11 @@ class KernelVerdict:
 
     @property
     def accepted(self) -> bool:
-        """Whether it is loaded, and attached where that was asked for."""
+        """True if it is loaded and, if requested, attached."""
         return self.outcome == "accepted"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; ``errno`` by number and name."""
+        """The verdict as plain values; ``errno`` by number and name."""
         return asdict(self) | {"errname": errno_name(self.errno) if self.errno else None}
 
     def __str__(self) -> str:

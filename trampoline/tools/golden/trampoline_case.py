@@ -116,7 +116,7 @@ class RecordedTarget:
 
     @property
     def tail_call_reachable(self) -> bool:
-        """True if tail calls can reach the program, which then starts with xor eax/rax (clears the counter), not nop."""
+        """True if tail calls can reach the program, which then starts with xor eax/rax (clears the counter)."""
         after = self.site_before[self.patch_offset + 5 :]
         return self.is_program and after.startswith((b"\x31\xc0", b"\x48\x31\xc0"))
 
