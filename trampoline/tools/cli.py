@@ -51,8 +51,7 @@ def subcommand(name: str) -> ModuleType:
 
 
 def build_parser(names: Iterable[str] | None = None) -> Parser:
-    """The parser of the command with these subcommands, by default all. Its arguments contain the chosen one's `run`.
-    """
+    """The parser of the command with these subcommands, by default all. Its arguments have the chosen one's `run`."""
     parser = Parser(
         prog="tramp", description="Generate, run and count the machine code that runs BPF programs on kernel functions."
     )

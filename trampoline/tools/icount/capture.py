@@ -70,7 +70,7 @@ def path_of(lab: Lab, executed: Iterable[tuple[int, int, str]], unbalanced_retur
 
 def conditions_of(lab: Lab) -> Mapping[str, str]:
     """Kernel and design of a laboratory."""
-    return {"flavour": lab.flavour.name, "config": lab.kernel.config.name, "design": lab.design.name}
+    return {"flavour": lab.release.name, "config": lab.kernel.config.name, "design": lab.design.name}
 
 
 class CodeText:
