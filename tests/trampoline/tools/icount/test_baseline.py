@@ -89,7 +89,7 @@ def test_names_that_do_not_fit_on_a_line(name):
         ("name = 7", "name = 7\nname = 8", 19, "name already has a count, in line 18"),
         ("unbalanced=0", "unbalanced=x", 14, "unbalanced=x"),
         ("unbalanced=0", "unbalanced", 14, "'unbalanced' is not KEY=VALUE"),
-        ("unbalanced=0", "unbalanced=0 soft=2%", 14, "soft=2% alone"),
+        ("unbalanced=0", "unbalanced=0 soft=2%", 14, "soft=2%: without"),
         ("unbalanced=0", "unbalanced=0 hard=x", 14, "'x' is not a limit"),
         ("enter=6:", "enter=six:", 14, "is not PHASE=N:CODE"),
         (f"# code {CALLEE.digest}", "# code 00000000", 14, f"no code {CALLEE.digest}"),
@@ -219,7 +219,7 @@ def test_what_is_no_limit(value):
 
 
 def test_a_soft_limit_needs_a_hard_one():
-    with pytest.raises(TrampolineError, match="soft=1 alone"):
+    with pytest.raises(TrampolineError, match="soft=1: without"):
         Limits.parse(1)
 
 

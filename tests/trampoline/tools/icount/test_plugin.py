@@ -149,7 +149,7 @@ def test_limits_of_the_configuration_and_of_the_check(run, baseline, pytester):
     result.assert_outcomes(passed=4)
     result.stdout.fnmatch_lines(
         [
-            "fentry: shorter, within its soft limit (soft 1, hard 2%): 98 -> 97 instructions (-1): the baseline wants*",
+            "fentry: shorter, within its soft limit (soft 1, hard 2%): 98 -> 97 instructions (-1): the baseline needs*",
             "warning: fexit: longer, beyond its soft limit (soft 1, hard 2%): 114 -> 116 instructions (+2): the*",
         ]
     )
@@ -166,7 +166,7 @@ def test_names_that_nobody_checks_any_more_are_an_error(run, baseline):
     result.assert_outcomes(passed=4)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
-        ["ERROR: test_x.icount is stale; no longer counted:", "  old", "To make*: pytest --icount-update test_x.py"]
+        ["ERROR: test_x.icount is stale; no longer counted:", "  old", "To rewrite*: pytest --icount-update test_x.py"]
     )
     result = run("--icount-update")
     assert result.ret == 0
