@@ -30,7 +30,7 @@ ARGUMENT = 41
 _BODY = "inc dword ptr [rsi + {slot}] ; noted in the caller's memory\nlea eax, [rdi + 1]\nret"
 _SLEEPS = (
     "inc dword ptr [rsi + {slot}] ; noted in the caller's memory\npush rbx\nmov ebx, edi\n"
-    "call schedule ; until somebody wakes the task\nlea eax, [rbx + 1]\npop rbx\nret"
+    "call schedule ; until the task is woken\nlea eax, [rbx + 1]\npop rbx\nret"
 )
 _PROTOTYPE = "int {name}(int a, u32 *notes)"
 MANY = 20

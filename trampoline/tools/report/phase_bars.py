@@ -8,16 +8,16 @@ from emu.counting.counts import OTHER
 from trampoline.tools.icount.capture import PHASES
 
 _MEANING = {
-    "entry": "the way in: endbr64, frame, thunks",
+    "entry": "entry: endbr64, frame, thunks",
     "save": "arguments and registers to the frame",
     "lookup": "finding the function's metadata",
     "enter": "before a program: recursion guard, migrate_disable, run context",
     "program": "the program and its call",
     "exit": "after a program",
     "origin": "calling the traced function, and guarding the image meanwhile",
-    "restore": "registers back",
-    "leave": "the way out",
-    OTHER: "the traced function itself, and whatever has no phase",
+    "restore": "registers from the frame",
+    "leave": "return",
+    OTHER: "the traced function itself, and code without a phase",
 }
 
 

@@ -312,7 +312,7 @@ def test_githubs_annotations_name_the_line_of_the_baseline(count, file):
         (("--nr-args", "x"), "invalid int"),
         (("--fexit",), "programs need a TARGET"),
         (("--call", "f(1)"), "--call is only for a TARGET"),
-        (("bpf_fentry_test1", "--programs", "2"), "--programs is for the bench's rows"),
+        (("bpf_fentry_test1", "--programs", "2"), "--programs is only for the bench's rows"),
         (("bpf_fentry_test1", "--live"), "--live is only for stepping"),
         (("bpf_fentry_test1", "--call", "bpf_fentry_test1(1)", "--call", "bpf_fentry_test1(1)"), "may be given only once"),
         (("no-such.o",), "No such file"),

@@ -84,7 +84,7 @@ def test_baselines_beside_it(capsys, tmp_path):
     ("argv", "message"),
     [
         (["bpf_fentry_test1"], "-o/--output"),
-        (["-o", "{}/r.html"], "a TARGET, or --bench"),
+        (["-o", "{}/r.html"], "pass a TARGET or --bench"),
         (["bpf_fentry_test1", "-o", "{}/r.pdf"], "unknown format"),
         (["bpf_fentry_test1", "-o", "{}/r.html", "--format", "pdf"], "invalid choice: 'pdf'"),
         (["bpf_fentry_test1", "-o", "{}/no/r.html"], "no/r.html: No such file or directory"),
@@ -98,7 +98,7 @@ def test_baselines_beside_it(capsys, tmp_path):
         (["no_such_function", "-o", "{}/r.html"], "no_such_function"),
         (["no-such.o", "-o", "{}/r.html"], "no-such.o"),
         (["bpf_fentry_test1", "--bench", "-o", "{}/r.html"], "--bench: without a TARGET"),
-        (["--bench", "-o", "{}/r.json"], "is written as html"),
+        (["--bench", "-o", "{}/r.json"], "to an html file only"),
         (["--bench", "--design", "fast", "-o", "{}/r.html"], "no design 'fast'"),
         (["bpf_fentry_test1", "--design", "tracing-multi-v2", "--fsession", "-o", "{}/r.html"], "fsession"),
     ],

@@ -91,8 +91,8 @@ GROUPS = (
     Group("Breakpoints", (
         _command("break b br", "[PLACE] [if EXPR]", "there; without PLACE here", breakpoints.add),
         _command("watch", "EXPR [BYTES]", "after writes to memory there", breakpoints.watch("w")),
-        _command("rwatch", "EXPR [BYTES]", "behind reads", breakpoints.watch("r")),
-        _command("awatch", "EXPR [BYTES]", "behind both", breakpoints.watch("rw")),
+        _command("rwatch", "EXPR [BYTES]", "after reads", breakpoints.watch("r")),
+        _command("awatch", "EXPR [BYTES]", "after both", breakpoints.watch("rw")),
         _command("delete d", "[NUMBER]", "delete a breakpoint, or all", breakpoints.delete),
     )),
     Group("Threads and CPUs", (

@@ -19,7 +19,7 @@ from trampoline.tools.debugger.terminal.schedule_cursor import Along
 
 CODE_LINES = 600
 """Instructions of the function that are shown around the present one, for scrolling."""
-TRAPPED = "behind an int3, whose entry has not run yet"
+TRAPPED = "after an int3, before its handler"
 """State of a task between the two steps of a trap."""
 SITE_LINES = 8
 """Instructions shown around a site that is being patched."""
