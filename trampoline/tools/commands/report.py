@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise TrampolineError("--bench: without a TARGET, and to an html file only")
         files = dict.fromkeys(arguments.output, _bench(arguments))
     elif arguments.target is None:
-        raise TrampolineError("report: no target; pass a TARGET or --bench")
+        raise TrampolineError("no target; pass a TARGET or --bench")
     else:
         from trampoline.tools.report.observed_calls import observe_all
 

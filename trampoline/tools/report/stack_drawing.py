@@ -26,8 +26,8 @@ def drawn(frames: Sequence[StackFrame]) -> str:
     """The frames as one stack, high addresses first."""
     parts = ['<div class="stack" role="table" aria-label="stack, high addresses first">']
     for frame in frames:
-        whose = f'<div class="whose" role="row"><code role="cell">{escape(frame.function)}</code></div>'
-        parts.append(f'<div class="frame" role="rowgroup">{whose}')
+        header = f'<div class="whose" role="row"><code role="cell">{escape(frame.function)}</code></div>'
+        parts.append(f'<div class="frame" role="rowgroup">{header}')
         parts += [_slot(frame, slot) for slot in frame.slots]
         parts.append("</div>")
     return "".join([*parts, "</div>"])

@@ -80,7 +80,7 @@ class Conditions:
 
     def __post_init__(self) -> None:
         if self.check < 0:
-            raise TrampolineError(f"check: {self.check} is negative")
+            raise TrampolineError(f"check={self.check} is negative")
         if self.ipi_ns < 0 or any(duration < 0 for duration in (self.durations or {}).values()):
             raise TrampolineError("durations cannot be negative")
 

@@ -60,7 +60,7 @@ def scale(
     ``mass_attach``, with design and point in its text. Raises TrampolineError for an unknown name.
     """
     if not designs or not points or any(point is not None and point < 1 for point in points):
-        raise TrampolineError("scale: expected a design, and points of at least one function")
+        raise TrampolineError("expected a design, and points of at least one function")
     ascending = sorted(set(points), key=lambda point: (point is None, point))
     under = {design: Conditions(**conditions, design=design) for design in designs}
     for each in under.values():

@@ -104,7 +104,7 @@ def test_a_process_that_dies_and_what_raises_when_something_boots(tmp_path, text
         ("1 / 0", "ZeroDivisionError"),
         ("def (", "SyntaxError"),
         ("import sys\nsys.exit(3)", "ended the program"),
-        ("from trampoline.tools.mutants import Mutant\nMUTANTS = [Mutant('a', '', '', [])] * 2", "two mutants have the name 'a'"),
+        ("from trampoline.tools.mutants import Mutant\nMUTANTS = [Mutant('a', '', '', [])] * 2", "two mutants have"),
         ("from trampoline.tools.mutants import Mutant\nMUTANTS = [Mutant('a b', '', '', [])]", "'a b' is not a valid"),
         (
             "from trampoline.tools.mutants import Mutant, replace\n"
