@@ -126,7 +126,7 @@ def test_symbols_that_can_no_longer_be_written(target, tool, tmp_path):
     printed = served.session(
         tool("gdb"), ["target remote :0", "thread 2", "monitor next patch", "continue", "monitor symbols", "x/i $pc"]
     )
-    assert f"the symbols have changed, but {file} can't be written: No such file or directory\n" in printed
+    assert f"the symbols have changed, but {file} cannot be written: No such file or directory\n" in printed
     assert f"\nerror: {file}: No such file or directory\n" in printed
     assert "(gdb) x/i $pc" in printed
 
