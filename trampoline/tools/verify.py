@@ -1,4 +1,4 @@
-"""What a kernel says to the programs of a file: ``tramp verify``."""
+"""Verdict of a kernel on the programs of a file: ``tramp verify``."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,8 +34,8 @@ _MULTI_PROBES = (AttachType.TRACE_KPROBE_MULTI, AttachType.TRACE_KPROBE_SESSION)
 
 @dataclass(frozen=True, slots=True)
 class KernelVerdict:
-    """What a kernel says to a program: ``accepted``, ``load_refused``, ``attach_refused``, or ``unsupported`` where
-    verifier-lite cannot say.
+    """A kernel's verdict on a program: ``accepted``, ``load_refused``, ``attach_refused``, or ``unsupported`` if
+    verifier-lite has no answer.
     """
 
     program: str
@@ -46,11 +46,11 @@ class KernelVerdict:
 
     @property
     def accepted(self) -> bool:
-        """Whether it is loaded, and attached where that was asked for."""
+        """True if it is loaded and, if requested, attached."""
         return self.outcome == "accepted"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; ``errno`` by number and name."""
+        """The verdict as plain values; ``errno`` by number and name."""
         return asdict(self) | {"errname": errno_name(self.errno) if self.errno else None}
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def programs_of_object(path: Path, kernel: KernelView, name: str | None = None) 
 
 
 def programs_of_text(path: Path, kernel: KernelView, section: str, license: str = "GPL") -> tuple[BpfProgram, ...]:
-    """The program of a file of eBPF text, of the type and with the target that a section of this name stands for.
+    """The program of a file of eBPF text, with the type and the target of a section with this name.
 
     Raises BytecodeSyntaxError, ObjectError for the section, and TrampolineError where the kernel has no such target.
     """
@@ -137,7 +137,7 @@ def verify(
 
 
 def _request(program: BpfProgram) -> Request:
-    """How libbpf attaches a program of this type to its section's target."""
+    """The attach request that libbpf makes for a program of this type and its section's target."""
     match program.prog_type:
         case ProgType.RAW_TRACEPOINT | ProgType.RAW_TRACEPOINT_WRITABLE:
             return RawTracepointOpen(program.target or None)

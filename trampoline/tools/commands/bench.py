@@ -1,4 +1,4 @@
-"""``tramp bench``: instructions for each way of attaching, beside what real kernels take."""
+"""``tramp bench``: instructions for each way of attaching, with the figures of real kernels."""
 
 import argparse
 from itertools import groupby
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "bench",
         help="count the instructions that an attached program costs",
@@ -45,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Measure and print the rows; returns the exit status."""
     from trampoline.bpf.btf.btf import Btf
     from trampoline.designs import DESIGNS
     from trampoline.releases import release, release_names

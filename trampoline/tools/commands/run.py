@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "run",
         help="load clang's object, attach its programs, call functions",
@@ -61,7 +61,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, attach, call, print."""
+    """Load, attach, call and print."""
     from trampoline.tools.report.formats import write_recording, writers
     from trampoline.tools.run import run_object
 
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_outcome(outcome: "RunOutcome") -> None:
-    """Everything as lines."""
+    """Print the whole result."""
     for line in outcome.attached:
         print(f"attached {line}")
     for call in outcome.calls:
@@ -105,7 +105,7 @@ def print_outcome(outcome: "RunOutcome") -> None:
 
 
 def print_call(call: "Called") -> None:
-    """What came back, and the instructions by phase."""
+    """Print the return value, and the instructions by phase."""
     value = "" if call.value is None else f" = {call.value}"
     unbalanced = f", {call.counts.unbalanced_returns} unbalanced returns" if call.counts.unbalanced_returns else ""
     print(
@@ -117,7 +117,7 @@ def print_call(call: "Called") -> None:
 
 
 _PHASES = ("other", "entry", "save", "lookup", "enter", "program", "exit", "origin", "restore", "leave")
-"""In the order in which they come; ``other`` is the function itself, and what it calls."""
+"""Phases in order; ``other`` is the function itself, and its callees."""
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""``tramp verify``: what a kernel would say to a program."""
+"""``tramp verify``: a kernel's verdict on a program."""
 
 import argparse
 from pathlib import Path
@@ -10,12 +10,12 @@ TEXT_SUFFIXES = (".bpf", ".txt")
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "verify",
         help="say whether a kernel would load a program",
         description="Load the programs of a BPF object, or one of eBPF text, as a kernel would: attributes, target,"
-        " verification. Exit status 1 where one is refused, or needs what is not modelled.",
+        " verification. Exit status 1 if one is refused, or needs something that is not modelled.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="clang's object, or text (.bpf, .txt)")
     parser.add_argument("--kernel-btf", type=Path, metavar="BTF", help="the kernel's BTF, raw or packed")
@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, print, and say by the exit status whether a kernel would."""
+    """Load and print; returns 1 if a program is refused."""
     from trampoline.releases import release
     from trampoline.tools.verify import programs_of_object, programs_of_text, verify, view
 

@@ -140,9 +140,9 @@ def test_a_patch_is_taken_back_where_the_next_does_not_fit():
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("nowhere.at.all", "no module of that name"),
+        ("nowhere.at.all", "no such module"),
         ("trampoline.text_poke.BpfTextPokeType.there_is_not.more", "BpfTextPokeType has no there_is_not"),
-        ("trampoline", "no module of that name"),
+        ("trampoline", "no such module"),
     ],
 )
 def test_paths_that_lead_nowhere(path, says):
