@@ -228,7 +228,9 @@ class CReader:
         tag = f"{type(node).__name__.lower()} {node.name}"
         if node.decls is None:
             if tag not in self._sizes:
-                raise PrototypeError(f"{tag} is passed by value but not defined before the function; its size is unknown")
+                raise PrototypeError(
+                    f"{tag} is passed by value but not defined before the function; its size is unknown"
+                )
             return self._sizes[tag]
         offset, align, largest = 0, 1, 0
         for member in node.decls:

@@ -182,7 +182,9 @@ class BpfObject:
             section = by_name.get(name)
             for record in found:
                 if section is None or (section.index, record.slot) not in starts:
-                    raise ObjectError(f"a CO-RE relocation at slot {record.slot} is not at an instruction", section=name)
+                    raise ObjectError(
+                        f"a CO-RE relocation at slot {record.slot} is not at an instruction", section=name
+                    )
                 records.setdefault((section.index, record.slot), []).append(record)
         return records
 

@@ -74,7 +74,9 @@ class ObjectCode:
                 if entry.type == R_BPF_NONE:
                     continue
                 if entry.offset % SLOT_SIZE or entry.offset >= section.size:
-                    raise ObjectError(f"a relocation at {entry.offset:#x} is not at an instruction", section=section.name)
+                    raise ObjectError(
+                        f"a relocation at {entry.offset:#x} is not at an instruction", section=section.name
+                    )
                 if found.setdefault((index, entry.offset // SLOT_SIZE), entry) is not entry:
                     raise ObjectError(f"two relocations at {entry.offset:#x}", section=section.name)
         return found

@@ -1,4 +1,4 @@
-"""The kernel that is asked: its release, its types, and what verification needs to know of it beside."""
+"""The kernel as verification sees it: its release, its types, and a few facts."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,12 @@ class KernelView:
     release: str
     btf: Btf
     cpus: int = 1
-    """CPUs that it may have (``nr_cpu_ids``)."""
+    """Maximum number of CPUs (``nr_cpu_ids``)."""
 
     def names(self, list_name: str) -> Names:
-        """A list of functions as this release has it: the files of ``trampoline/bpf/data``."""
+        """A list of functions for this release, from the files of ``trampoline/bpf/data``."""
         return names(list_name, self.release)
 
     def has_address(self, name: str) -> bool:
-        """Whether kallsyms knows the function: BTF has a few that the linker left out or the compiler renamed."""
+        """True if kallsyms contains the function: BTF has a few that the linker removed or the compiler renamed."""
         return name not in self.names("no_address")

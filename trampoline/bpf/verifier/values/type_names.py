@@ -1,4 +1,4 @@
-"""How the kernel's log names a register's type (``reg_type_str``)."""
+"""Names of register types in the kernel's log (``reg_type_str``)."""
 
 from trampoline.bpf.verifier.values.kinds import Flag, RegKind
 
@@ -17,7 +17,7 @@ def type_name(release: str, kind: RegKind, flags: Flag = Flag.NONE) -> str:
     """``rdonly_mem_or_null``: a register's type with its flags."""
     prefix = "".join(name for flag, name in _PREFIXES if flags & flag)
     if release == "6.1":
-        # The memory of ring buffers was the only one that MEM_ALLOC was said of.
+        # At that time MEM_ALLOC meant only the memory of ring buffers.
         prefix = prefix.replace("ringbuf_", "alloc_")
     postfix = ""
     if flags & Flag.PTR_MAYBE_NULL:
