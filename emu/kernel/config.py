@@ -17,11 +17,11 @@ class Config:
     preemption: bool
     """CONFIG_PREEMPTION: preempt_enable() reschedules when the count falls to 0 and somebody asked for it."""
     dont_migrate: bool
-    """rcu_read_lock_dont_migrate() (7.0): where RCU readers can't be preempted, they need no migrate_disable()."""
+    """rcu_read_lock_dont_migrate() (6.18): where RCU readers can't be preempted, they need no migrate_disable()."""
     inline_migrate: bool
     """migrate_disable() and migrate_enable() are inline in the kernel proper (6.18), a call before."""
     inline_update_prog_stats: bool
-    """update_prog_stats() is always inline (7.0); before, the compiler left the part behind its test out of line."""
+    """update_prog_stats() is always inline (6.18); before, the compiler left the part behind its test out of line."""
     srcu_tasks_trace: bool
     """RCU tasks trace readers are SRCU-fast readers (7.0); before, they counted in the task alone."""
     stack_protector: bool

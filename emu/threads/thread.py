@@ -1,6 +1,5 @@
 """Threads: tasks that make calls, and operations of process context, each let go on for some steps at a time."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,11 @@ MARKED = tuple((GENERAL.index(name), 0x5EED_0000 + number) for number, name in e
 """Positions of the registers that a function preserves, and the values that they hold before a marked call."""
 
 
-class Thread(ABC):
-    """A task or an operation. ``number`` is counted from 1, ``cpu`` the vCPU on which a task runs, or is to go on."""
+class Thread:
+    """A task or an operation. ``number`` is counted from 1, ``cpu`` the vCPU on which a task runs, or is to go on.
+
+    Not an ABC: schedules ask of each step whether its actor is a task, and that costs more with an ABC.
+    """
 
     IS_CACHE = True  # a checkpoint of Python's objects leaves it alone: ``capture`` keeps its state
     kind = ""
@@ -28,26 +30,26 @@ class Thread(ABC):
         self.cpu: int | None = None
 
     @property
-    @abstractmethod
     def state(self) -> str:
         """What it is doing, in a word or two."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def is_done(self) -> bool:
         """Whether it has ended; a task: whether it is in no call."""
+        raise NotImplementedError
 
-    @abstractmethod
     def begin(self) -> None:
         """Make it exist, perhaps again: it has made no step."""
+        raise NotImplementedError
 
-    @abstractmethod
     def capture(self) -> object:
         """What a checkpoint keeps of it."""
+        raise NotImplementedError
 
-    @abstractmethod
     def restore(self, record: object) -> None:
         """Back to what ``capture`` gave."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<Thread {self.number} {self.name}: {self.state}>"

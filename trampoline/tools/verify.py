@@ -26,7 +26,8 @@ from trampoline.bpf.verifier.errors import Unsupported, VerifierError
 from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.load.bpf_link_create import Links
 from trampoline.bpf.verifier.load.bpf_prog_load import bpf_prog_load
-from trampoline.rules import flavour
+from trampoline.bpf.verifier.load.links.link import LinkRules
+from trampoline.releases import release
 
 _MULTI_PROBES = (AttachType.TRACE_KPROBE_MULTI, AttachType.TRACE_KPROBE_SESSION)
 
@@ -58,9 +59,9 @@ class KernelVerdict:
         return f"{self.program}: {outcome}{errno}" + (f": {self.message}" if self.message else "")
 
 
-def view(release: str, btf: Path | None) -> KernelView:
+def view(name: str, btf: Path | None) -> KernelView:
     """The kernel of a release with this BTF, or without one with the synthetic kernel's functions. TrampolineError."""
-    return KernelView(flavour(release).name, _synthetic() if btf is None else Btf.read(btf))
+    return KernelView(release(name).verifier, _synthetic() if btf is None else Btf.read(btf))
 
 
 def _synthetic() -> Btf:
@@ -112,8 +113,12 @@ def _target_id(btf: Btf, attach: AttachType, target: str) -> int:
     return found
 
 
-def verify(program: BpfProgram, kernel: KernelView, *, attach: bool = False, verbose: bool = False) -> KernelVerdict:
-    """Loads a program, and attaches it to its section's target; ``verbose``: the log has all paths."""
+def verify(
+    program: BpfProgram, kernel: KernelView, *, attach: LinkRules | None = None, verbose: bool = False
+) -> KernelVerdict:
+    """Loads a program. ``attach``: attaches it to its section's target too, under these rules of the same release;
+    ``verbose``: the log has all paths.
+    """
     try:
         loaded = bpf_prog_load(program, kernel, log_level=2 if verbose else 1)
     except VerifierError as error:
@@ -121,9 +126,9 @@ def verify(program: BpfProgram, kernel: KernelView, *, attach: bool = False, ver
     except Unsupported as error:
         return KernelVerdict(program.name, "unsupported", message=str(error), log=error.log)
     log = loaded.verified.log
-    if attach:
+    if attach is not None:
         try:
-            Links(kernel, flavour(kernel.release)).attach(loaded, _request(program))
+            Links(kernel, attach).attach(loaded, _request(program))
         except VerifierError as error:
             return KernelVerdict(program.name, "attach_refused", error.errno, error.summary, log)
         except Unsupported as error:

@@ -229,7 +229,7 @@ class CReader:
         if node.decls is None:
             if tag not in self._sizes:
                 raise PrototypeError(
-                    f"{tag} is passed by value but not defined before the function; its size is unknown"
+                    f"{tag} is passed by value and not defined: define it before the function or pass its size"
                 )
             return self._sizes[tag]
         offset, align, largest = 0, 1, 0

@@ -5,17 +5,17 @@ from trampoline.bpf.jit.errors import JitError
 from trampoline.bpf.jit.jit_image import ExtableEntry, JitImage, PokePlace, Reloc
 from trampoline.bpf.jit.jit_input import JitFunc
 from trampoline.bpf.jit.layout_passes import Layout
-from trampoline.bpf.jit.rules import JitBoot, JitFlavour
+from trampoline.bpf.jit.rules import JitBoot, JitRules
 
 
-def compile_func(func: JitFunc, address: int, flavour: JitFlavour, boot: JitBoot) -> JitImage:
+def compile_func(func: JitFunc, address: int, rules: JitRules, boot: JitBoot) -> JitImage:
     """The image of a function at a guest address.
 
     Raises JitError for instructions that this release's JIT lacks, callees out of reach, and jumps whose sizes do not
     converge.
     """
-    pieces = translate(func, flavour, boot)
-    layout = Layout(pieces, flavour)
+    pieces = translate(func, rules, boot)
+    layout = Layout(pieces, rules)
     layout.settle()
     code = bytearray(pieces.prologue)
     extable: list[ExtableEntry] = []

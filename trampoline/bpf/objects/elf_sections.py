@@ -103,7 +103,7 @@ def read_sources(source: object, name: str) -> Sources:
     ext = None
     if (raw := found.get(".BTF.ext")) is not None:
         if btf is None:
-            raise ObjectError("no .BTF section, which it refers to", section=".BTF.ext")
+            raise ObjectError("refers to a missing .BTF section", section=".BTF.ext")
         ext = read_btf_ext(raw.content, btf)
     data = tuple(section for section in elf.sections if section.size and _is_data(section) and section.name != ".maps")
     if sum(section.size for section in data) > _MAX_DATA:

@@ -13,7 +13,7 @@ from emu.kernel.config import CONFIGS
 from trampoline.bpf.errors import TrampolineError
 from trampoline.designs import DESIGNS
 from trampoline.lab import Workload
-from trampoline.rules import FLAVOURS
+from trampoline.releases import release_names
 from trampoline.tools.bench.bench import DEFAULT_FLAVOUR, DESIGN
 from trampoline.tools.commands._options import workload_of
 from trampoline.tools.commands.count import add_selection
@@ -148,7 +148,7 @@ def _bench(arguments: argparse.Namespace) -> Selected:
         flavour = arguments.flavour or DEFAULT_FLAVOUR.get(one, "6.12")
         selections.append(
             Selection(
-                list(FLAVOURS) if flavour == ALL else [flavour],
+                list(release_names()) if flavour == ALL else [flavour],
                 [one],
                 list(DESIGNS) if design == ALL else [design],
                 [1 if nr_args is None else nr_args],

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trampoline.releases import release_names
+
 if TYPE_CHECKING:
     from trampoline.lab import Workload
 
@@ -13,11 +15,15 @@ _FORMATS = ("html", "speedscope", "chrome", "callgrind", "collapsed")
 ARGUMENTS = "arguments are numbers, \"text\", &number (a pointer to it), {2, 3} (a struct's words)"
 
 
+def flavour_help(default: str, *more: str) -> str:
+    """The kernel releases, ``more`` values that an option takes, and its default, as help text."""
+    *some, last = (*release_names(), *more)
+    return f"{', '.join(some)} or {last} (default: {default})"
+
+
 def add_flavour(parser: argparse.ArgumentParser, default: str | None = "6.12", described: str = "") -> None:
     """The kernel release. ``described``: its default, in words."""
-    parser.add_argument(
-        "--flavour", metavar="F", default=default, help=f"6.1, 6.12 or 7.2 (default: {described or default})"
-    )
+    parser.add_argument("--flavour", metavar="F", default=default, help=flavour_help(described or str(default)))
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trampoline.tools.commands._options import print_json
+from trampoline.tools.commands._options import flavour_help, print_json
 
 if TYPE_CHECKING:
     from trampoline.tools.bench.bench import BenchRow
@@ -21,7 +21,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--design", metavar="D", help="one design, or all (default: per-function; with --json all)")
-    parser.add_argument("--flavour", metavar="F", help="6.1, 6.12, 7.2 or all (default: 6.12; with lazy and none 7.2)")
+    parser.add_argument("--flavour", metavar="F", help=flavour_help("6.12; with lazy and none 7.2", "all"))
     parser.add_argument(
         "--config", choices=("voluntary", "lazy", "none", "all"), default="voluntary", help="how the kernel is built"
     )
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
     from trampoline.bpf.btf.btf import Btf
     from trampoline.designs import DESIGNS
-    from trampoline.rules import FLAVOURS, flavour
+    from trampoline.releases import release, release_names
     from trampoline.tools.bench.bench import DEFAULT_FLAVOUR, DESIGN, bench
 
     configs = list(DEFAULT_FLAVOUR) if arguments.config == "all" else [arguments.config]
@@ -58,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     rows: list[BenchRow] = []
     for config in configs:
         if arguments.flavour == "all":
-            flavours = list(FLAVOURS)
+            flavours = list(release_names())
         else:
-            flavours = [flavour(arguments.flavour or DEFAULT_FLAVOUR[config]).name]
+            flavours = [release(arguments.flavour or DEFAULT_FLAVOUR[config]).name]
         rows += bench(
             flavours,
             [config],

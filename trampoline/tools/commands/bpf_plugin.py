@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from trampoline.bpf.errors import TrampolineError
+from trampoline.tools.commands._options import flavour_help
 
 KTIME_GET_NS, GET_PRANDOM_U32, GET_SMP_PROCESSOR_ID = 5, 7, 8
 
@@ -29,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--program", metavar="HEX", help="the program, instead of standard input")
     parser.add_argument("--elf", action="store_true", help="the bytes are an ELF object that has one function's code")
     parser.add_argument("--debug", action="store_true", help="print the program and its memory on standard error")
-    parser.add_argument("--flavour", default="7.2", metavar="RELEASE", help="whose JIT: 6.1, 6.12, 7.2 (the default)")
+    parser.add_argument("--flavour", default="7.2", metavar="RELEASE", help="the JIT's " + flavour_help("7.2"))
     parser.add_argument("--no-bmi2", action="store_true", help="compile for a processor without BMI2")
     parser.add_argument(
         "--max-instructions",
@@ -59,9 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"memory: {memory.hex(' ') or 'none'}", file=sys.stderr)
 
     from trampoline.bpf.standalone import BareMachine
+    from trampoline.releases import release
 
     machine = BareMachine(
-        arguments.flavour,
+        release(arguments.flavour),
         bmi2=not arguments.no_bmi2,
         helpers={
             KTIME_GET_NS: lambda *_: 0,

@@ -82,7 +82,7 @@ def _compared(compare: list[str], design: str) -> tuple[list[str], list[str]]:
     """The designs and the kernels of ``--compare``. TrampolineError for what is neither."""
     from trampoline.bpf.errors import TrampolineError
     from trampoline.designs import DESIGNS
-    from trampoline.rules import FLAVOURS
+    from trampoline.releases import release_names
 
     designs: list[str] = []
     for name in compare:
@@ -90,9 +90,9 @@ def _compared(compare: list[str], design: str) -> tuple[list[str], list[str]]:
             designs += [one for one in DESIGNS if one not in (design, *designs)]
         elif name in DESIGNS:
             designs.append(name)
-        elif name not in FLAVOURS:
-            raise TrampolineError(f"no design or kernel {name!r}; there are {', '.join((*DESIGNS, *FLAVOURS))}")
-    return designs, [name for name in compare if name in FLAVOURS]
+        elif name not in release_names():
+            raise TrampolineError(f"no design or kernel {name!r}; there are {', '.join((*DESIGNS, *release_names()))}")
+    return designs, [name for name in compare if name in release_names()]
 
 
 def _bench(arguments: argparse.Namespace) -> str:

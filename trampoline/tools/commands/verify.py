@@ -34,6 +34,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, print, and say by the exit status whether a kernel would."""
+    from trampoline.releases import release
     from trampoline.tools.verify import programs_of_object, programs_of_text, verify, view
 
     kernel = view(arguments.flavour, arguments.kernel_btf)
@@ -41,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         programs = programs_of_text(arguments.file, kernel, arguments.section or "socket", arguments.license)
     else:
         programs = programs_of_object(arguments.file, kernel, arguments.program)
-    verdicts = [verify(program, kernel, attach=arguments.attach, verbose=arguments.verbose) for program in programs]
+    attach = release(arguments.flavour).trampoline if arguments.attach else None
+    verdicts = [verify(program, kernel, attach=attach, verbose=arguments.verbose) for program in programs]
     if arguments.json:
         print_json([verdict.to_json() for verdict in verdicts])
     else:

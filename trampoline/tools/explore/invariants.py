@@ -88,7 +88,7 @@ class CallsSeeWhatTheyMay:
                 state = int(deed.attached)
         states = {state}
         skips = self._stage.programs[number].attach_type is AttachType.TRACE_FEXIT_MULTI
-        skips |= self._stage.lab.flavour.skip_nops
+        skips |= self._stage.lab.release.trampoline.skip_nops
         for deed in begun:
             if deed in over:
                 continue

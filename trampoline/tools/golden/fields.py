@@ -4,12 +4,14 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 from trampoline.bpf.errors import GoldenError
+from trampoline.releases import release, release_names
+from trampoline.releases.kernel_release import KernelRelease
 
 _T = TypeVar("_T")
 
@@ -142,13 +144,14 @@ Flag0 = Annotated[bool, lambda f, name: bool(f.maybe(name, int))]
 """Whether a number is there that is not 0."""
 
 
-def case_fields(record: dict[str, Any], where: str, releases: Collection[str]) -> tuple[Fields, str]:
-    """A case's fields, with its id in complaints, and its kernel's release. GoldenError for one not in ``releases``."""
+def case_fields(record: dict[str, Any], where: str) -> tuple[Fields, KernelRelease]:
+    """A case's fields, with its id in complaints, and its kernel's release. GoldenError for one that there is not."""
     f = Fields(record, f"{where} ({Fields(record, where).text('id')})")
-    release = re.match(r"(\d+\.\d+)\.", f.text("kernel") + ".")
-    if release is None or release[1] not in releases:
-        raise GoldenError(f"{f.where}: no flavour for kernel {f.text('kernel')!r}; there are {', '.join(releases)}")
-    return f, release[1]
+    found = re.match(r"(\d+\.\d+)\.", f.text("kernel") + ".")
+    if found is None or found[1] not in release_names():
+        known = ", ".join(release_names())
+        raise GoldenError(f"{f.where}: no release for kernel {f.text('kernel')!r}; there are {known}")
+    return f, release(found[1])
 
 
 

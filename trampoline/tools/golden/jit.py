@@ -60,7 +60,7 @@ def compare_func(case: JitCase, func: RecordedFunc, boot: RecordedBoot) -> Itera
     """Where our image of a function differs from the recorded one: bytes, extable, places of tail calls."""
     what = f"function {func.index} at {func.address:#x}"
     try:
-        made = compile_func(jit_func(case, func, boot), func.address, case.flavour, boot.jit)
+        made = compile_func(jit_func(case, func, boot), func.address, case.rules, boot.jit)
     except TrampolineError as error:
         yield Difference(case.id, what, -1, "as recorded", f"{type(error).__name__}: {error}")
         return

@@ -141,7 +141,7 @@ def _slots(cases: list[JitCase]) -> dict[tuple[str, int], int | None]:
         if case.put is not None:
             number, key = case.put
             name = next((c.maps[number] for c in cases if number in c.maps), "")
-            slots[name, key] = case.funcs[0].address + case.flavour.tail_call_offset
+            slots[name, key] = case.funcs[0].address + case.rules.tail_call_offset
     # Cases with fewer unknown calls first: they tell what the others' are.
     for case in sorted(cases, key=lambda case: len(_calls(case))):
         named = [address for name, address in case.symbols.items() if name.startswith("prog:")]

@@ -8,7 +8,7 @@ from typing import Any
 
 from trampoline.bpf.errors import BytecodeError, GoldenError
 from trampoline.bpf.jit.jit_image import ExtableEntry
-from trampoline.bpf.jit.rules import JIT_FLAVOURS, JitFlavour
+from trampoline.bpf.jit.rules import JitRules
 from trampoline.tools.golden.fields import Address, Fields, Flag0, Text0, case_fields, read_each
 
 _U32 = (1 << 32) - 1
@@ -63,7 +63,7 @@ class JitCase:
     run: str
     cmdline: str
     cpu: str
-    flavour: JitFlavour
+    rules: JitRules
     insns: bytes
     """As loaded."""
     maps: Mapping[int, str]
@@ -85,13 +85,13 @@ def read_jit_cases(path: Path) -> Iterator[JitCase]:
 
 
 def _case(record: dict[str, Any], where: str) -> JitCase:
-    f, release = case_fields(record, where, JIT_FLAVOURS)
+    f, release = case_fields(record, where)
     loaded = "funcs" in record
     return f.make(
         JitCase,
         name=f.text("case"),
         cpu=f.text("qemu_cpu"),
-        flavour=JIT_FLAVOURS[release],
+        rules=release.jit,
         maps={m.number("index"): m.text("name") for m in f.objects("maps")},
         put=_put(f),
         funcs=tuple(map(_func, f.objects("funcs"))) if loaded else (),

@@ -13,16 +13,16 @@ from trampoline.bpf.isa.codec import decode
 from trampoline.bpf.isa.insn import LD_IMM64, Imm64, Insn
 from trampoline.bpf.jit.bpf_int_jit_compile import compile_func
 from trampoline.bpf.jit.jit_image import JitImage
-from trampoline.bpf.jit.rules import JIT_FLAVOURS, JitBoot
+from trampoline.bpf.jit.rules import JitBoot
 from trampoline.bpf.program import BpfProgram, MapSpec
 from trampoline.bpf.rewrite.environment import Environment
 from trampoline.bpf.rewrite.rewrite import rewrite
-from trampoline.bpf.rewrite.rules import REWRITE_FLAVOURS
 from trampoline.bpf.uapi import AttachType, MapType, ProgType
 from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.state.result import Verified
 from trampoline.bpf.verifier.target.check_attach_target import AttachTarget, check_attach_btf_id
 from trampoline.bpf.verifier.walk.bpf_check import bpf_check
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.tools.golden.trampoline_case import Case, RecordedProgram
 from trampoline.tools.golden.trampoline_images import Difference, first_difference
 
@@ -35,8 +35,8 @@ _CALL_BASE = (1 << 64) - (1 << 31)
 class ProgramKernel:
     """A release that programs are verified against. What was verified once is kept: recordings repeat programs."""
 
-    def __init__(self, release: str, btf: Btf) -> None:
-        self.view = KernelView(release, btf)
+    def __init__(self, release: KernelRelease, btf: Btf) -> None:
+        self.release, self.view = release, KernelView(release.verifier, btf)
         self._verified: dict[tuple[object, ...], Verified] = {}
 
     def verified(self, program: BpfProgram, traced: AttachTarget | None) -> Verified:
@@ -86,10 +86,10 @@ def compile_program(case: Case, recorded: RecordedProgram, kernel: ProgramKernel
         map_values=_map_values(recorded, insns),
         kfunc_name=lambda btf_id: btf.function(btf_id).name,
     )
-    rewritten = rewrite(verified, REWRITE_FLAVOURS[kernel.view.release], environment)
+    rewritten = rewrite(verified, kernel.release.rewrite, environment)
     address = recorded.jited_addr or 0
     (func,) = rewritten.link([address])
-    return compile_func(func, address, JIT_FLAVOURS[kernel.view.release], JitBoot(case.boot))
+    return compile_func(func, address, kernel.release.jit, JitBoot(case.boot))
 
 
 def _map_values(recorded: RecordedProgram, insns: tuple[Insn, ...]) -> dict[int, int]:

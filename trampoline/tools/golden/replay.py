@@ -60,7 +60,7 @@ class ReplayKernel:
     """A kernel for the cases of one boot. Cases run one after the other; each leaves it as it was."""
 
     def __init__(self, case: Case) -> None:
-        self.lab = Lab(case.flavour, VOLUNTARY, boot=case.boot, layout=_layout(case))
+        self.lab = Lab(case.release, VOLUNTARY, boot=case.boot, layout=_layout(case))
         self._cells: dict[tuple[str, int], int] = {}
         self._linked: set[int] = set()
         if case.boot.call_depth_offset is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from asm import AsmError
 from emu.errors import EmuError
 from trampoline.bpf.errors import GoldenError, TrampolineError
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.tools.golden.fields import Fields, add_up, records
 from trampoline.tools.golden.jit import JitTotals, compare_jit_file
 from trampoline.tools.golden.recorded_programs import ProgramKernel, compare_program, compiled_programs
@@ -63,7 +64,7 @@ class GoldenComparison:
     ``programs`` gives the kernel of a release that programs are verified against, or None: then they are left out.
     """
 
-    def __init__(self, programs: Callable[[str], ProgramKernel | None]) -> None:
+    def __init__(self, programs: Callable[[KernelRelease], ProgramKernel | None]) -> None:
         self._run = ""
         self._kernel: ReplayKernel | None = None
         self._programs = programs
@@ -89,7 +90,7 @@ class GoldenComparison:
 
     def _compare_programs(self, case: Case, report: GoldenReport) -> None:
         for program in compiled_programs(case):
-            kernel = self._programs(case.flavour.name)
+            kernel = self._programs(case.release)
             if kernel is None:
                 report.jit.skipped += 1
                 continue
@@ -176,9 +177,9 @@ def compare_files(paths: Iterable[Path], btf_folder: Path | None = None, categor
 
 def _compare_trampolines(path: Path, btf_folder: Path | None) -> GoldenReport:
     @cache
-    def programs(release: str) -> ProgramKernel | None:
+    def programs(release: KernelRelease) -> ProgramKernel | None:
         try:
-            return ProgramKernel(release, kernel_btf(btf_folder or default_btf_folder(path), release))
+            return ProgramKernel(release, kernel_btf(btf_folder or default_btf_folder(path), release.name))
         except GoldenError:
             if btf_folder is not None:
                 raise

@@ -13,7 +13,7 @@ from trampoline.bpf.boot import Boot
 from trampoline.bpf.btf.func_model import FuncArg, FuncModel
 from trampoline.bpf.errors import GoldenError
 from trampoline.bpf.uapi import ATTACH_WORDS
-from trampoline.rules import FLAVOURS, Flavour
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.tools.golden.fields import (
     Address,
     Fields,
@@ -143,7 +143,7 @@ class Case:
     name: str
     run: str
     status: str
-    flavour: Flavour
+    release: KernelRelease
     boot: Boot
     targets: tuple[RecordedTarget, ...]
     programs: tuple[RecordedProgram, ...]
@@ -165,11 +165,11 @@ def read_cases(path: Path) -> Iterator[Case]:
 
 
 def _case(record: dict[str, Any], where: str) -> Case:
-    f, release = case_fields(record, where, FLAVOURS)
+    f, release = case_fields(record, where)
     return f.make(
         Case,
         name=f.text("case"),
-        flavour=FLAVOURS[release],
+        release=release,
         boot=_boot(f.sub("boot")),
         targets=tuple(map(_target, f.objects("targets"))),
         programs=tuple(map(_program, f.objects("programs"))),

@@ -92,14 +92,14 @@ def regenerate(case: Case, image: RecordedImage) -> Trampoline:
     links = links_of(prog_call(case, target, program) for program in programs)
     kept = TrampFlag.TAIL_CALL_CTX if target.tail_call_reachable else TrampFlag(0)
     flags = flags_of(
-        case.flavour,
+        case.release.trampoline,
         calls_original=links.call_original,
         uses_func_ip=any(p.uses_func_ip for p in programs),
         kept=kept,
     )
     im = int(image.tramp_image["addr"], 16) if image.tramp_image else 0
     return arch_prepare_bpf_trampoline(
-        case.flavour,
+        case.release.trampoline,
         case.boot,
         target.model,
         flags,

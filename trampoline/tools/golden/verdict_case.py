@@ -8,7 +8,6 @@ from struct import Struct
 from typing import Any
 
 from trampoline.bpf.errors import GoldenError
-from trampoline.bpf.function_lists import RELEASES
 from trampoline.bpf.isa.insn import LD_IMM64, Imm64, Insn
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
@@ -21,6 +20,7 @@ from trampoline.bpf.verifier.attach_requests import (
     Request,
 )
 from trampoline.bpf.verifier.state.env import Capabilities
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.tools.golden.fields import Fields, Number0, Text0, case_fields, read_each
 
 VERDICTS = ("load_refused", "loaded", "attach_refused", "attached")
@@ -41,7 +41,7 @@ class VerdictCase:
     id: str
     name: str
     category: str
-    release: str
+    release: KernelRelease
     verdict: str
     errno: int
     """Of the refusal, 0 without one."""
@@ -85,7 +85,7 @@ def read_verdicts(path: Path) -> Iterator[VerdictCase]:
 
 
 def _case(record: dict[str, Any], where: str) -> VerdictCase:
-    f, release = case_fields(record, where, RELEASES)
+    f, release = case_fields(record, where)
     if f.text("verdict") not in VERDICTS:
         raise GoldenError(f"{f.where}: 'verdict' is {f.text('verdict')!r}; there are {', '.join(VERDICTS)}")
     dropped = int(f.get("caps_dropped", (int, bool)))

@@ -14,7 +14,7 @@ from trampoline.bpf.verifier.errors import Unsupported, VerifierError
 from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.load.bpf_link_create import Links
 from trampoline.bpf.verifier.load.bpf_prog_load import VerifiedLoad, bpf_prog_load
-from trampoline.rules import FLAVOURS
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.tools.golden.fields import add_up
 from trampoline.tools.golden.trampoline_images import Difference
 from trampoline.tools.golden.verdict_case import VerdictCase, read_verdicts
@@ -78,9 +78,9 @@ class VerdictAnswer:
 class Judge:
     """Answers the cases of one kernel in the order of their recording: programs and links that stay are kept."""
 
-    def __init__(self, release: str, btf: Btf) -> None:
-        self.kernel = KernelView(release, btf)
-        self.links = Links(self.kernel, FLAVOURS[release])
+    def __init__(self, release: KernelRelease, btf: Btf) -> None:
+        self.kernel = KernelView(release.verifier, btf)
+        self.links = Links(self.kernel, release.trampoline)
         self._targets = {"tgt1": target_program()}
 
     def answer(self, case: VerdictCase) -> VerdictAnswer:
@@ -131,7 +131,7 @@ class Judge:
         if case.place is None or loaded.target is None:
             return
         site = (loaded.target.prog, loaded.target.btf_id)
-        limit = FLAVOURS[case.release].max_links
+        limit = case.release.trampoline.max_links
         self.links.programs[site] = max(self.links.programs[site], min(case.place, limit))
 
 
@@ -157,12 +157,12 @@ def answers(
 ) -> Iterator[tuple[VerdictCase, VerdictAnswer]]:
     """Every case of a file with our answer. Raises GoldenError."""
     folder = btf_folder or default_btf_folder(path)
-    judges: dict[str, Judge] = {}
+    judges: dict[KernelRelease, Judge] = {}
     for case in read_verdicts(path):
         if category and case.category != category:
             continue
         if case.release not in judges:
-            judges[case.release] = Judge(case.release, kernel_btf(folder, case.release))
+            judges[case.release] = Judge(case.release, kernel_btf(folder, case.release.name))
         yield case, _answer(judges[case.release], case)
 
 

@@ -69,7 +69,7 @@ def path_of(lab: Lab, executed: Iterable[tuple[int, int, str]], unbalanced_retur
 
 def conditions_of(lab: Lab) -> Mapping[str, str]:
     """The kernel and the design of a laboratory."""
-    return {"flavour": lab.flavour.name, "config": lab.kernel.config.name, "design": lab.design.name}
+    return {"flavour": lab.release.name, "config": lab.kernel.config.name, "design": lab.design.name}
 
 
 class CodeText:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trampoline.designs import DESIGNS, DesignInfo
-from trampoline.rules import flavour as flavour_of
+from trampoline.releases import release
 from trampoline.tools.explore.scenarios import SCENARIOS, applies
 
 SEQUENCES, SCHEDULES = "sequences", "schedules"
@@ -126,7 +126,7 @@ def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]
 def _able(scenario: str, design: str, flavour: str) -> str:
     """The design, or the form of it, that has what the scenario is about on a release; nothing where there is none."""
     info = DESIGNS[design]
-    if info.traits is not None and not info.traits.runs_on(flavour_of(flavour)):
+    if info.traits is not None and not info.traits.runs_on(release(flavour).trampoline):
         return ""
     forms = (design, *(f"{design}+{metadata}" for metadata in info.metadata or ()))
     return next((form for form in forms if applies(scenario, form)), "")

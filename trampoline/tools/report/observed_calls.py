@@ -69,7 +69,7 @@ def observe(options: Workload, *, stacks: bool = False) -> ObservedTarget:
         return ObservedTarget(
             title=title_of(options),
             design=options.design,
-            flavour=lab.flavour.name,
+            flavour=lab.release.name,
             config=options.config,
             attached=tuple(ready.attached()),
             calls=tuple(calls),

@@ -66,4 +66,4 @@ def shown(lab: Lab, name: str) -> Shown:
         assert image is not None
     names = {symbol.address: symbol.name for symbol in lab.kernel.kallsyms}
     site = lab.kernel.machine.read(function.address, function.site + 5 - function.address)
-    return Shown(image, names, name, lab.flavour.name, site, thunk)
+    return Shown(image, names, name, lab.release.name, site, thunk)

@@ -139,7 +139,7 @@ def test_golden_shows_a_difference_side_by_side(capsys, tmp_path):
     [
         (["bench", "--nr-args", "13"], "13 arguments"),
         (["bench", "--nr-args", "x"], "invalid int"),
-        (["bench", "--flavour", "5.4"], "no flavour '5.4'"),
+        (["bench", "--flavour", "5.4"], "no kernel release '5.4'"),
         (["bench", "--flavour", "6.1", "--nr-args", "7"], "7 argument slots"),
         (["bench", "--programs", "39"], "takes 38"),
         (["bench", "--programs", "0"], "at least one"),

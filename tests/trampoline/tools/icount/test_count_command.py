@@ -307,7 +307,7 @@ def test_githubs_annotations_name_the_line_of_the_baseline(count, file):
         (("--flavour", "7.2"), "b: this is a baseline of flavour 6.12, not of 7.2"),
         (("--config", "lazy", "--flavour", "6.12"), "b: this is a baseline of config voluntary, not of lazy"),
         (("--design", "batched"), "b: this is a baseline of design per-function, not of batched"),
-        (("--flavour", "5.4"), "no flavour '5.4'"),
+        (("--flavour", "5.4"), "no kernel release '5.4'"),
         (("--design", "fast"), "no design 'fast'"),
         (("--nr-args", "x"), "invalid int"),
         (("--fexit",), "programs are attached to a TARGET"),

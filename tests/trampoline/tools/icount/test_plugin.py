@@ -7,6 +7,8 @@ import pytest
 
 from paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 MODULE = """
     import pytest
 
@@ -20,7 +22,7 @@ MODULE = """
     @pytest.mark.tracing("7.2", config="lazy")
     def test_lazy(tracing, kernel, icount):
         assert kernel is tracing.kernel
-        assert (tracing.flavour.name, kernel.config.name, tracing.design.name) == ("7.2", "lazy", "per-function")
+        assert (tracing.release.name, kernel.config.name, tracing.design.name) == ("7.2", "lazy", "per-function")
         tracing.attach(tracing.prog("fentry", PROGRAM), "bpf_fentry_test1")
         icount.check("lazy", lambda: tracing.call("bpf_fentry_test1", 1))
 
@@ -291,7 +293,7 @@ def test_the_kernel_comes_from_the_marker_the_parameter_or_the_configuration(run
         import pytest
 
         def kind(tracing):
-            return tracing.flavour.name, tracing.kernel.config.name, tracing.design.name
+            return tracing.release.name, tracing.kernel.config.name, tracing.design.name
 
         def test_configuration(tracing):
             assert kind(tracing) == ("6.12", "lazy", "per-function")

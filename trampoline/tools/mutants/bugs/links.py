@@ -25,10 +25,10 @@ def _add(
 
     def mutated(trampoline: BpfTrampoline, link: TrampLink) -> int:
         kind = kind_of(link.prog.attach_type, trampoline.target)
-        if kind is TrampProgType.FSESSION and not trampoline._flavour.fsession:
+        if kind is TrampProgType.FSESSION and not trampoline._rules.fsession:
             raise KernelError(EINVAL, "no fsession programs")
         total = sum(counts(linked) for linked, _ in trampoline.links)
-        if total + counts(kind) > trampoline._flavour.max_links:
+        if total + counts(kind) > trampoline._rules.max_links:
             raise KernelError(E2BIG, f"{trampoline.target.name} has {total} programs")
         if link.linked:
             raise KernelError(EBUSY, f"the link of {link.prog.name} is attached already")
@@ -45,7 +45,7 @@ def _new_unheld(trampolines: Trampolines, target: TraceTarget) -> BpfTrampoline:
     """``Trampolines._new`` without the reference of the module."""
     pool, kernel = trampolines._pool, trampolines._kernel
     mutex = pool[hash_64(target.key, (len(pool) - 1).bit_length())] if pool else trampolines._mutex_of(target)
-    flavour, boot, sites, images = trampolines._flavour, trampolines.boot, trampolines.sites, trampolines.images
+    flavour, boot, sites, images = trampolines._rules, trampolines.boot, trampolines.sites, trampolines.images
     return BpfTrampoline(kernel, flavour, boot, sites, images, target, mutex)
 
 

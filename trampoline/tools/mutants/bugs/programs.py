@@ -7,7 +7,7 @@ from emu.kernel.rcu import RcuFlavour
 from emu.kernel.routines.routine import Routine
 from trampoline.bpf.prog import BpfProg, BpfPrograms
 from trampoline.bpf.uapi import AttachType
-from trampoline.rules import Flavour
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.tools.mutants.mutant import Mutant
 from trampoline.tools.mutants.patch import replace, wrap
 
@@ -46,8 +46,8 @@ def _skips_exit(invoke: Callable[..., Iterator[str]]) -> Callable[..., Iterator[
 
 
 def _only_noreturn(denied: Callable[..., frozenset[str]]) -> Callable[..., frozenset[str]]:
-    def mutated(flavour: Flavour, attach_type: AttachType) -> frozenset[str]:
-        return denied(flavour, attach_type) & flavour.noreturn_deny
+    def mutated(release: KernelRelease, attach_type: AttachType) -> frozenset[str]:
+        return denied(release, attach_type) & release.noreturn_deny
 
     return mutated
 

@@ -14,7 +14,7 @@ Site = tuple[BpfProgram | None, int]
 """The function of a trampoline: the target program (None for the kernel), and the BTF id."""
 
 
-class TrampolineRules(Protocol):
+class LinkRules(Protocol):
     """Limits that a release's trampolines set for its links."""
 
     @property
@@ -35,10 +35,10 @@ class TrampolineRules(Protocol):
 
 @dataclass(slots=True, eq=False)
 class KernelLinks:
-    """The links of one kernel. ``rules``: its release's trampoline rules (``trampoline.rules.Flavour``)."""
+    """The links of one kernel. ``rules``: its release's ``trampoline.rules.TrampolineRules``."""
 
     kernel: KernelView
-    rules: TrampolineRules
+    rules: LinkRules
     programs: Counter[Site] = field(default_factory=Counter)
     """Number of programs on each function, all kinds together; an fsession program counts twice."""
     extensions: set[Site] = field(default_factory=set)
