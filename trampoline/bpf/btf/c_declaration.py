@@ -147,9 +147,9 @@ class CReader:
         kind, tag, members = self._unmodified(node)
         points_to = None
         if kind is BtfKind.PTR:
-            node_behind = self.behind_typedefs(node)
-            if isinstance(node_behind, self._ast.PtrDecl | self._ast.ArrayDecl):
-                pointee, pointee_tag, _ = self._unmodified(node_behind.type)
+            resolved = self.behind_typedefs(node)
+            if isinstance(resolved, self._ast.PtrDecl | self._ast.ArrayDecl):
+                pointee, pointee_tag, _ = self._unmodified(resolved.type)
                 points_to = pointee_tag if pointee in (BtfKind.STRUCT, BtfKind.UNION) else None
         return ParamType(name, self._spelling(node), kind, self.size(node), tag, members, points_to=points_to)
 

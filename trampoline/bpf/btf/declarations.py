@@ -54,8 +54,8 @@ class _Declarations(BtfWriter):
         """Type id of a C type, 0 for void."""
         ast = self._ast
         if isinstance(node, ast.PtrDecl) or (passed and isinstance(node, ast.ArrayDecl)):
-            behind = node.type
-            return self.pointer(0 if isinstance(behind, ast.FuncDecl) else self._type(behind))
+            target = node.type
+            return self.pointer(0 if isinstance(target, ast.FuncDecl) else self._type(target))
         if isinstance(node, ast.ArrayDecl):
             element = self._type(node.type)
             index = self._once("unsigned int", lambda: self._integer("unsigned int", 4, 0))
@@ -67,10 +67,10 @@ class _Declarations(BtfWriter):
             return self._once(f"enum {node.name}", lambda: self.add(BtfKind.ENUM, node.name or "", 4))
         if node.names == ["void"]:
             return 0
-        behind = self._reader.behind_typedefs(node)
-        if behind is not node:
+        target = self._reader.behind_typedefs(node)
+        if target is not node:
             name = node.names[-1]
-            return self._once(name, lambda: self.add(BtfKind.TYPEDEF, name, self._type(behind)))
+            return self._once(name, lambda: self.add(BtfKind.TYPEDEF, name, self._type(target)))
         name = " ".join(node.names)
         encoding = _BOOL if "_Bool" in node.names else _SIGNED if self._reader.signed(node) else 0
         return self._once(name, lambda: self._integer(name, self._reader.size(node), encoding))

@@ -73,7 +73,7 @@ class _Translation:
             except JitError as error:
                 raise error if error.slot is not None else JitError(error.reason, slot) from None
             if slot in targets and self._rules.endbr:
-                piece = _behind(ENDBR64, piece)
+                piece = _prefixed(ENDBR64, piece)
             items.append(piece)
             if insn.code == LD_IMM64:
                 items.append(None)
@@ -299,7 +299,7 @@ def _saved(register: int) -> int:
     return offset
 
 
-def _behind(first: bytes, piece: EmittedInsn) -> EmittedInsn:
+def _prefixed(first: bytes, piece: EmittedInsn) -> EmittedInsn:
     """A piece with other code before it."""
     n = len(first)
     return replace(

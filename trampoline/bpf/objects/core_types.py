@@ -66,7 +66,7 @@ class TypeComparison:
     def matches(self, local_id: int, kernel_id: int) -> bool:
         """True if everything that the object's type states holds in the kernel's type."""
         self._steps = 0
-        return self._matches(local_id, kernel_id, behind_pointer=False, depth=0)
+        return self._matches(local_id, kernel_id, through_pointer=False, depth=0)
 
     def _step(self, depth: int) -> None:
         self._steps += 1
@@ -97,14 +97,14 @@ class TypeComparison:
             and self._same_shape(our_ret, their_ret, depth + 1)
         )
 
-    def _matches(self, local_id: int, kernel_id: int, *, behind_pointer: bool, depth: int) -> bool:
+    def _matches(self, local_id: int, kernel_id: int, *, through_pointer: bool, depth: int) -> bool:
         self._step(depth)
         local, kernel = self._local.unmodified(local_id), self._kernel.unmodified(kernel_id)
         if essential_name(local.name) != essential_name(kernel.name):
             return False
         if local.kind is not kernel.kind and not (is_enum(local.kind) and is_enum(kernel.kind)):
             # Through a pointer a forward declaration matches the struct.
-            return behind_pointer and self._declares(local.kind, local.flag, kernel.kind, kernel.flag)
+            return through_pointer and self._declares(local.kind, local.flag, kernel.kind, kernel.flag)
         match local.kind:
             case BtfKind.VOID | BtfKind.FLOAT:
                 return True
@@ -115,16 +115,16 @@ class TypeComparison:
                 return local.size == kernel.size and signs[0] == signs[1]
             case BtfKind.ENUM | BtfKind.ENUM64:
                 known = {essential_name(name) for name, _ in self._kernel.enumerators(kernel.id)}
-                return behind_pointer or all(
+                return through_pointer or all(
                     essential_name(name) in known for name, _ in self._local.enumerators(local.id)
                 )
             case BtfKind.STRUCT | BtfKind.UNION:
-                return behind_pointer or self._members_match(local.id, kernel.id, depth)
+                return through_pointer or self._members_match(local.id, kernel.id, depth)
             case BtfKind.PTR:
-                return self._matches(local.type_id, kernel.type_id, behind_pointer=True, depth=depth + 1)
+                return self._matches(local.type_id, kernel.type_id, through_pointer=True, depth=depth + 1)
             case BtfKind.ARRAY:
                 return local.count == kernel.count and self._matches(
-                    local.type_id, kernel.type_id, behind_pointer=behind_pointer, depth=depth + 1
+                    local.type_id, kernel.type_id, through_pointer=through_pointer, depth=depth + 1
                 )
             case BtfKind.FUNC_PROTO:
                 return self._prototypes_match(local.id, kernel.id, depth)
@@ -144,7 +144,7 @@ class TypeComparison:
 
     def _member_matches(self, ours: Member, theirs: tuple[Member, ...], depth: int) -> bool:
         return any(
-            self._matches(ours.type_id, other.type_id, behind_pointer=False, depth=depth + 1)
+            self._matches(ours.type_id, other.type_id, through_pointer=False, depth=depth + 1)
             for other in theirs
             if essential_name(other.name) == essential_name(ours.name)
         )
@@ -153,5 +153,5 @@ class TypeComparison:
         (ours, our_ret), (theirs, their_ret) = self._local.prototype(local_id), self._kernel.prototype(kernel_id)
         pairs = [*zip(ours, theirs, strict=False), (our_ret, their_ret)]
         return len(ours) == len(theirs) and all(
-            self._matches(one, other, behind_pointer=False, depth=depth + 1) for one, other in pairs
+            self._matches(one, other, through_pointer=False, depth=depth + 1) for one, other in pairs
         )

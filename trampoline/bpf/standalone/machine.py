@@ -75,12 +75,12 @@ class BareRules(Protocol):
 
     @property
     def name(self) -> str:
-        """The release's name, for messages."""
+        """The release's name."""
         ...
 
     @property
     def isa(self) -> IsaRules:
-        """Instructions that there are."""
+        """The release's instructions."""
         ...
 
     @property
@@ -90,15 +90,15 @@ class BareRules(Protocol):
 
     @property
     def rewrite(self) -> RewriteRules:
-        """Rules of the rewriting: the register that it may use."""
+        """Rules of the rewriting, for its reserved register."""
         ...
 
 
 class BareMachine:
     """A machine for standalone programs, one at a time: loading replaces the previous program.
 
-    ``release`` is the kernel whose JIT compiles; ``bmi2``: the processor has BMI2. ``helpers`` are the functions
-    that programs may call, by the numbers of their helpers.
+    ``release`` is the kernel whose JIT compiles; ``bmi2``: the processor has BMI2. ``helpers``: the functions that
+    programs may call, by helper number.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from trampoline.bpf.verifier.rules.verifier_rules import VerifierRules
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelView:
-    """``btf`` is vmlinux' own."""
+    """``btf``: vmlinux's own BTF."""
 
     rules: VerifierRules
     btf: Btf

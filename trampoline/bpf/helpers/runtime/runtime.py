@@ -130,8 +130,8 @@ class Runtime:
         function = kernel.functions.stamped_at(text.addresses[text.positions[name]])
         if function is None or function.site is None:
             return code
-        behind = function.site + SITE_SIZE
-        kernel.machine.load(behind, jmp_rel32(behind, code))
+        after_site = function.site + SITE_SIZE
+        kernel.machine.load(after_site, jmp_rel32(after_site, code))
         return function.address
 
     def address(self, name: str) -> int:

@@ -61,7 +61,7 @@ class _Plain:
     whole: bool
     """True if the access must also end before ``end``."""
     writable: Callable[[CallRules], bool] = _no_stores
-    """Whether the rules allow stores."""
+    """True if the rules allow stores."""
 
     def __call__(self, env: Env, access: ContextAccess) -> ContextField | None:
         if not self.first <= access.off < self.end or access.off % access.size:

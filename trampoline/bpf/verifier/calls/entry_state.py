@@ -75,7 +75,7 @@ def check_global_call(env: Env, subprog: int) -> None:
     """
     if env.state.preempt_disabled or any(ref.kind == "irq" for ref in env.state.refs):
         if env.kernel.rules.calls.global_calls_by_sleep:
-            env.unsupported("calls of global functions with preemption disabled")
+            env.unsupported("calls of global functions with preemption or interrupts disabled")
         env.invalid("global function calls are not allowed with preemption disabled,\nuse static function instead")
     try:
         for regno, param in enumerate(_params(env, subprog), 1):

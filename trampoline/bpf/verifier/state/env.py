@@ -180,7 +180,7 @@ class Env:
     # Log
 
     def type_name(self, reg: Reg) -> str:
-        """A register's type in the words of this release's messages."""
+        """Name of a register's type in this release's messages."""
         return type_name(reg.kind, reg.flags, self.kernel.rules.calls.ringbuf_word)
 
     def say(self, text: str) -> None:

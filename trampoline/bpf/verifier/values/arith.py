@@ -23,7 +23,7 @@ class Tightness:
     needs_known_source: frozenset[int]
     """Operations with an unknown result unless the second operand is constant (all but add, sub and and: 6.1)."""
     extends_unknown: bool = False
-    """A division by, or too wide a shift by, one number is unknown in its low half and zero above (6.1)."""
+    """Division by, or too wide a shift by, a constant is unknown in the low half and zero above (6.1)."""
     keeps_double_overflow: bool = False
     """Bounds of a sum that always overflows are kept (6.17)."""
     signed_products: bool = False
@@ -192,7 +192,8 @@ def _inconsistent(b: Scalar, is32: bool) -> bool:
 
 
 def _not_computed(source_known: bool, is32: bool, how: Tightness) -> Scalar:
-    """Result of an operation that the kernel does not follow: unknown in all 64 bits, also of a 32-bit operation, since
+    """Result of an operation that the kernel does not compute: unknown in all 64 bits, also for a 32-bit operation.
+
     ``adjust_scalar_min_max_vals()`` returns after ``__mark_reg_unknown()``, before ``zext_32_to_64()``.
     """
     return low32(UNKNOWN_SCALAR, how) if is32 and source_known and how.extends_unknown else UNKNOWN_SCALAR
@@ -309,7 +310,7 @@ def divided(op: int, a: Scalar, b: Scalar, is32: bool, signed: bool, how: Tightn
 
 
 def _truncated(number: int, divisor: int) -> int:
-    """The quotient of C, rounded to 0."""
+    """The quotient as in C, rounded towards 0."""
     quotient = abs(number) // abs(divisor)
     return quotient if (number < 0) == (divisor < 0) else -quotient
 
