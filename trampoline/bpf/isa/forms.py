@@ -65,7 +65,7 @@ def fault(insn: Insn, *, rewritten: bool = False) -> str | None:
     last = MAX_REWRITTEN_REG if rewritten else MAX_REG
     for field, number, is_operand in (("dst", insn.dst, True), ("src", insn.src, insn.code not in (CALL, LD_IMM64))):
         if is_operand and number > last and not _is_stack_argument(insn, field):
-            return f"opcode 0x{insn.code:02x}: there is no register {number} for {field}"
+            return f"opcode 0x{insn.code:02x}: no register {number} for {field}"
     return None
 
 
