@@ -34,6 +34,7 @@ from emu.host.hook_code import (
     new_cell,
     new_watch,
 )
+from emu.host.stop_request import StopRequest
 from emu.host.watchdog import Watched
 from emu.machine.registers import Registers
 
@@ -61,11 +62,6 @@ def new_engine() -> UcIntel:
     uc = cast(UcIntel, Uc(UC_ARCH_X86, UC_MODE_64))
     uc.ctl_set_tcg_buffer_size(TRANSLATION_BUFFER)
     return uc
-
-
-def stopper(handle: int) -> Callable[[bool], object]:
-    """Ends a run from any thread, wherever it is."""
-    return lambda wanted: libunicorn.emu_stop(handle) if wanted else None
 
 
 class DataWatch:
@@ -105,14 +101,16 @@ class Engine:
         self._cell = new_cell()
         self._cell_address = addressof(self._cell)
         self._hooks = hooks_for(self._cell)
-        self._watched = Watched(stopper(self.handle))
+        self._stop: StopRequest | None = StopRequest(self.handle)
+        self._watched = Watched(self._stop)
         self._limit_hook = 0
         self._hook = self._hooks.instruction
         self._log: VisitLog | None = None
         self._access_hook = 0
         self.error = 0
         # Whoever keeps the engine keeps what its hooks refer to.
-        uc.__dict__["tramplab"] = (self._cell, self._hooks)
+        self._kept: list[object] = [self._cell, self._hooks, self._stop]
+        uc.__dict__["tramplab"] = self._kept
         self._interrupt_hook = libunicorn.hook_add(
             self.handle, UC_HOOK_INTR, self._hooks.interrupt, self._cell_address
         )
@@ -231,12 +229,20 @@ class Engine:
         return Exit.HALT
 
     def stop_with(self, request: Callable[[bool], object] | None) -> None:
-        """Let the watchdog end runs by ``request``, None for the engine's own way."""
-        self._watched.replace(request or stopper(self.handle))
+        """Make the watchdog end runs by ``request``; None for the engine's own request, at the start of a block."""
+        if self._stop is not None:
+            self._stop.remove()
+        self._stop = StopRequest(self.handle) if request is None else None
+        self._kept[-1] = self._stop
+        stop = request or self._stop
+        assert stop is not None
+        self._watched.replace(stop)
 
     def close(self) -> None:
         """Take the hooks out. The engine itself lives as long as somebody holds it."""
         self._watched.close()
         self.limit(None)
         self._note_visits(None)
+        if self._stop is not None:
+            self._stop.remove()
         libunicorn.hook_del(self.handle, self._interrupt_hook)

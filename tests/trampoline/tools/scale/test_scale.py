@@ -112,7 +112,7 @@ def test_the_same_points_give_the_same_picture(drawn):
     root = ET.fromstring(picture)
     assert root.tag.endswith("svg")
     text = " ".join(element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text"))
-    for label in ("wall time (s)", "memory (bytes per function)", "batched, attach", "tramplab, detach"):
+    for label in ("wall time (s)", "memory (bytes per function)", "batched, attach", "specialised, detach"):
         assert label in text
 
 

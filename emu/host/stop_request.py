@@ -25,13 +25,19 @@ _Block = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint3
 
 
 class StopRequest:
-    """The request of one engine, which must be kept as long as the engine runs."""
+    """The request of one engine, which must be kept as long as the engine runs, or until ``remove``."""
 
     def __init__(self, engine: int) -> None:
+        self._engine = engine
         self._words = (ctypes.c_int64 * 2)(0, libunicorn.EMU_STOP_ADDRESS)
         self._code, function = self._hook_function()
-        libunicorn.hook_add(engine, UC_HOOK_BLOCK, function, ctypes.addressof(self._words))
+        self._hook = libunicorn.hook_add(engine, UC_HOOK_BLOCK, function, ctypes.addressof(self._words))
         libunicorn.flush_translations(engine)
+
+    def remove(self) -> None:
+        """Take the hook out of the engine, which must not be running."""
+        libunicorn.hook_del(self._engine, self._hook)
+        libunicorn.flush_translations(self._engine)
 
     def _hook_function(self) -> tuple[object, int]:
         """What must be kept alive, and the hook's host address."""
