@@ -244,7 +244,7 @@ class CReader:
         return size
 
     def member(self, node: Any) -> tuple[int, int]:
-        """Size and alignment of a struct's member, in bytes."""
+        """Size and alignment of a struct's member, in bytes. Raises PrototypeError if unknown."""
         if isinstance(node, self._ast.ArrayDecl):
             size, align = self.member(node.type)
             if not isinstance(node.dim, self._ast.Constant):

@@ -1,4 +1,4 @@
-"""Parser of loads, stores and atomic operations."""
+"""Parser of loads, stores and atomic operations. All functions raise BytecodeSyntaxError."""
 
 import re
 

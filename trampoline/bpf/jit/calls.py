@@ -83,7 +83,7 @@ class Calls:
         return code, distances
 
     def jump(self, reg: int) -> EmittedInsn:
-        """``jmp reg``, in the form that the boot's mitigations require."""
+        """``jmp reg``, in the form that the boot's mitigations require. Raises JitError for an unknown thunk."""
         plain = (b"\x41" if reg >= 8 else b"") + bytes((0xFF, 0xE0 + (reg & 7)))
         match self._boot.indirect_jump:
             case IndirectJump.LFENCE:
@@ -123,7 +123,10 @@ class Calls:
         return EmittedInsn(code + jump.code, distances=distances)
 
     def tail_call_direct(self, number: int) -> EmittedInsn:
-        """A tail call with a known slot: a jump past it, or to the program, patched when the map changes."""
+        """A tail call with a known slot: a jump past it, or to the program, patched when the map changes.
+
+        ``number``: index of the poke descriptor, from 1. Raises JitError for an unknown one.
+        """
         if not 1 <= number <= len(self._func.pokes):
             raise JitError(f"tail call of poke descriptor {number}, there are {len(self._func.pokes)}")
         poke = self._func.pokes[number - 1]

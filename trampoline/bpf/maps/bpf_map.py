@@ -98,7 +98,7 @@ class BpfMap(MutableMapping[Any, Any]):
     # Operations of programs and user space, in bytes -----------------------------------------------------------------
 
     def lookup(self, key: bytes) -> int:
-        """Guest address of a key's value, on CPU 0 for per-CPU maps; 0 if missing."""
+        """Guest address of a key's value, on CPU 0 for per-CPU maps; 0 if missing. Raises KernelError."""
         raise KernelError(EINVAL, f"{self.name}: a {self.type.name.lower()} map has no look-up")
 
     def update_elem(self, key: bytes, value: bytes, flags: int = 0, cpu: int | None = None) -> None:
@@ -110,7 +110,7 @@ class BpfMap(MutableMapping[Any, Any]):
         raise KernelError(EINVAL, f"{self.name}: keys of a {self.type.name.lower()} map cannot be removed")
 
     def keys_in_memory(self) -> Iterator[bytes]:
-        """The keys in the order of BPF_MAP_GET_NEXT_KEY."""
+        """The keys in the order of BPF_MAP_GET_NEXT_KEY. Raises KernelError for a map without keys."""
         raise KernelError(EINVAL, f"{self.name}: a {self.type.name.lower()} map has no keys")
 
     def read_value(self, key: bytes) -> bytes | None:

@@ -25,7 +25,10 @@ class Placed:
 
 
 def lay_out(code: ObjectCode, entry: ObjectFunction) -> dict[ObjectFunction, Placed]:
-    """Positions of a program's functions: a callee follows all functions found before it, in the order of first use."""
+    """Positions of a program's functions: a callee follows all functions found before it, in the order of first use.
+
+    Raises ObjectError for a program of more than ``MAX_PROGRAM`` slots.
+    """
     placed = {entry: Placed(entry, 0)}
     end = entry.slots
     pending = [_callees(code, entry)]

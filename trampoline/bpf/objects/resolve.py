@@ -59,7 +59,7 @@ class Resolution:
     def program(
         self, function: ObjectFunction, kind: SectionKind, *, target: str, attach_to: BpfProgram | None
     ) -> BpfProgram:
-        """The program whose entry is this function."""
+        """The program whose entry is this function. Raises ObjectError."""
         try:
             return self._program(function, kind, target, attach_to)
         except ObjectError as error:

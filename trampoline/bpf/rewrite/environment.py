@@ -36,7 +36,7 @@ class Environment:
         return self._of(self.variables, name, "variable")
 
     def call(self, name: str) -> int:
-        """The immediate of a call of a kernel function."""
+        """The immediate of a call of a kernel function. Raises RewriteError if unknown or out of reach."""
         offset = self.function(name) - self.call_base
         if not -(1 << 31) <= offset < 1 << 31:
             raise RewriteError(f"{name} is out of reach of __bpf_call_base")

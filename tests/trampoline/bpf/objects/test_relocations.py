@@ -153,10 +153,10 @@ def plain(*insns):
 
 
 def test_bad_relocations():
-    for offset, reason in ((4, "not at an instruction"), (1 << 40, "not at an instruction"), (8, "not at an instruction")):
+    for offset in (4, 1 << 40, 8):
         writer, main = plain(load())
         writer.relocate(main, offset, writer.symbol("x", writer.section(".data", bytes(8))), R_64)
-        refused(writer, reason)
+        refused(writer, "not at an instruction")
     writer, main = plain(load())
     data = writer.symbol("x", writer.section(".data", bytes(8)))
     writer.relocate(main, 0, data, R_64)
@@ -275,7 +275,7 @@ def test_foreign_files():
     refused(writer, r"no .BTF section", ".maps")
     writer, _ = plain()
     writer.section(".BTF.ext", bytes(8))
-    refused(writer, r"no .BTF section", ".BTF.ext")
+    refused(writer, r"missing .BTF section", ".BTF.ext")
     writer, _ = plain()
     writer.section(".BTF", bytes(30))
     refused(writer, "not BTF", ".BTF")

@@ -188,7 +188,7 @@ class Env:
         self.log.append(text)
 
     def refuse(self, errno: int, message: str) -> NoReturn:
-        """End verification with the kernel's errno (positive); ``message`` is the log's decisive line."""
+        """End verification: raises VerifierError with the kernel's errno (positive) and the log's decisive line."""
         if message:
             self.log.append(message)
         raise VerifierError(errno, message, self.slot, self.final_log())
@@ -202,7 +202,7 @@ class Env:
         self.refuse(EACCES, message)
 
     def unsupported(self, feature: str) -> NoReturn:
-        """End verification because verifier-lite does not model ``feature``."""
+        """End verification: raises Unsupported, as verifier-lite does not model ``feature``."""
         raise Unsupported(feature, self.slot, self.final_log())
 
     def final_log(self) -> str:
