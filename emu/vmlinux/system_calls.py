@@ -226,13 +226,19 @@ class SystemCalls:
         return self.wanted("BPF_LINK_CREATE", self.bpf(Command.LINK_CREATE, attr, 64))
 
     def create_multi_link(
-        self, program: int, addresses: tuple[int, ...], *, on_return: bool = False, cookies: tuple[int, ...] = ()
+        self,
+        program: int,
+        addresses: tuple[int, ...],
+        *,
+        attach_type: int = AttachType.TRACE_KPROBE_MULTI,
+        on_return: bool = False,
+        cookies: tuple[int, ...] = (),
     ) -> int:
-        """A kprobe_multi or kretprobe_multi link at guest addresses. Raises :class:`Refused`."""
+        """A kprobe_multi, kretprobe_multi or kprobe_session link at guest addresses. Raises :class:`Refused`."""
         at = self.place(struct.pack(f"<{len(addresses)}Q", *addresses))
         cookies_at = self.place(struct.pack(f"<{len(cookies)}Q", *cookies)) if cookies else 0
         extra = struct.pack("<IIQQQ", int(on_return), len(addresses), 0, at, cookies_at)
-        return self.create_link(program, AttachType.TRACE_KPROBE_MULTI, 0, extra)
+        return self.create_link(program, attach_type, 0, extra)
 
     def open_raw_tracepoint(self, program: int, name: str = "", cookie: int = 0) -> int:
         """BPF_RAW_TRACEPOINT_OPEN: a link's descriptor. Raises :class:`Refused`."""

@@ -219,7 +219,9 @@ class UnbootedKernel:
     def attach_multi(self, program: Program, functions: tuple[str, ...], *, on_return: bool = False) -> Link:
         """Attach at several functions' entries, or returns, by one kprobe_multi link. Raises :class:`Refused`."""
         addresses = tuple(self.address(function) for function in functions)
-        return Link(self.calls.create_multi_link(program.fd, addresses, on_return=on_return))
+        return Link(
+            self.calls.create_multi_link(program.fd, addresses, attach_type=program.attach_type, on_return=on_return)
+        )
 
     def detach(self, link: Link) -> None:
         """Close a link (and its perf event) and let grace periods end."""

@@ -52,7 +52,7 @@ _Attach = Callable[["UnbootedKernel", "Program"], "Link"]
 class _Way:
     name: str
     kind: int
-    attach_type: int
+    attach_type: int | str
     attach: _Attach
     is_event: bool = False
     by_btf: bool = False
@@ -79,6 +79,9 @@ WAYS = (
     _Way("kprobe-int3", _KPROBE, 0, _in_body),
     _Way("kretprobe", _KPROBE, 0, lambda k, p: k.attach_probe(p, _FUNCTION, on_return=True)),
     _Way("kprobe-multi", _KPROBE, _MULTI, lambda k, p: k.attach_multi(p, (_FUNCTION,))),
+    # Attach types of some kernels only, by their names in the kernel's own enum bpf_attach_type.
+    _Way("fsession", _TRACING, "BPF_TRACE_FSESSION", _direct, by_btf=True),
+    _Way("kprobe-session", _KPROBE, "BPF_TRACE_KPROBE_SESSION", lambda k, p: k.attach_multi(p, (_FUNCTION,))),
     _Way("kretprobe-multi", _KPROBE, _MULTI, lambda k, p: k.attach_multi(p, (_FUNCTION,), on_return=True)),
 )
 
@@ -105,6 +108,12 @@ def _measure(kernel: UnbootedKernel, way: _Way) -> Row:
             return kernel.call(function, machine.symbols["init_task"], comm, 0)
         return kernel.call(function, _VALUE)
 
+    attach_type = way.attach_type
+    if isinstance(attach_type, str):
+        known = machine.layout.enumerators("bpf_attach_type")
+        if attach_type not in known:
+            return Row(way.name, None, None, (), f"this kernel has no {attach_type}")
+        attach_type = known[attach_type]
     try:
         site, without = kernel.site(function), call()
         links: list[Link] = []
@@ -112,7 +121,7 @@ def _measure(kernel: UnbootedKernel, way: _Way) -> Row:
         runs: list[Run] = []
         for _ in range(2):
             try:
-                program = kernel.load(RETURN_0, way.kind, way.attach_type, _FUNCTION if way.by_btf else "")
+                program = kernel.load(RETURN_0, way.kind, attach_type, _FUNCTION if way.by_btf else "")
                 programs.append(program)
                 links.append(way.attach(kernel, program))
             except (Refused, NoSymbol) as error:

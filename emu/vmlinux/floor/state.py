@@ -35,6 +35,10 @@ STATE = CLASSES + (HEAP_SIZE >> 6)
 HEAP_NEXT, HEAP_END, PERCPU_NEXT, TEXT_NEXT, CLOCK, SEED, VMAP_NEXT = (STATE + 8 * word for word in range(7))
 FREE_LISTS = STATE + 0x100
 """First free object by class; each free object's first word is the next one's address."""
+TEXT, TEXT_END = 0xFFFFFFFFC0000000, 0xFFFFFFFFDEF00000
+"""The modules' area, less its last MiB, which is the floor's own code."""
+FREE_TEXT, FREE_TEXT_SLOTS, TEXT_PAGES = STATE + 0x8000, 1024, STATE + 0x10000
+"""Addresses of freed text, 0 for an empty slot; and for each page of the area how many an allocation there has."""
 PRINT_BUFFER, PRINT_BUFFER_SIZE = STATE + 0x1000, 0x1000
 POISON, POISONED = 0x6B, 512
 """What a freed object's first bytes become (``POISON_FREE``), and how many after the first word at most."""

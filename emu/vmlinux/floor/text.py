@@ -1,17 +1,19 @@
 """Memory for generated code, and the last step of every change of live text.
 
-Contract: ``execmem_alloc(type, size)`` (6.10 and later) and ``module_alloc(size)`` give whole pages within reach of the
-kernel's text; they are not given back. ``__text_poke(func, addr, src, len)`` is the only writer of live text (before
-``system_state`` says so the kernel writes by itself, in ``text_poke_early()``): it is noted as a text write. The int3
-steps of ``text_poke_bp_batch()`` and ``smp_text_poke_batch_finish()``, their emulation in the handler,
-``bpf_arch_text_copy()`` and the program packs are the kernel's own. Permissions of pages are not modelled.
+Contract: ``execmem_alloc(type, size)`` (6.10 and later) and ``module_alloc(size)`` give whole pages, zeroed, within
+reach of the kernel's text; those that are given back serve for allocations of the same size. ``__text_poke(func,
+addr, src, len)`` is the only writer of live text (before ``system_state`` says so the kernel writes by itself, in
+``text_poke_early()``): it is noted as a text write. The int3 steps of ``text_poke_bp_batch()`` and
+``smp_text_poke_batch_finish()``, their emulation in the handler, ``bpf_arch_text_copy()`` and the program packs are
+the kernel's own. Permissions of pages are not modelled.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from emu.vmlinux.floor.state import STATE, TEXT_NEXT
+from emu.layout import PAGE_SIZE
+from emu.vmlinux.floor.state import FREE_TEXT, FREE_TEXT_SLOTS, TEXT, TEXT_END, TEXT_NEXT, TEXT_PAGES
 from emu.vmlinux.floor.table import Constant, Group, Host, Native
 
 if TYPE_CHECKING:
@@ -21,15 +23,36 @@ if TYPE_CHECKING:
 __all__ = ["GROUP"]
 
 
-def _pages(size_register: str) -> str:
-    return f"""
-        movabs r8, {STATE:#x}
-        mov rax, qword ptr [r8+{TEXT_NEXT - STATE}]
-        lea rcx, [rax+{size_register}+0xfff]
-        and rcx, -4096
-        mov qword ptr [r8+{TEXT_NEXT - STATE}], rcx
-        ret
-    """
+def _allocate(machine: UnbootedMachine, cpu: KernelMachine, name: str) -> int:
+    """Pages that were given back come first, those of the same number; NULL when the area is full."""
+    size = cpu.regs.rdi if name == "module_alloc" else cpu.regs.rsi
+    memory, pages = machine.memory, max(1, size + PAGE_SIZE - 1 >> 12)
+    for slot in range(FREE_TEXT, FREE_TEXT + 8 * FREE_TEXT_SLOTS, 8):
+        found = memory.u64(slot)
+        if found and memory.u32(_size_at(found)) == pages:
+            memory.write_u64(slot, 0)
+            machine.write_text(found, bytes(pages * PAGE_SIZE))
+            return found
+    found = memory.u64(TEXT_NEXT)
+    if found + pages * PAGE_SIZE > TEXT_END:
+        return 0
+    memory.write_u64(TEXT_NEXT, found + pages * PAGE_SIZE)
+    memory.write_u32(_size_at(found), pages)
+    return found
+
+
+def _size_at(address: int) -> int:
+    """Where the number of pages of an allocation is noted."""
+    return TEXT_PAGES + 4 * (address - TEXT >> 12)
+
+
+def _free(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
+    """With every slot taken the pages are lost."""
+    for slot in range(FREE_TEXT, FREE_TEXT + 8 * FREE_TEXT_SLOTS, 8):
+        if cpu.regs.rdi and not machine.memory.u64(slot):
+            machine.memory.write_u64(slot, cpu.regs.rdi)
+            break
+    return 0
 
 
 def _text_poke(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
@@ -46,14 +69,14 @@ def _text_poke(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:
 GROUP = Group(
     "text",
     (
-        Native("", "execmem_alloc execmem_alloc_rw", lambda machine: _pages("rsi")),
-        Native("", "module_alloc", lambda machine: _pages("rdi")),
+        Host("execmem_alloc execmem_alloc_rw module_alloc", _allocate),
+        Host("execmem_free module_memfree", _free),
         Native(
             "",
             "execmem_update_copy",
             lambda machine: "mov rax, rdi\nmov rcx, rdx\ncld\nrep movsb byte ptr [rdi], byte ptr [rsi]\nret",
         ),
-        Constant("execmem_free module_memfree execmem_restore_rox execmem_make_temp_rw"),
+        Constant("execmem_restore_rox execmem_make_temp_rw"),
         Host("__text_poke", _text_poke),
         Constant(
             "set_memory_rox set_memory_x set_memory_ro set_memory_rw set_memory_nx set_vm_flush_reset_perms "
