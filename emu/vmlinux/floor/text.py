@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from emu.layout import PAGE_SIZE
+from emu.machine.address_map import PAGE_SIZE
 from emu.vmlinux.floor.state import FREE_TEXT, FREE_TEXT_SLOTS, TEXT, TEXT_END, TEXT_NEXT, TEXT_PAGES
 from emu.vmlinux.floor.table import Constant, Group, Host, Native
 
