@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from emu.vmlinux.errors import NoSymbol, VmlinuxError
 from emu.vmlinux.floor.memory import allocate, release
 from emu.vmlinux.system_calls import AttachType, ProgType, Refused
+from emu.vmlinux.unbooted_kernel import Link
 
 if TYPE_CHECKING:
     from emu.vmlinux.run import Run
-    from emu.vmlinux.unbooted_kernel import Link, Program, UnbootedKernel
+    from emu.vmlinux.unbooted_kernel import Program, UnbootedKernel
 
 __all__ = ["WAYS", "NotRestored", "Row", "rows"]
 
@@ -67,6 +68,13 @@ def _in_body(kernel: UnbootedKernel, program: Program) -> Link:
     return kernel.attach_probe(program, _FUNCTION, kernel.machine.body(address) - address)
 
 
+def _tracing_multi(kernel: UnbootedKernel, program: Program) -> Link:
+    number = kernel.machine.layout.function(_FUNCTION)
+    if number is None:
+        raise NoSymbol(_FUNCTION)
+    return Link(kernel.calls.create_tracing_multi_link(program.fd, program.attach_type, (number,)))
+
+
 _TRACING, _KPROBE = ProgType.TRACING, ProgType.KPROBE
 _MULTI = AttachType.TRACE_KPROBE_MULTI
 WAYS = (
@@ -83,6 +91,9 @@ WAYS = (
     _Way("fsession", _TRACING, "BPF_TRACE_FSESSION", _direct, by_btf=True),
     _Way("kprobe-session", _KPROBE, "BPF_TRACE_KPROBE_SESSION", lambda k, p: k.attach_multi(p, (_FUNCTION,))),
     _Way("kretprobe-multi", _KPROBE, _MULTI, lambda k, p: k.attach_multi(p, (_FUNCTION,), on_return=True)),
+    _Way("fentry-multi", _TRACING, "BPF_TRACE_FENTRY_MULTI", _tracing_multi),
+    _Way("fexit-multi", _TRACING, "BPF_TRACE_FEXIT_MULTI", _tracing_multi),
+    _Way("fsession-multi", _TRACING, "BPF_TRACE_FSESSION_MULTI", _tracing_multi),
 )
 
 
