@@ -28,6 +28,8 @@ _ARGUMENTS_SIZE, LOG_SIZE = 16 << 20, 16 << 20
 _PERF_SAMPLE_RAW = 0x400
 _PERF_ATTR_SIZE = 112
 _ANY_PROCESS = (1 << 64) - 1
+_STATISTICS = ("processed ", "verification time ", "stack depth ")
+"""Beginnings of the verifier's lines that say no reason (``print_verification_stats``)."""
 
 
 class Command:
@@ -56,7 +58,8 @@ class Refused(VmlinuxError):
 
     def __init__(self, what: str, number: int, log: str = "") -> None:
         name = errno.errorcode.get(number, str(number))
-        last = log.strip().rsplit("\n", 1)[-1]
+        lines = [line for line in log.strip().split("\n") if not line.startswith(_STATISTICS)]
+        last = lines[-1] if lines else ""
         super().__init__(f"{what}: {name} ({os.strerror(number)})" + (f": {last}" if last else ""))
         self.errno = number
         self.log = log
@@ -146,10 +149,10 @@ class SystemCalls:
         result &= 0xFFFFFFFF
         return result - (1 << 32) if result >> 31 else result
 
-    def wanted(self, what: str, result: int) -> int:
+    def wanted(self, what: str, result: int, log: str = "") -> int:
         """A result that is no error. Raises :class:`Refused`."""
         if result < 0:
-            raise Refused(what, -result)
+            raise Refused(what, -result, log)
         return result
 
     # Programs -------------------------------------------------------------------------------------------------------
@@ -194,8 +197,15 @@ class SystemCalls:
 
     def load_btf(self, content: bytes) -> int:
         """BPF_BTF_LOAD: a descriptor. Raises :class:`Refused`."""
-        attr = struct.pack("<QQIIII", self.place(content), 0, len(content), 0, 0, 0)
-        return self.wanted("BPF_BTF_LOAD", self.bpf(Command.BTF_LOAD, attr))
+        at, size = self.place(content), len(content)
+        result = self.bpf(Command.BTF_LOAD, struct.pack("<QQIII", at, 0, size, 0, 0), 32)
+        log = ""
+        if result < 0:
+            self.machine.memory.write(self._log, bytes(64))
+            attr = struct.pack("<QQIII", self.place(content), self._log, size, self._log_size, 1)
+            result = self.bpf(Command.BTF_LOAD, attr, 32)
+            log = self.machine.memory.text(self._log, self._log_size)
+        return self.wanted("BPF_BTF_LOAD", result, log)
 
     # Maps -----------------------------------------------------------------------------------------------------------
 
@@ -217,7 +227,8 @@ class SystemCalls:
         """BPF_MAP_CREATE: sizes in bytes, type ids of the BTF ``btf_fd``; a descriptor. Raises :class:`Refused`."""
         attr = struct.pack(
             "<IIIIIII16sIIIIIQ",
-            kind, key, value, entries, flags, inner_fd, 0, name.encode()[:15], 0, btf_fd, key_type, value_type, 0, extra,
+            kind, key, value, entries, flags, inner_fd, 0, name.encode()[:15],
+            0, btf_fd, key_type, value_type, 0, extra,
         )  # fmt: skip
         return self.wanted(f"BPF_MAP_CREATE {name}", self.bpf(Command.MAP_CREATE, attr, 72))
 

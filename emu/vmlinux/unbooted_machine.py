@@ -189,7 +189,7 @@ class UnbootedMachine:
     ) -> Run:
         """Call a kernel function; with ``count`` every instruction is noted. Lines that it logs are its messages.
 
-        Bytes are copied to the stack above the call's frames, and their address is passed. Raises ValueError where
+        Bytes are copied to the stack above the call's frames, and their address is passed. Raises VmlinuxError where
         they take more than half of the stack.
         """
         address = self.symbols[function] if isinstance(function, str) else function
@@ -200,7 +200,7 @@ class UnbootedMachine:
             if isinstance(argument, bytes):
                 top = top - len(argument) & ~15
                 if top < self.stack_top(cpu) - _STACK_SIZE // 2:
-                    raise ValueError("the arguments' bytes take more than half of the stack")
+                    raise VmlinuxError("the arguments' bytes take more than half of the stack")
                 self.memory.write(top, argument)
                 argument = top
             values.append(argument)
