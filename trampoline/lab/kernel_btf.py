@@ -14,7 +14,7 @@ _HEADER_SIZE = 24
 def loadable(btf: Btf) -> bytes:
     """The BTF for BPF_BTF_LOAD: a kernel knows no extern variables and functions, nor the sections of these.
 
-    Externs become global, their sections structs of numbers: no type id changes.
+    Extern functions become typedefs, variables global numbers, their sections structs: no type id changes.
     """
     raw = bytearray(btf.raw)
     number = next(btf.of_kind(BtfKind.INT), 0)
@@ -23,10 +23,10 @@ def loadable(btf: Btf) -> bytes:
         if kind is BtfKind.FUNC:
             (info,) = struct.unpack_from("<I", raw, at + 4)
             if info & 0xFFFF == _EXTERN:
-                struct.pack_into("<I", raw, at + 4, info & ~0xFFFF | _GLOBAL)
+                struct.pack_into("<I", raw, at + 4, BtfKind.TYPEDEF << 24)
         elif kind is BtfKind.VAR:
             if struct.unpack_from("<I", raw, at + 12)[0] == _EXTERN:
-                struct.pack_into("<I", raw, at + 12, _GLOBAL)
+                struct.pack_into("<II", raw, at + 8, number, _GLOBAL)
         elif kind is BtfKind.DATASEC and btf.type(type_id).name in _EXTERN_SECTIONS and number:
             size, count = btf.type(number).size, len(btf.variables(type_id))
             struct.pack_into("<III", raw, at, 0, BtfKind.STRUCT << 24 | count, size * count)

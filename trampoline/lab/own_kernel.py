@@ -103,8 +103,9 @@ class OwnKernel(ABC):
     def kconfig(self) -> dict[str, int | str]:
         """What an object's ``.kconfig`` variables are answered with; without a configuration the version alone."""
         banner = self.memory.text(self.symbols["linux_banner"]) if "linux_banner" in self.symbols else ""
-        found = _DEBIAN.search(banner) or _VERSION.match(self.release)
-        major, minor, patch = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
+        # The compiler's version comes first in it, in the same form.
+        found = [*_VERSION.findall(self.release)[:1], *_DEBIAN.findall(banner)]
+        major, minor, patch = (int(part or 0) for part in found[-1]) if found else (0, 0, 0)
         known: dict[str, int | str] = {"LINUX_KERNEL_VERSION": major << 16 | minor << 8 | min(patch, 255)}
         try:
             configuration = self.configuration
