@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from emu.vmlinux.btf_layout import UnknownLayout
 from emu.vmlinux.errors import NoSymbol, VmlinuxError
 from emu.vmlinux.floor.memory import allocate, release
 from emu.vmlinux.system_calls import AttachType, ProgType, Refused
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
     from emu.vmlinux.run import Run
     from emu.vmlinux.unbooted_kernel import Program, UnbootedKernel
 
-__all__ = ["WAYS", "NotRestored", "Row", "rows"]
+__all__ = ["WAYS", "NotRestored", "Row", "refusals", "rows"]
 
 RETURN_0 = bytes.fromhex("b7000000000000009500000000000000")
 """``r0 = 0; exit``."""
+_REFUSALS = (Refused, NoSymbol, UnknownLayout)
 _FUNCTION, _VALUE = "bpf_fentry_test1", 41
 _EVENT, _EVENT_FUNCTION = "task_rename", "__set_task_comm"
 
@@ -108,6 +110,31 @@ def rows(kernel: UnbootedKernel, names: tuple[str, ...] | None = None) -> Iterat
                 yield _measure(kernel, way)
 
 
+def refusals(kernel: UnbootedKernel) -> dict[str, str]:
+    """Each way, and in the kernel's words why it is refused; "" where a program can be attached. Nothing is called."""
+    found = {}
+    for way in WAYS:
+        with kernel.trial():
+            try:
+                way.attach(kernel, _load(kernel, way))
+                kernel.drain()
+                found[way.name] = ""
+            except _REFUSALS as error:
+                kernel.drain()
+                found[way.name] = str(error)
+    return found
+
+
+def _load(kernel: UnbootedKernel, way: _Way) -> Program:
+    attach_type = way.attach_type
+    if isinstance(attach_type, str):
+        known = kernel.machine.layout.enumerators("bpf_attach_type")
+        if attach_type not in known:
+            raise UnknownLayout(attach_type)
+        attach_type = known[attach_type]
+    return kernel.load(RETURN_0, way.kind, attach_type, _FUNCTION if way.by_btf else "")
+
+
 def _measure(kernel: UnbootedKernel, way: _Way) -> Row:
     function = _EVENT_FUNCTION if way.is_event else _FUNCTION
     machine = kernel.machine
@@ -119,12 +146,6 @@ def _measure(kernel: UnbootedKernel, way: _Way) -> Row:
             return kernel.call(function, machine.symbols["init_task"], comm, 0)
         return kernel.call(function, _VALUE)
 
-    attach_type = way.attach_type
-    if isinstance(attach_type, str):
-        known = machine.layout.enumerators("bpf_attach_type")
-        if attach_type not in known:
-            return Row(way.name, None, None, (), f"this kernel has no {attach_type}")
-        attach_type = known[attach_type]
     try:
         site, without = kernel.site(function), call()
         links: list[Link] = []
@@ -132,10 +153,10 @@ def _measure(kernel: UnbootedKernel, way: _Way) -> Row:
         runs: list[Run] = []
         for _ in range(2):
             try:
-                program = kernel.load(RETURN_0, way.kind, attach_type, _FUNCTION if way.by_btf else "")
+                program = _load(kernel, way)
                 programs.append(program)
                 links.append(way.attach(kernel, program))
-            except (Refused, NoSymbol) as error:
+            except _REFUSALS as error:
                 if not links:
                     return Row(way.name, None, None, (), str(error))
                 break

@@ -70,12 +70,12 @@ class KernelLoader:
     """Loads and attaches in one kernel. Everything raises ``Refused`` with the kernel's errno and log."""
 
     def __init__(self, kernel: OwnKernel) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
 
     @property
     def calls(self) -> SystemCalls:
         """The kernel's system calls."""
-        return self._kernel.calls
+        return self.kernel.calls
 
     # Programs -------------------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class KernelLoader:
         if spec.readonly:
             self.calls.freeze(fd)
         if inner:
-            self._kernel.close_descriptor(inner)
+            self.kernel.close_descriptor(inner)
         return fd
 
     # Links ----------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class KernelLoader:
                 program, target, self.calls.create_link(program.fd, AttachType.PERF_EVENT, event, extra), event
             )
         except Refused:
-            self._kernel.close_descriptor(event)
+            self.kernel.close_descriptor(event)
             raise
 
     def _probe(self, source: BpfProgram, target: str) -> int:
@@ -216,22 +216,22 @@ class KernelLoader:
 
     def _addresses(self, target: str) -> list[int]:
         """Functions of a kprobe_multi link: a name, or those that ftrace can patch and a glob matches."""
-        symbols = self._kernel.symbols
+        symbols = self.kernel.symbols
         if not target:
             raise TrampolineError("a multi program needs the functions that it is attached to")
         if not any(letter in target for letter in "*?["):
             return [symbols[name] for name in target.split(",")]
         matches = re.compile(fnmatch.translate(target)).match
-        found = [address for name, address in self._kernel.traceable.items() if matches(name)]
+        found = [address for name, address in self.kernel.traceable.items() if matches(name)]
         if not found:
             raise NoSymbol(target)
         return found
 
     def _btf_ids(self, target: str) -> tuple[int, ...]:
-        layout = self._kernel.layout
+        layout = self.kernel.layout
         names = target.split(",")
         if any(letter in target for letter in "*?["):
-            names = [name for name in self._kernel.traceable if fnmatch.fnmatchcase(name, target)]
+            names = [name for name in self.kernel.traceable if fnmatch.fnmatchcase(name, target)]
             return tuple(sorted({number for name in names if (number := layout.function(name))}))
         found = []
         for name in names:
@@ -251,7 +251,7 @@ class KernelLoader:
         kconfig: Mapping[str, int | str] | None = None,
     ) -> tuple[BpfProgram, ...]:
         """An object's programs for this kernel: relocations against its BTF, symbols and configuration. ObjectError."""
-        kernel = self._kernel
+        kernel = self.kernel
         symbols = {name: address for name in obj.symbols if (address := kernel.symbols.get(name)) is not None}
         known = {**kernel.kconfig(), **(kconfig or {})} if obj.needs_configuration else {}
         return obj.resolve(kernel.btf, names=names, targets=targets, kconfig=known, ksyms=symbols)
@@ -288,7 +288,7 @@ class KernelLoader:
             self._fill_slots(obj, maps, loaded)
         except BaseException:
             for fd in (*(one.fd for one in loaded.values()), *maps.fds.values()):
-                self._kernel.close_descriptor(fd)
+                self.kernel.close_descriptor(fd)
             raise
         return KernelObject(self, obj, loaded, maps)
 
@@ -302,7 +302,7 @@ class KernelLoader:
     def close_fds(self, fds: Collection[int]) -> None:
         """Close descriptors and let grace periods end."""
         for fd in fds:
-            self._kernel.close_descriptor(fd)
+            self.kernel.close_descriptor(fd)
 
 
 class KernelVariables(MutableMapping[str, Any]):
@@ -357,7 +357,7 @@ class KernelObject:
 
     def attach(self, name: str, where: str | None = None, cookie: int = 0) -> KernelLink:
         """Attach one program. Refused, TrampolineError."""
-        link = self._loader.attach(self.programs[name], where, cookie)
+        link = self._loader.kernel.attach(self.programs[name], where, cookie)
         self.links.append(link)
         return link
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -205,6 +206,10 @@ class OwnKernel(ABC):
         size = self.layout.return_bytes(function) or 8
         return run.rax & (1 << 8 * size) - 1
 
+    @abstractmethod
+    def trial(self) -> AbstractContextManager[object]:
+        """A block after which everything is as it was before, however it ends, a death of the kernel included."""
+
     def attachments(self) -> list[Attachment]:
         """What is attached where. Nothing is in an unbooted kernel but what was attached here, and that is not read."""
         return []
@@ -268,6 +273,9 @@ class StockKernel(OwnKernel):
             self.unbooted.call(function, *values, count=False)
         return self.unbooted.call(function, *values)
 
+    def trial(self) -> AbstractContextManager[object]:
+        return self.unbooted.trial()
+
     def close(self) -> None:
         self.unbooted.close()
 
@@ -329,6 +337,15 @@ class ImagedKernel(OwnKernel):
 
     def call(self, function: str, *arguments: Argument, warm: bool = False) -> Run:
         return self.image.call(function, *arguments, fresh=False, warm=warm)
+
+    @contextmanager
+    def trial(self) -> Iterator[object]:
+        _ = self.calls  # a task may have to be made current for them, for good
+        before = self.image.checkpoint()
+        try:
+            yield self
+        finally:
+            self.image.restore(before)
 
     def attachments(self) -> list[Attachment]:
         return self.image.attachments()
