@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written completely or not at all."""
 
 import errno
 import os
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def write_whole(files: Mapping[Path, str | bytes]) -> None:
-    """Write bytes, or texts as UTF-8: each to a temporary file beside its path, which takes its place at the end.
+    """Write bytes, or texts as UTF-8: each to a temporary file in the same folder, which replaces its path at the end.
 
-    What is no regular file (a pipe, /dev/stdout) is written to directly, after the others. OSError with the path; then
-    every file is as it was.
+    A path that is not a regular file (a pipe, /dev/stdout) is written directly, after the others. OSError with the
+    path; then every file is unchanged.
     """
     ready: list[tuple[str, Path]] = []
     direct = [path for path in files if path.exists() and not path.is_file() and not path.is_dir()]
@@ -38,7 +38,7 @@ def _encoded(content: str | bytes) -> bytes:
 
 
 def _written(path: Path, content: str | bytes) -> str:
-    """The name of a temporary file beside a path, with the content and the rights of the file or of a new one."""
+    """Write a temporary file next to a path, with the permissions of the file or of a new one; returns its name."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if path.exists() and not os.access(path, os.W_OK):
@@ -58,7 +58,7 @@ def _written(path: Path, content: str | bytes) -> str:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors name the path that was asked for, not the temporary file's."""
+    """Make errors name the requested path, not the temporary file's."""
     try:
         yield
     except OSError as error:

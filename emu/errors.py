@@ -1,4 +1,4 @@
-"""Everything that a machine refuses or reports. ``EmuError`` is the root of this package's errors."""
+"""Errors of the machine. ``EmuError`` is the root of this package's errors."""
 
 import errno
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class MachineError(EmuError):
 
 
 class NotMapped(MachineError):
-    """Guest memory that nothing is mapped at. ``address`` is the first byte that is missing."""
+    """Unmapped guest memory. ``address`` is the first missing byte."""
 
     def __init__(self, address: int) -> None:
         super().__init__(f"nothing is mapped at {address:#x}")
@@ -32,7 +32,7 @@ class NotMapped(MachineError):
 
 
 class TextWriteError(MachineError):
-    """A write to executable memory by any other way than ``Machine.write_text`` or ``Machine.load``."""
+    """A write to executable memory other than by ``Machine.write_text`` or ``Machine.load``."""
 
     def __init__(self, address: int) -> None:
         super().__init__(f"{address:#x} is text: patch it with write_text")
@@ -40,7 +40,7 @@ class TextWriteError(MachineError):
 
 
 class OutOfMemory(MachineError):
-    """No free frames left. ``errno`` is ENOMEM."""
+    """No free frames are left. ``errno`` is ENOMEM."""
 
     errno = errno.ENOMEM
 
@@ -50,11 +50,11 @@ class OutOfMemory(MachineError):
 
 
 class GuestFault(EmuError):
-    """The guest did what its kernel would die of.
+    """A fault of the guest that its kernel would not survive.
 
     ``kind`` is the exception in words ("page fault", "general protection", "invalid opcode", "unhandled int3", ...);
-    ``address`` and ``access`` say what a page fault was about; ``line`` is symbol+offset of ``rip`` and the listing's
-    line. ``note`` adds what the machine knows about the address, a freed image's name for instance.
+    ``address`` and ``access`` are those of a page fault; ``line`` is symbol+offset of ``rip`` and the listing's line.
+    ``note`` adds details on the address, for instance a freed image's name.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class GuestFault(EmuError):
 
     @property
     def headline(self) -> str:
-        """One line: what happened, where, and to which address."""
+        """One line: the fault, its position, and the address accessed."""
         parts = [self.kind]
         if self.address is not None:
             what = {"read": "reading", "write": "writing", "fetch": "fetching from"}.get(self.access or "", "at")
@@ -96,4 +96,4 @@ class GuestFault(EmuError):
 
 
 class GuestTimeout(GuestFault):
-    """The guest ran longer than it may: ``max_instructions``, or the host time that any run is given."""
+    """The guest exceeded a limit: ``max_instructions``, or the host time of a run."""

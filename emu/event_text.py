@@ -1,4 +1,4 @@
-"""Events in words."""
+"""Text of events."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -9,7 +9,7 @@ _KERNEL_HALF = 1 << 63
 
 
 def describe(event: Event, symbol: Callable[[int], str]) -> str:
-    """An event in one line: its kind, then each of its fields; addresses by what is there."""
+    """One-line text of an event: its kind, then each of its fields; addresses by ``symbol``."""
     parts = [type(event).__name__]
     for field in fields(event):
         value = getattr(event, field.name)

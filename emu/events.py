@@ -1,4 +1,4 @@
-"""What happened: one typed stream, read by debuggers, exporters, invariants and error reports.
+"""Events of the machine and the kernel: one typed stream, for debuggers, exporters, invariants and error reports.
 
 Addresses are guest addresses, sizes bytes, times virtual nanoseconds.
 """
@@ -25,7 +25,7 @@ class PokePhase(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TextPatched(Event):
-    """One write of a patch."""
+    """One write of a text patch."""
 
     phase: PokePhase
     address: int
@@ -35,7 +35,7 @@ class TextPatched(Event):
 
 @dataclass(eq=False, slots=True)
 class TextPatches:
-    """As many TextPatched of one phase, made when somebody reads them."""
+    """Several TextPatched events of one phase, built on reading."""
 
     phase: PokePhase
     addresses: Sequence[int]
@@ -51,14 +51,14 @@ class TextPatches:
 
 @dataclass(frozen=True, slots=True)
 class CpuSerialized(Event):
-    """A vCPU executed a serialising instruction and sees all text as it is."""
+    """A vCPU executed a serialising instruction and sees all text as it is in memory."""
 
     vcpu: int
 
 
 @dataclass(frozen=True, slots=True)
 class TrapTaken(Event):
-    """A vCPU hit the int3 of a patch under way; ``rip`` is where the new instruction took it."""
+    """A vCPU hit the int3 of a patch under way; ``rip`` is where the new instruction continues."""
 
     vcpu: int
     site: int
@@ -76,7 +76,7 @@ class GracePeriodBegun(Event):
 
 @dataclass(frozen=True, slots=True)
 class GracePeriodOver(Event):
-    """All readers that the grace period had to wait for have passed."""
+    """All readers of the grace period have finished."""
 
     flavour: str
     number: int
@@ -101,7 +101,7 @@ class ImageFreed(Event):
 
 
 class Events(Protocol):
-    """Events that happened together, in order. Each reading may make them anew."""
+    """Events that happened together, in order. Each iteration may build them anew."""
 
     def __len__(self) -> int: ...
 
@@ -109,7 +109,7 @@ class Events(Protocol):
 
 
 class EventStream:
-    """Events in order. ``subscribe`` is called with every later one."""
+    """Events in order. ``subscribe`` adds a reader of later ones."""
 
     def __init__(self) -> None:
         self._events: list[Event | Events] = []
@@ -118,18 +118,18 @@ class EventStream:
 
     @property
     def has_readers(self) -> bool:
-        """Whether somebody is told of every event, and may look at the kernel as it is then."""
+        """True if a reader is called for every event, and may inspect the kernel's state at that moment."""
         return bool(self._readers)
 
     def emit(self, event: Event) -> None:
-        """Record an event and tell the readers."""
+        """Record an event and call the readers."""
         self._events.append(event)
         self._count += 1
         for reader in self._readers:
             reader(event)
 
     def emit_all(self, events: Events) -> None:
-        """Record events and tell the readers. Where there are none, several events are made when they are read."""
+        """Record events and call the readers. Without readers, several events are built when they are iterated."""
         if self._readers or len(events) == 1:
             for event in events:
                 self.emit(event)
@@ -138,12 +138,12 @@ class EventStream:
             self._count += len(events)
 
     def subscribe(self, reader: Callable[[Event], None]) -> Callable[[], None]:
-        """Call ``reader`` with every event from now on; what is returned ends that."""
+        """Call ``reader`` with every event from now on; returns a function that ends this."""
         self._readers.append(reader)
         return lambda: self._readers.remove(reader)
 
     def clear(self) -> None:
-        """Forget what happened so far."""
+        """Drop all events so far."""
         self._events.clear()
         self._count = 0
 

@@ -1,7 +1,7 @@
-"""The machinery in a Unicorn engine that somebody else made, drives and owns.
+"""The laboratory's machinery in a Unicorn engine owned by another program.
 
-It is told where it may place code and data, maps nothing else, and leaves the engine as it was found: hooks and
-mappings taken out, patched bytes put back. Paging, no paging, or a TLB mode of the owner's: all addresses are virtual
+It uses only the memory it is given for code and data, and leaves the engine as it was found: hooks and mappings are
+removed, patched bytes restored. With or without paging, or with a TLB mode of the owner's: all addresses are virtual
 ones as the engine translates them.
 """
 
@@ -28,7 +28,7 @@ _RET = b"\xc3"
 
 @dataclass(slots=True)
 class _Region:
-    """Memory that the owner gave us, handed out from its start."""
+    """Memory from the owner, allocated from its start."""
 
     start: int
     size: int
@@ -43,7 +43,7 @@ class _Region:
 
 
 class Counted:
-    """What ran within ``ForeignEngine.count``: ``counts`` once that is over."""
+    """Result of ``ForeignEngine.count``: ``counts`` is set at its end."""
 
     def __init__(self) -> None:
         self.counts: InstructionCounts | None = None
@@ -52,8 +52,8 @@ class Counted:
 class ForeignEngine:
     """An installation in the engine ``uc``.
 
-    ``code`` and ``data`` are (address, size) of memory that it may use: mapped by the owner already, or, with ``map``,
-    to be mapped here (whole pages; physical addresses if the engine pages). MachineError where that is refused.
+    ``code`` and ``data`` are (address, size in bytes) of memory that it may use: already mapped by the owner, or, with
+    ``map``, mapped here (whole pages; physical addresses if the engine pages). MachineError if that is refused.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ForeignEngine:
             raise NotMapped(address) from error
 
     def write(self, address: int, data: bytes) -> None:
-        """Write data or patch code at a virtual address; ``remove`` puts back what was there.
+        """Write data or patch code at a virtual address; ``remove`` restores the old bytes.
 
         The engine executes new code from the next block on. NotMapped: nothing is written.
         """
@@ -104,13 +104,13 @@ class ForeignEngine:
         self._poke(address, data)
 
     def alloc_data(self, size: int) -> int:
-        """Address of ``size`` zeroed bytes of the data that was given. MachineError where it is used up."""
+        """Allocate ``size`` zeroed bytes of the data memory; returns the address. MachineError if it is exhausted."""
         address = self._data.take(size)
         self.write(address, bytes(size))
         return address
 
     def place(self, text: str, symbols: Mapping[str, int] | None = None, *, name: str = "image") -> Image:
-        """Assemble a text into the code that was given. asm.AsmError; MachineError where there is no room."""
+        """Assemble a text into the code memory. asm.AsmError; MachineError if there is no room."""
         address = self._code.start + self._code.used
         image = assemble(text, address, symbols or {}, name=name)
         self._code.take(len(image))
@@ -129,7 +129,7 @@ class ForeignEngine:
             done += length
 
     def _pieces(self, address: int, size: int) -> Iterator[tuple[int, int]]:
-        """(what ``mem_read`` calls the address, length) of the parts of a range, page by page."""
+        """(address for ``mem_read``, length) of each page's part of a range."""
         end = address + size
         while address < end:
             length = min(PAGE_SIZE - (address & PAGE_MASK), end - address)
@@ -142,9 +142,9 @@ class ForeignEngine:
     # Host calls -----------------------------------------------------------------------------------------------------
 
     def host_call(self, name: str, fn: "Callable[[ForeignEngine], int | None]") -> int:
-        """Address that guest code calls to run ``fn``; its result goes to rax, None leaves that alone.
+        """Address for guest code to call to run ``fn``; its result goes to rax, None leaves rax unchanged.
 
-        What ``fn`` raises ends the owner's run and comes out of his ``emu_start``. Neither rip nor rsp may be changed.
+        What ``fn`` raises ends the owner's run and is raised by ``emu_start``. It must change neither rip nor rsp.
         """
         stub = self._code.take(len(_RET))
         self.write(stub, _RET)
@@ -168,7 +168,7 @@ class ForeignEngine:
 
     @contextmanager
     def count(self) -> Iterator[Counted]:
-        """Count the instructions of the one ``emu_start`` that the owner makes within."""
+        """Context for one ``emu_start`` of the owner: counts its instructions."""
         if self._counter is None:
             method: Method = self._counting  # type: ignore[assignment]
             self._counter = counter_for(self.uc, self.read, method)
@@ -196,7 +196,7 @@ class ForeignEngine:
     # The end --------------------------------------------------------------------------------------------------------
 
     def remove(self) -> None:
-        """Leave: hooks, counter and mappings are taken out, every byte that was written is put back.
+        """Remove hooks, counter and mappings, and restore every byte that was written.
 
         Not from within a run. A second time does nothing.
         """

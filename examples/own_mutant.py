@@ -1,4 +1,4 @@
-"""Mutants of one's own, each patched in another way: `tramp mutants --module examples/own_mutant.py`."""
+"""User-defined mutants, each patched in another way: `tramp mutants --module examples/own_mutant.py`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ def put_without_waiting(image: BpfTrampImage) -> None:
 
 
 def forgets_the_tail(batch_finish: Any) -> Any:
-    """What `wrap` gets is what was there; what it gives takes its place."""
+    """`wrap` passes the old function and installs the returned one."""
 
     def mutated(poke: Any) -> None:
         poke._queue = [loc._replace(text=loc.text[:1] + b"\x00\x00\x00\x00") for loc in poke._queue]
@@ -26,7 +26,7 @@ def counts_nothing(modules: Any, name: str) -> None:
     pass
 
 
-@mutant("no-module-references", bug="B11", mechanism="nobody holds a module")
+@mutant("no-module-references", bug="861de02e5f3f", mechanism="modules are not held")
 def no_module_references() -> Iterator[None]:
     get, put = (mock.patch(f"emu.kernel.module.modules.Modules.{name}", counts_nothing) for name in ("get", "put"))
     with get, put:
@@ -36,8 +36,8 @@ def no_module_references() -> Iterator[None]:
 MUTANTS = [
     Mutant(
         "own-image-freed-too-early",
-        "B1",
-        "an image goes with its site",
+        "e21aa341785c",
+        "an image is freed with its site",
         replace("trampoline.image.tramp_image.BpfTrampImage.put", put_without_waiting),
     ),
     Mutant(

@@ -1,27 +1,20 @@
-"""Kernel flavours: what releases do differently, as data that one generator reads.
-
-Each value was read from images of the release named; the golden files hold it (docs/golden.md).
-"""
+"""Rules of a kernel release for trampolines: data that one generator reads."""
 
 from dataclasses import dataclass
 
 from emu.kernel.text.entry import EntryLayout
-from trampoline.bpf.errors import TrampolineError
-from trampoline.bpf.function_lists import names
+
+_ENTRY = EntryLayout(endbr=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flavour:
-    """One release's trampolines. A new release is a new value here and a golden file."""
+class TrampolineRules:
+    """One release's trampolines. ``KernelRelease`` sets the fields whose docstring says "from the release"."""
 
-    name: str
-    entry: EntryLayout
     saves_rbx_by_push: bool
     """rbx is pushed below the frame; since 6.5 it has a slot in the frame."""
     stack_args: bool
     """More than six argument slots are possible (473e3150e30a, 6.7)."""
-    sign_extended_imm: bool
-    """A constant that fits in a sign-extended imm32 takes the 7-byte ``mov r64, imm32``; older emitters take movabs."""
     longest_nop: int
     """Bytes of the longest nop that fills an alignment (ASM_NOP_MAX)."""
     packs_images: bool
@@ -30,79 +23,22 @@ class Flavour:
     """A site whose trampoline calls the original is patched with jmp (CONFIG_DYNAMIC_FTRACE_WITH_JMP)."""
     skip_nops: bool
     """A nop5 stands before every program; ``bpf_tramp_image.skips`` replaces ip_after_call and ip_epilogue."""
-    fsession: bool
-    """fsession programs exist."""
-    sls: bool = True
-    """int3 follows a plain ret (CONFIG_MITIGATION_SLS; on in the recorded kernels)."""
     max_links: int = 38
     """BPF_MAX_TRAMP_LINKS: programs on one function, all kinds together."""
+    entry: EntryLayout = _ENTRY
+    """From the release."""
+    sign_extended_imm: bool = True
+    """A constant that fits in a sign-extended imm32 takes the 7-byte ``mov r64, imm32``; older emitters take movabs.
+    From the release.
+    """
+    sls: bool = True
+    """int3 follows a plain ret. From the release."""
+    fsession: bool = False
+    """fsession programs exist. From the release."""
     union_args: bool = False
-    """Unions by value are arguments like structs are."""
-
-    @property
-    def btf_id_deny(self) -> frozenset[str]:
-        """Functions that BPF refuses to trace."""
-        return names("btf_id_deny", self.name).exact
-
-    @property
-    def noreturn_deny(self) -> frozenset[str]:
-        """Functions that don't return, on which fexit and fmod_ret are refused."""
-        return names("noreturn_deny", self.name).exact
+    """Unions by value are arguments like structs are. From the release."""
 
     @property
     def max_slots(self) -> int:
         """Argument slots at most: those in registers, or MAX_BPF_FUNC_ARGS."""
         return 12 if self.stack_args else 6
-
-
-FLAVOURS = {
-    flavour.name: flavour
-    for flavour in (
-        Flavour(
-            "6.1",
-            EntryLayout(endbr=False),
-            saves_rbx_by_push=True,
-            stack_args=False,
-            sign_extended_imm=False,
-            longest_nop=8,
-            packs_images=False,
-            jmp_sites=False,
-            skip_nops=False,
-            fsession=False,
-        ),
-        Flavour(
-            "6.12",
-            EntryLayout(endbr=True, sealed=bytes.fromhex("660f1f00"), padding=16),
-            saves_rbx_by_push=False,
-            stack_args=True,
-            sign_extended_imm=True,
-            longest_nop=11,
-            packs_images=True,
-            jmp_sites=False,
-            skip_nops=False,
-            fsession=False,
-        ),
-        Flavour(
-            "7.2",
-            EntryLayout(endbr=True, sealed=bytes.fromhex("0f1f40d6"), padding=16),
-            saves_rbx_by_push=False,
-            stack_args=True,
-            sign_extended_imm=True,
-            longest_nop=11,
-            packs_images=True,
-            jmp_sites=True,
-            skip_nops=True,
-            fsession=True,
-            max_links=36,
-            union_args=True,
-        ),
-    )
-}
-
-
-def flavour(name: str) -> Flavour:
-    """The flavour of a release, ``"6.12"``; TrampolineError names those there are."""
-    try:
-        return FLAVOURS[name]
-    except KeyError:
-        raise TrampolineError(f"no flavour {name!r}; there are {', '.join(FLAVOURS)}") from None

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from trampoline.bpf.uapi import AttachType
 from trampoline.image.generator import ProgCall, TrampFlag, TrampLinks, uses_jmp
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 
 
 class TrampProgType(enum.Enum):
@@ -85,7 +85,9 @@ def links_of(attached: Iterable[tuple[TrampProgType, ProgCall]]) -> TrampLinks:
 
 
 @cache
-def flags_of(flavour: Flavour, *, calls_original: bool, uses_func_ip: bool, kept: TrampFlag | int = 0) -> TrampFlag:
+def flags_of(
+    rules: TrampolineRules, *, calls_original: bool, uses_func_ip: bool, kept: TrampFlag | int = 0
+) -> TrampFlag:
     """The trampoline flags that ``bpf_trampoline_update`` sets; ``kept`` survives (SHARE_IPMODIFY, TAIL_CALL_CTX)."""
     flags = TrampFlag(kept) & (TrampFlag.SHARE_IPMODIFY | TrampFlag.TAIL_CALL_CTX)
     if calls_original:
@@ -96,6 +98,6 @@ def flags_of(flavour: Flavour, *, calls_original: bool, uses_func_ip: bool, kept
         flags |= TrampFlag.IP_ARG
     if flags & TrampFlag.CALL_ORIG and flags & TrampFlag.SHARE_IPMODIFY:
         flags |= TrampFlag.ORIG_STACK
-    elif uses_jmp(flavour, flags & ~TrampFlag.SKIP_FRAME):
+    elif uses_jmp(rules, flags & ~TrampFlag.SKIP_FRAME):
         flags &= ~TrampFlag.SKIP_FRAME
     return flags

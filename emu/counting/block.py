@@ -1,4 +1,4 @@
-"""What a block consists of: its instructions, and how its last one hands over."""
+"""A block's instructions, and the kind of its last one."""
 
 import threading
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _JUMPS_32: Final = frozenset(b"\xe8\xe9")
 
 
 class BlockEnd(IntEnum):
-    """How the last instruction of a block bears on what follows. Zero is no value: it marks a free slot."""
+    """Kind of a block's last instruction. Zero is not a value: it marks a free slot."""
 
     PLAIN = 1
     CALL = 2  # near call; `end_address` is its return address
@@ -31,7 +31,7 @@ class BlockEnd(IntEnum):
 
 
 class Block(NamedTuple):
-    """A stretch of code that Unicorn translates at once and enters at its start only."""
+    """A stretch of code that Unicorn translates at once and enters only at its start."""
 
     address: int
     size: int  # bytes
@@ -41,7 +41,7 @@ class Block(NamedTuple):
     jumps_to_itself: bool  # its last instruction is a direct jump or call to that instruction
 
     def position(self, rip: int) -> int | None:
-        """Index of the instruction at `rip`, or None where no instruction of the block begins."""
+        """Index of the instruction at `rip`, or None if no instruction of the block begins there."""
         if not self.address <= rip < self.address + self.size or rip not in self.addresses:
             return None
         return self.addresses.index(rip)
@@ -86,8 +86,8 @@ _capstone: Final = Cs(CS_ARCH_X86, CS_MODE_64)
 _capstone_lock: Final = threading.Lock()
 
 
-# What Capstone finds doesn't depend on the address, and the same code comes back: trampolines are made anew, sites
-# patched to and fro.
+# Decoding doesn't depend on the address, and the same code recurs: trampolines are regenerated, sites patched back and
+# forth.
 @lru_cache(maxsize=1 << 16)
 def _shape_of(code: bytes) -> _Shape:
     offsets: list[int] = []
@@ -104,16 +104,16 @@ def _shape_of(code: bytes) -> _Shape:
 
 
 def decode_block(read_code: Callable[[int, int], bytes], address: int, size: int) -> Block:
-    """The block at a guest address, of so many bytes.
+    """The block of `size` bytes at a guest address.
 
-    An instruction that ends the block and that no decoder knows counts as one: it is what faults. Raises
-    `CountingError` if the bytes don't make up a block of that size, that is if `read_code` doesn't give what executes.
+    An unknown instruction at the end of the block counts as one: it faults. Raises `CountingError` if the bytes don't
+    make up a block of that size, that is, if `read_code` doesn't return the executed code.
     """
     if not 0 < size <= MAX_BLOCK:
         return Block(address, 1, (address,), BlockEnd.PLAIN, 0, False)
     code = bytes(read_code(address, size))
     if len(code) != size:
-        raise CountingError(address, f"{len(code)} bytes of code given for {size}")
+        raise CountingError(address, f"{len(code)} bytes of code instead of {size}")
     offsets, left, end, jumps_to_itself = _shape_of(code)
     if left > MAX_INSTRUCTION:
         at = offsets[-1]

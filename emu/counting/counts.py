@@ -1,17 +1,17 @@
-"""What a run executed, by phase and by function."""
+"""Instructions executed by a run, by phase and by function."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 OTHER = "other"
-"""The phase or function of instructions that no image and no symbol knows."""
+"""The phase or function of instructions outside of all images and symbols."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionCounts:
-    """Instructions executed, and where. The sums by phase and by function are both ``instructions``.
+    """Instructions executed, by place. The sums by phase and by function are both ``instructions``.
 
-    ``by_address`` has the executions of each instruction. A host call counts as one instruction, its ``ret``.
+    ``by_address`` contains the executions of each instruction. A host call counts as one instruction, its ``ret``.
     """
 
     instructions: int

@@ -1,4 +1,4 @@
-"""A hook of a Unicorn engine that is a C function, not a Python callable behind the binding's own thunks."""
+"""A hook of a Unicorn engine that is a C function, called without the binding's Python thunks."""
 
 import ctypes
 
@@ -9,8 +9,8 @@ from unicorn.unicorn_py3.unicorn import Uc, UcError, uclib
 class EngineHook:
     """Calls a C function at each block (`UC_HOOK_BLOCK`) or instruction (`UC_HOOK_CODE`), everywhere.
 
-    What was translated before would not call it, so that the engine's translations are thrown away here and on
-    `remove()`; after that nothing in the engine refers to the function any more. `UcError` if the engine refuses.
+    Code translated before would not call it, so the engine's translations are flushed here and by `remove()`; after
+    that the engine no longer refers to the function. `UcError` if the engine refuses.
     """
 
     def __init__(self, uc: Uc, kind: int, function: int, argument: int) -> None:
@@ -23,7 +23,7 @@ class EngineHook:
         uc.ctl_flush_tb()
 
     def remove(self) -> None:
-        """Takes the hook out. Not from within a hook."""
+        """Remove the hook. Not from within a hook. `UcError` if the engine refuses."""
         status = uclib.uc_hook_del(self._uc._uch, self._handle)
         if status != UC_ERR_OK:
             raise UcError(status)
@@ -40,5 +40,5 @@ STOP_ENGINE = ctypes.cast(uclib.uc_emu_stop, ctypes.c_void_p).value or 0
 
 
 def stop_engine(engine: int) -> None:
-    """Asks the engine at this C address to stop, from within a hook."""
+    """Ask the engine at this host address to stop, from within a hook."""
     uclib.uc_emu_stop(ctypes.c_void_p(engine))

@@ -1,4 +1,4 @@
-"""What every counter does alike: runs and how they end, blocks forgotten, and the sums."""
+"""Common part of all counters: runs and how they end, invalidated blocks, and the sums."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -13,39 +13,39 @@ _KEPT_BY_ENGINE: Final = "_instruction_counters"
 
 
 class BlockLedger(ABC):
-    """Counts by block, corrected where a run ended midway.
+    """Counts by block, corrected for runs that ended in the middle of one.
 
-    A kind of counter says where the block counts and the return stack are kept.
+    Subclasses store the block counts and the return stack.
     """
 
     method: str
-    # Whether a limit stops a run before this counter's hook is called for the instruction at RIP. A BLOCK hook comes
-    # before all that limits, a CODE hook after Unicorn's own limit.
+    # True if a limit stops a run before this counter's hook is called for the instruction at RIP. A BLOCK hook comes
+    # before all limits, a CODE hook after Unicorn's own limit.
     _limit_comes_first = False
 
     def __init__(self, uc: Uc, read_code: Callable[[int, int], bytes]) -> None:
         self._uc: Uc | None = uc
         self._read_code = read_code
-        # By instruction: what forgotten blocks executed, less what blocks that ended midway didn't.
+        # By instruction: executions in forgotten blocks, less those that blocks which ended midway did not make.
         self._settled: dict[int, int] = {}
         self._settled_sum = 0
-        # For each run under way, the block that the run around it had entered last.
+        # For each run under way, the last block that the outer run had entered.
         self._outer: list[Block | None] = []
         self._error: BaseException | None = None
-        # The engine calls into this object's memory, so that it must not be collected first.
+        # The engine calls into this object's memory, so it must not be collected first.
         uc.__dict__.setdefault(_KEPT_BY_ENGINE, []).append(self)
 
     def begin(self) -> None:
-        """Before each `emu_start`. Runs nest: one may begin within a hook of another."""
+        """Call before each `emu_start`. Runs nest: one may begin within a hook of another. CountingError if removed."""
         if self._uc is None:
             raise CountingError(None, "this counter was removed")
         self._outer.append(self._last())
         self._set_last(None)
 
     def end(self, rip: int, faulted: bool) -> None:
-        """After each `emu_start`, with the RIP that it left.
+        """Call after each `emu_start`, with the RIP that it left.
 
-        Raises what kept a block from being decoded during the run.
+        Raises the error that prevented a block from being decoded during the run, and CountingError without a begin.
         """
         if not self._outer:
             raise CountingError(rip, "the end of a run that never began")
@@ -65,13 +65,13 @@ class BlockLedger(ABC):
             raise error
 
     def invalidate(self, start: int, end: int) -> None:
-        """The text from `start` up to `end` (guest addresses) changed: its blocks are decoded anew when they run."""
+        """Note that the text from `start` up to `end` (guest addresses) changed: its blocks are decoded again."""
         for block, count in self._forget(start, end):
             for address in block.addresses:
                 self._settle(address, count)
 
     def counts(self) -> dict[int, int]:
-        """How often each instruction was executed since the reset, by guest address; only those that were."""
+        """Executions of each executed instruction since the reset, by guest address."""
         counts = dict(self._settled)
         known = counts.get
         for block, count in self._executed():
@@ -85,16 +85,16 @@ class BlockLedger(ABC):
         return self._settled_sum + sum(count * len(block.addresses) for block, count in self._executed())
 
     def reset(self) -> None:
-        """Zeroes the counts and empties the return stack. Between runs only."""
+        """Zero the counts and empty the return stack. Between runs only."""
         self._only_between_runs("reset")
         self._settled.clear()
         self._settled_sum = 0
         self._zero()
 
     def remove(self) -> None:
-        """Takes the hook out of the engine and frees what it used; the counts stay readable.
+        """Remove the hook from the engine and free its resources; the counts stay readable.
 
-        Between runs only; a second time does nothing.
+        Between runs only; a second call does nothing.
         """
         if self._uc is None:
             return
@@ -122,15 +122,15 @@ class BlockLedger(ABC):
 
     @abstractmethod
     def push_return(self, return_address: int) -> None:
-        """A call that the host made: as if a call instruction had pushed this return address."""
+        """Record a call made by the host, as if a call instruction had pushed this return address."""
 
     @abstractmethod
     def request_stop(self, wanted: bool = True) -> None:
-        """From any thread: end the run when the next block is entered, or do not."""
+        """End the run when the next block is entered, or cancel that. May be called from any thread."""
 
     @abstractmethod
     def _pop_return(self, rip: int) -> None:
-        """A return went to `rip`."""
+        """Handle a return to `rip`."""
 
     @abstractmethod
     def _last(self) -> Block | None:
@@ -138,20 +138,20 @@ class BlockLedger(ABC):
 
     @abstractmethod
     def _set_last(self, block: Block | None) -> None:
-        """Makes `block` the one that was entered last."""
+        """Make `block` the one that was entered last."""
 
     @abstractmethod
     def _executed(self) -> Iterable[tuple[Block, int]]:
-        """Blocks entered since the reset, and how often."""
+        """Blocks entered since the reset, with their numbers of executions."""
 
     @abstractmethod
     def _forget(self, start: int, end: int) -> Iterable[tuple[Block, int]]:
-        """Takes out the blocks that hold a byte from `start` up to `end`, with how often they were entered."""
+        """Remove the blocks that contain a byte from `start` up to `end`; returns them with their executions."""
 
     @abstractmethod
     def _zero(self) -> None:
-        """Block counts, unbalanced returns and the return stack as at the beginning."""
+        """Reset block counts, unbalanced returns and the return stack."""
 
     @abstractmethod
     def _detach(self) -> None:
-        """Takes the hook out and frees what it used."""
+        """Remove the hook and free its resources."""

@@ -1,4 +1,4 @@
-"""The counting hook as machine code: the table that it works on and the few bytes that a Unicorn engine calls."""
+"""The counting hook as machine code: its table and the bytes that a Unicorn engine calls."""
 
 import ctypes
 import mmap
@@ -20,7 +20,7 @@ PREVIOUS: Final = 0x00  # the slot of the block that was entered last
 RETURN_TOP: Final = 0x08  # the newest entry of the return stack
 UNBALANCED: Final = 0x10
 TOUCHED_COUNT: Final = 0x18
-UNKNOWN_BLOCK: Final = 0x20  # C function that makes a slot for a block and gives its address
+UNKNOWN_BLOCK: Final = 0x20  # C function that makes a slot for a block and returns its address
 RETURN_FIRST: Final = 0x28  # the return stack's first entry in memory, and its last; it wraps
 RETURN_LAST: Final = 0x30
 STOP_ENGINE: Final = 0x38  # C function that ends the run
@@ -37,7 +37,7 @@ HASH_FACTOR: Final = 0x9E3779B1
 # registers that a callee may change are changed. Addresses are from the start of the page. Capstone reads the same text
 # back from the bytes (tests/emu/counting/test_counting_machine_code.py).
 LISTING: Final[tuple[tuple[str, str], ...]] = (
-    # where the entry jumps to while a stop is wanted: ask for it, make the entry as it was, and go on from there
+    # target of the entry's jump while a stop is wanted: request the stop, restore the entry, and continue there
     ("51", "push rcx"),
     ("52", "push rdx"),
     ("56", "push rsi"),
@@ -88,7 +88,7 @@ LISTING: Final[tuple[tuple[str, str], ...]] = (
     ("48 ff 40 10", "inc qword ptr [rax + 0x10]"),
     ("74 ce", "je 0x7a"),
     ("c3", "ret"),
-    # 0xad: in a return (or a rep, which alone has an address): pop, clear the entry, compare with where it went
+    # 0xad: in a return (or a rep, which alone has an address): pop, clear the entry, compare with its destination
     ("49 83 78 18 00", "cmp qword ptr [r8 + 0x18], 0"),
     ("75 33", "jne 0xe7"),
     ("4d 8d 51 f8", "lea r10, [r9 - 8]"),
@@ -110,7 +110,7 @@ LISTING: Final[tuple[tuple[str, str], ...]] = (
     ("eb ba", "jmp 0x9b"),
     ("4c 8b 51 30", "mov r10, qword ptr [rcx + 0x30]"),
     ("eb d7", "jmp 0xbe"),
-    # 0xe7: a rep that is entered again at the same instruction goes on and isn't counted again
+    # 0xe7: a rep that is entered again at the same instruction continues and isn't counted again
     ("49 39 70 18", "cmp qword ptr [r8 + 0x18], rsi"),
     ("75 86", "jne 0x73"),
     ("c3", "ret"),
@@ -132,7 +132,7 @@ LISTING: Final[tuple[tuple[str, str], ...]] = (
 CODE: Final = bytes.fromhex("".join(encoding for encoding, _ in LISTING))
 CODE_START: Final = 0x22
 ENTRY: Final = 0x40
-# To look for a wanted stop in every block would cost 4 % of the engine's time. So the first two bytes of the entry are
+# Testing for a wanted stop in every block would cost 4 % of the engine's time. So the first two bytes of the entry are
 # replaced, which any thread may do: they are aligned, and no instruction begins between them.
 _ENTRY_COUNTS: Final = 0xC669  # the beginning of imul
 _ENTRY_STOPS: Final = 0xEB | (CODE_START - ENTRY - 2 & 0xFF) << 8  # jmp CODE_START
@@ -146,7 +146,7 @@ def slot_for(address: int) -> int:
 
 
 class Area:
-    """Memory shared with machine code: `words` (native 64-bit), `address` on the host; `close()` gives it back."""
+    """Memory shared with machine code: `words` (native 64-bit), `address` on the host; `close()` frees it."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
@@ -156,15 +156,15 @@ class Area:
         self.words = self._bytes.cast("Q")
 
     def fill(self, start: int, end: int, byte: bytes) -> None:
-        """Sets the bytes from `start` up to `end` to one value."""
+        """Set the bytes from `start` up to `end` to one value."""
         self._bytes[start:end] = byte * (end - start)
 
     def write(self, at: int, code: bytes) -> None:
-        """Puts bytes there."""
+        """Write bytes at an offset."""
         self._bytes[at : at + len(code)] = code
 
     def close(self) -> None:
-        """Unmaps the memory; nothing may call or read it any more."""
+        """Unmap the memory; it must no longer be called or read."""
         self.words.release()
         self._bytes.release()
         del self._anchor
@@ -172,7 +172,7 @@ class Area:
 
 
 def executable_code() -> Area:
-    """The hook in executable memory. `OSError` where this host refuses that, or isn't one whose code we have."""
+    """The hook in executable memory. `OSError` if this host refuses that, or has another architecture."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform == "win32":
         raise OSError(f"no counting hook for {platform.machine()} on {sys.platform}")
     access = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
@@ -183,13 +183,13 @@ def executable_code() -> Area:
 
 
 def want_stop(code: Area, wanted: bool) -> None:
-    """From any thread: lets the hook stop the engine when it is called next, or not."""
+    """Make the hook stop the engine when it is called next, or cancel that. May be called from any thread."""
     entry = ctypes.c_uint16.from_address(code.address + ENTRY)
     entry.value = _ENTRY_STOPS if wanted else _ENTRY_COUNTS
 
 
 def counting_area(return_stack_depth: int) -> Area:
-    """An empty table with room for a return stack of so many entries. Pages are taken as they are used."""
+    """An empty table with a return stack of `return_stack_depth` entries. Pages are committed on use."""
     memory = mmap.mmap(-1, RETURNS + return_stack_depth * 8, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     area = Area(memory)
     area.words[RETURN_FIRST // 8] = area.address + RETURNS

@@ -1,4 +1,4 @@
-"""Counting by machine code: Python is entered for blocks that weren't seen before, and when somebody reads."""
+"""Counting by machine code: Python is entered only for new blocks, and to read the counts."""
 
 import ctypes
 import threading
@@ -20,7 +20,7 @@ _UNKNOWN_BLOCK: Final = ctypes.CFUNCTYPE(
 _NEVER: Final = 0xFFFF_FFFF_FFFF_FFFF
 _NO_SIZE: Final = 0xFFFF_FFFF
 _MANY_FORGOTTEN: Final = 64
-"""From so many forgotten slots on, searches run past too many of them: the table is filled anew."""
+"""Number of forgotten slots from which the table is rebuilt, as searches pass too many of them."""
 # Words of the area.
 _PREVIOUS: Final = layout.PREVIOUS // 8
 _TOP: Final = layout.RETURN_TOP // 8
@@ -32,9 +32,9 @@ _LAST: Final = layout.RETURN_LAST // 8
 
 
 class NativeCounter(BlockLedger):
-    """Counts blocks (`each` False) or every instruction as a block of its own (`each` True).
+    """Counter of blocks (`each` False) or of every instruction as a block of its own (`each` True).
 
-    `OSError` where executable memory is refused.
+    `OSError` if executable memory is refused.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class NativeCounter(BlockLedger):
         return self._unbalanced if self._uc is None else self._area.words[_UNBALANCED]
 
     def request_stop(self, wanted: bool = True) -> None:
-        """From any thread: end the run at the start of the next block, which ``end`` is told was not executed."""
+        """End the run at the start of the next block, which ``end`` is told was not executed. From any thread."""
         with self._stopping:
             if self._code is not None:
                 layout.want_stop(self._code, wanted)
 
     def push_return(self, return_address: int) -> None:
-        """A call that the host made: as if a call instruction had pushed this return address."""
+        """Record a call made by the host, as if a call instruction had pushed this return address."""
         words = self._area.words
         top = words[_TOP]
         words[_TOP] = top = words[_FIRST] if top == words[_LAST] else top + 8
@@ -125,7 +125,7 @@ class NativeCounter(BlockLedger):
         try:
             block = decode_block(self._read_code, address, size)
             return self._slots_address + self._insert(block, size) * layout.SLOT_SIZE
-        except BaseException as error:  # through machine code nothing can be raised: end() does
+        except BaseException as error:  # machine code can't propagate it: end() raises it
             self._error = self._error or error
             stop_engine(engine)
             self._set_last(None)
@@ -170,7 +170,7 @@ class NativeCounter(BlockLedger):
         words = self._area.words
         for slot, block in self._index.take(start, end):
             at = _word(slot)
-            # The slot stays taken, under a size that nothing has: searches run on past it, and it may be that of the
+            # The slot stays taken, under a size that no block has: searches continue past it, and it may be that of the
             # last block.
             words[at + 1] |= _NO_SIZE
             self._forgotten += 1

@@ -1,4 +1,4 @@
-"""Blocks by the pages that they touch, so that a patch needs to look at its neighbourhood only."""
+"""Blocks by the pages that they touch, so that a patch needs to check only its neighbourhood."""
 
 from collections.abc import Iterable
 
@@ -8,18 +8,18 @@ _PAGE_SHIFT = 12
 
 
 class PageIndex:
-    """Which blocks lie where. `K` is whatever its owner knows a block by."""
+    """Index of blocks by page. `K` is the owner's key for a block."""
 
     def __init__(self) -> None:
         self._pages: dict[int, dict[int, Block]] = {}
 
     def add(self, key: int, block: Block) -> None:
-        """Files a block under its owner's key for it."""
+        """Add a block under its owner's key."""
         for page in self._pages_of(block):
             self._pages.setdefault(page, {})[key] = block
 
     def take(self, start: int, end: int) -> list[tuple[int, Block]]:
-        """Takes out the blocks that hold a byte from `start` up to `end`, with their keys."""
+        """Remove the blocks that contain a byte from `start` up to `end`; returns them with their keys."""
         first, last = start >> _PAGE_SHIFT, end - 1 >> _PAGE_SHIFT
         pages: Iterable[int] = range(first, last + 1)
         if last - first >= len(self._pages):
@@ -38,7 +38,7 @@ class PageIndex:
         return list(found.items())
 
     def clear(self) -> None:
-        """Forgets every block."""
+        """Remove all blocks."""
         self._pages.clear()
 
     @staticmethod

@@ -31,7 +31,7 @@ class _Entry:
 
 
 class PortableCounter(BlockLedger):
-    """Counts blocks."""
+    """Counter of blocks."""
 
     method = "portable"
 
@@ -55,11 +55,11 @@ class PortableCounter(BlockLedger):
         return self._unbalanced
 
     def request_stop(self, wanted: bool = True) -> None:
-        """From any thread: end the run at the start of the next block, which ``end`` is told was not executed."""
+        """End the run at the start of the next block, which ``end`` is told was not executed. From any thread."""
         self._stop = wanted
 
     def push_return(self, return_address: int) -> None:
-        """A call that the host made: as if a call instruction had pushed this return address."""
+        """Record a call made by the host, as if a call instruction had pushed this return address."""
         self._top = (self._top + 1) % len(self._returns)
         self._returns[self._top] = return_address
 
@@ -87,7 +87,7 @@ class PortableCounter(BlockLedger):
             if self._stop:
                 self._stop = False
                 stop_engine(engine)
-        except BaseException as error:  # through the engine nothing can be raised: end() does
+        except BaseException as error:  # the engine can't propagate it: end() raises it
             self._error = self._error or error
             self._previous = None
             stop_engine(engine)

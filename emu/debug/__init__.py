@@ -1,4 +1,4 @@
-"""Stepping a kernel forwards and backwards: one line of time, breakpoints, threads. Knows nothing of BPF."""
+"""Stepping a kernel forwards and backwards: one timeline, breakpoints, threads. Independent of BPF."""
 
 from emu.debug.breakpoints import AtAddress, AtEvent, AtPhase, Breakpoint, DataAccess, When
 from emu.debug.debugger import Debugger

@@ -1,4 +1,4 @@
-"""Where a run is to stop. All are values: equal ones are the same breakpoint."""
+"""Breakpoint kinds: address, phase, event, data access, condition. Equal values are the same breakpoint."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,69 +13,62 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Breakpoint:
-    """Root of all breakpoints; others may derive their own."""
+    """Base class of all breakpoints; other modules may derive their own."""
 
     def addresses(self, debugger: "Debugger") -> Iterable[int] | None:
-        """The only addresses of code at which it can be met; None: anywhere, so that each instruction is looked at."""
+        """The only code addresses where it can fire; None: anywhere, so that each instruction is checked."""
         return ()
 
     def check(self, debugger: "Debugger") -> None:
-        """Raise DebugError, or KernelError for an unknown symbol, where it makes no sense."""
+        """Raise DebugError, or KernelError for an unknown symbol, if it is not valid."""
 
     def begin(self, debugger: "Debugger") -> None:
-        """A run begins here, where it is not met whatever holds."""
+        """Called when a run starts at this position; it does not fire there."""
 
     def met(self, debugger: "Debugger") -> bool:
-        """Whether the run is to stop here, at one of the addresses."""
+        """True if the run must stop at the current position, which is one of the addresses."""
         return True
 
     def wants(self, event: Event) -> bool:
-        """Whether the run is to stop behind an event that has just happened."""
+        """True if the run must stop after an event that has just happened."""
         return False
 
 
 @dataclass(frozen=True)
 class AtAddress(Breakpoint):
-    """Before the instruction at an address, or at a symbol's; ``condition`` must hold there."""
+    """Before the instruction at an address or a symbol; ``condition`` must be true there."""
 
     where: int | str
     condition: "Callable[[Debugger], bool] | None" = None
 
     def addresses(self, debugger: "Debugger") -> Iterable[int]:
-        """See Breakpoint."""
         return (debugger.address_of(self.where),)
 
     def check(self, debugger: "Debugger") -> None:
-        """See Breakpoint."""
         debugger.address_of(self.where)
 
     def met(self, debugger: "Debugger") -> bool:
-        """See Breakpoint."""
         return debugger.rip == debugger.address_of(self.where) and (self.condition is None or self.condition(debugger))
 
 
 @dataclass(frozen=True)
 class AtPhase(Breakpoint):
-    """Where a phase of a trampoline begins: before its first instruction, when another phase's went before."""
+    """Start of a trampoline's phase: before its first instruction, after one of another phase."""
 
     phase: str
 
     def check(self, debugger: "Debugger") -> None:
-        """See Breakpoint."""
         if debugger.phases and self.phase not in debugger.phases:
             raise DebugError(f"no phase {self.phase!r}; there are {', '.join(debugger.phases)}")
 
     def addresses(self, debugger: "Debugger") -> Iterable[int] | None:
-        """See Breakpoint."""
         return debugger.addresses_of_phase(self.phase)
 
     def begin(self, debugger: "Debugger") -> None:
-        """See Breakpoint."""
         inside = debugger.phase() == self.phase
         debugger.notes[self] = debugger.position if inside else -1
 
     def met(self, debugger: "Debugger") -> bool:
-        """See Breakpoint."""
         if debugger.phase() != self.phase:
             return False
         before, debugger.notes[self] = debugger.notes[self], debugger.position
@@ -84,18 +77,17 @@ class AtPhase(Breakpoint):
 
 @dataclass(frozen=True)
 class AtEvent(Breakpoint):
-    """Behind an event of a class (of ``emu.events``), by its name; None: behind any."""
+    """After an event of a class (of ``emu.events``), by its name; None: after any event."""
 
     kind: str | None = None
 
     def wants(self, event: Event) -> bool:
-        """See Breakpoint."""
         return self.kind is None or any(base.__name__ == self.kind for base in type(event).__mro__)
 
 
 @dataclass(frozen=True)
 class DataAccess(Breakpoint):
-    """Behind an instruction that reads ("r"), writes ("w") or does either ("rw") to guest memory of a range, which is
+    """After an instruction that reads ("r"), writes ("w") or either ("rw") a range of guest memory, which must be
     mapped: NotMapped.
     """
 
@@ -104,9 +96,8 @@ class DataAccess(Breakpoint):
     how: str = "rw"
 
     def check(self, debugger: "Debugger") -> None:
-        """See Breakpoint."""
         if self.how not in ("r", "w", "rw"):
-            raise DebugError(f"access {self.how!r}: there are r, w and rw")
+            raise DebugError(f"access {self.how!r}: must be r, w or rw")
         if self.size < 1 or not 0 <= self.start < 1 << 64:
             raise DebugError(f"{self.size} bytes at {self.start:#x} can't be watched")
         debugger.kernel.machine.read(self.start, self.size)
@@ -114,14 +105,13 @@ class DataAccess(Breakpoint):
 
 @dataclass(frozen=True)
 class When(Breakpoint):
-    """Before the first instruction at which a condition holds; it must not change anything."""
+    """Before the first instruction at which a condition is true; the condition must have no side effects."""
 
     condition: "Callable[[Debugger], bool]"
     text: str = ""
 
     def addresses(self, debugger: "Debugger") -> None:
-        """See Breakpoint."""
+        pass
 
     def met(self, debugger: "Debugger") -> bool:
-        """See Breakpoint."""
         return self.condition(debugger)

@@ -1,4 +1,4 @@
-"""Calls and returns: what the debugger's goals around them stop at."""
+"""Breakpoints and decoding for calls and returns."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 def is_call(code: bytes) -> bool:
-    """Whether an instruction is a call."""
+    """True if an instruction is a call."""
     code = _without_prefixes(code)
     return code[:1] == b"\xe8" or (code[:1] == b"\xff" and len(code) > 1 and code[1] >> 3 & 7 in (2, 3))
 
 
 def is_return(code: bytes) -> bool:
-    """Whether an instruction is a return."""
+    """True if an instruction is a return."""
     return _without_prefixes(code)[:1] in (b"\xc3", b"\xc2")
 
 
 def is_repeated(code: bytes) -> bool:
-    """Whether an instruction has a repeat prefix and is one that repeats: of strings."""
+    """True for a string instruction with a repeat prefix."""
     return code[:1] in (b"\xf2", b"\xf3") and _without_prefixes(code)[:1] in _STRINGS
 
 
@@ -43,7 +43,7 @@ def _without_prefixes(code: bytes) -> bytes:
 
 
 def return_addresses(machine: Machine, rsp: int, stack_top: int) -> Iterator[int]:
-    """Words of a stack from rsp upwards that may be return addresses: those that are addresses of kernel code."""
+    """Words of a stack from rsp upwards that may be return addresses: addresses of kernel code."""
     if not 0 < stack_top - rsp <= 4 * PAGE_SIZE:
         return
     content = machine.read(rsp, stack_top - rsp)
@@ -55,18 +55,16 @@ def return_addresses(machine: Machine, rsp: int, stack_top: int) -> Iterator[int
 
 @dataclass(frozen=True)
 class Returned(Breakpoint):
-    """A call has returned to one of these addresses: rsp is at least so high. ``by_ret``: it has just been popped."""
+    """A call has returned to one of these addresses with at least this rsp. ``by_ret``: by an instruction ret."""
 
     targets: frozenset[int]
     rsp: int
     by_ret: bool = False
 
     def addresses(self, debugger: "Debugger") -> Iterable[int]:
-        """See Breakpoint."""
         return self.targets
 
     def met(self, debugger: "Debugger") -> bool:
-        """See Breakpoint."""
         registers = debugger.registers()
         rsp = registers["rsp"]
         return rsp >= self.rsp and (
@@ -76,31 +74,28 @@ class Returned(Breakpoint):
 
 @dataclass(frozen=True)
 class Left(Breakpoint):
-    """The instruction at an address is done with all its repetitions."""
+    """The instruction at an address has finished all its repetitions."""
 
     address: int
 
     def addresses(self, debugger: "Debugger") -> None:
-        """See Breakpoint."""
+        pass
 
     def met(self, debugger: "Debugger") -> bool:
-        """See Breakpoint."""
         return debugger.rip != self.address
 
 
 @dataclass(frozen=True)
 class CalledFrom(Breakpoint):
-    """A call that is to return to an address, with rsp as it is there then."""
+    """A call that will return to an address, with the rsp after its return."""
 
     target: int
     rsp: int
 
     def addresses(self, debugger: "Debugger") -> Iterable[int]:
-        """See Breakpoint."""
         return range(self.target - 7, self.target - 1)
 
     def met(self, debugger: "Debugger") -> bool:
-        """See Breakpoint."""
         registers = debugger.registers()
         rip = registers["rip"]
         if registers["rsp"] != self.rsp:

@@ -1,4 +1,4 @@
-"""A kernel under a debugger: forwards and backwards, thread by thread, with what is to be seen at each position."""
+"""A kernel under a debugger: forwards and backwards, thread by thread, with views of its state at each position."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -23,24 +23,24 @@ from emu.threads.moves import Begin, Do, Go
 from emu.threads.thread import GuestCall, OperationThread, TaskThread, Thread
 
 _DEBUGGED: WeakSet[Kernel] = WeakSet()
-"""Kernels that have a debugger now."""
+"""Kernels that a debugger is open on."""
 
 
 class Debugger(Sight):
-    """Threads of one kernel, moved one at a time. Until ``close`` nobody else may change the kernel.
+    """Threads of one kernel, moved one at a time. Until ``close`` only the debugger may change the kernel.
 
-    ``roots``: Python objects beside the kernel that operations change. Counters are taken out of the vCPUs meanwhile,
-    and grace periods end when the user, or ``run``, lets them. DebugError for what makes no sense where things stand.
+    ``roots``: Python objects besides the kernel that operations change. Counters are removed from the vCPUs meanwhile,
+    and grace periods end only by the user or by ``run``. DebugError for requests that the current position rules out.
     """
 
-    IS_CACHE = True  # a checkpoint of Python's objects leaves it alone
+    IS_CACHE = True  # not part of a checkpoint of Python objects
     phases: tuple[str, ...] = ()
-    """The phases that a breakpoint may name; empty: any word, since what they mean is unknown here."""
+    """The phases that a breakpoint may name; empty: any word, as phases have no meaning in this package."""
 
     def __init__(
         self, kernel: Kernel, roots: Iterable[object] = (), *, restored: Callable[[], None] | None = None
     ) -> None:
-        """``restored``: called when the first checkpoint, which is the only one then, was gone back to."""
+        """``restored``: called after a return to the first checkpoint, which is then the only one."""
         if kernel in _DEBUGGED:
             raise DebugError("another debugger is open on this kernel")
         _DEBUGGED.add(kernel)
@@ -60,12 +60,12 @@ class Debugger(Sight):
         self._breakpoints: list[Breakpoint] = []
         self._is_closed = False
         self.notes: dict[Breakpoint, object] = {}
-        """What breakpoints remember during a run."""
+        """State of breakpoints during a run."""
 
-    # Who ------------------------------------------------------------------------------------------------------------
+    # Threads --------------------------------------------------------------------------------------------------------
 
     def select(self, thread: Thread) -> None:
-        """Make a thread the current one."""
+        """Make a thread the current one. DebugError if it does not exist at this position."""
         if thread not in self._record.threads:
             raise DebugError(f"{thread.name} does not exist here")
         self._current = thread
@@ -73,9 +73,9 @@ class Debugger(Sight):
     def call(
         self, function: str | int, *args: int, stack_args: Sequence[int] = (), cpu: int = 0, name: str = ""
     ) -> Thread:
-        """A task that is to call a function on a vCPU, as its callers would; it stands before the first instruction.
+        """Start a task that will call a function on a vCPU; rip is at the function's first instruction.
 
-        It is the current thread. KernelError (-ENOENT) for an unknown function, DebugError for an unknown vCPU.
+        It becomes the current thread. KernelError (-ENOENT) for an unknown function, DebugError for an unknown vCPU.
         """
         self._check_cpu(cpu)
         address = self.address_of(function)
@@ -86,16 +86,16 @@ class Debugger(Sight):
         return self._begin(TaskThread(self.kernel, self._next_number(), name, [GuestCall(address, masked)], cpu))
 
     def operation(self, name: str, do: Callable[[], object]) -> Thread:
-        """An operation of process context (attach, detach), which has not begun. It is the current thread.
+        """Create an operation of process context (attach, detach), not yet started. It becomes the current thread.
 
-        It may be run several times: what it changes beside the kernel must be reachable from it or from ``roots``.
+        It may run several times: all it changes besides the kernel must be reachable from it or from ``roots``.
         """
         return self._begin(OperationThread(self.kernel, self._next_number(), name, do))
 
     def end_grace_period(self, flavour: str) -> Thread:
-        """End the oldest grace period of a kind (of ``grace_periods``): a thread that runs its callbacks.
+        """End the oldest grace period of a flavour (one of ``grace_periods``): a thread that runs its callbacks.
 
-        DebugError where none can end.
+        DebugError if it can't end.
         """
         kinds = [period.flavour for period in self._record.grace_periods()]
         if flavour not in kinds:
@@ -105,18 +105,18 @@ class Debugger(Sight):
 
     @property
     def grace_periods(self) -> tuple[str, ...]:
-        """The kinds of which a grace period can end now."""
+        """The flavours of which a grace period can end now."""
         return tuple(str(period.flavour) for period in self._record.grace_periods())
 
     def wake(self, thread: Thread) -> None:
-        """Let a sleeping task go on."""
+        """Wake a sleeping task. DebugError if it is not asleep."""
         task = self._task_thread(thread)
         if task.task is None or task.task.state is not TaskState.SLEEPING:
             raise DebugError(f"{thread.name} is not asleep")
         self._record.make(Do(task.wake))
 
     def preempt(self, thread: Thread) -> None:
-        """Take the vCPU from a task."""
+        """Take the vCPU from a task. DebugError if it has none, or between an int3 and its entry."""
         task = self._task_thread(thread)
         if self._record.vcpu_of(task) is None:
             raise DebugError(f"{thread.name} is on no cpu")
@@ -125,7 +125,7 @@ class Debugger(Sight):
         self._record.make(Do(task.preempt))
 
     def place(self, thread: Thread, cpu: int) -> None:
-        """Let a task that no vCPU runs go on on another one."""
+        """Move a task that no vCPU runs to another vCPU. DebugError."""
         self._check_cpu(cpu)
         task = self._task_thread(thread)
         if self._record.vcpu_of(task) is not None:
@@ -133,7 +133,7 @@ class Debugger(Sight):
         self._record.make(Do(task.place, (cpu,)))
 
     def adopt(self, cpu: int, address: int | None = None) -> None:
-        """Let a vCPU see what was written to text: at an address, or all of it, as a serialising instruction does."""
+        """Let a vCPU see pending text writes: at an address, or all, as a serialising instruction does. DebugError."""
         self._check_cpu(cpu)
         vcpu = self.kernel.machine.vcpus[cpu]
         writes = [write for write in vcpu.pending() if address is None or write.address <= address < write.end]
@@ -142,7 +142,7 @@ class Debugger(Sight):
         self._record.make(Do(self._record.adopt, (cpu, address)))
 
     def is_trapped(self, thread: Thread) -> bool:
-        """Whether a task has executed an int3 whose entry, which is a step of its own, has not run yet."""
+        """True if a task has executed an int3 whose entry, a step of its own, has not run yet."""
         return self._record.is_trapped(thread)
 
     def _begin(self, thread: Thread) -> Thread:
@@ -160,30 +160,33 @@ class Debugger(Sight):
 
     @property
     def end(self) -> int:
-        """The last position of the line; behind the present one where we went back."""
+        """The last position of the timeline; after the current one if the debugger went back."""
         return self._record.timeline.end
 
     def step(self, n: int = 1) -> DebugStop:
-        """So many instructions of the current thread, or points of an operation; fewer where a breakpoint stops it."""
+        """Execute ``n`` instructions of the current thread, or pass points of an operation. DebugError.
+
+        A breakpoint may stop it earlier.
+        """
         thread = self.thread
         if n == 1:
             return self._search.one(thread)
         if n < 1:
-            raise DebugError(f"{n} steps")
+            raise DebugError(f"{n} steps: at least 1")
         return self._search.forward(thread, self._breakpoints, limit=n, reason=DebugStopReason.STEP)
 
     def step_over(self) -> DebugStop:
-        """As ``step``, but a call is one step, and so is a repeated instruction."""
+        """As ``step``, but a call, or a repeated instruction, is one step."""
         return self._search.over(self.thread, self._breakpoints)
 
     def step_out(self) -> DebugStop:
-        """To where the present function returns to; an operation: to its end."""
+        """Run until the current function returns; an operation: to its end."""
         return self._search.out(self.thread, self._breakpoints)
 
     def run(self, limit: int | None = None) -> DebugStop:
-        """Until a breakpoint stops it, the current thread ends (where it has: the next one), or it faults.
+        """Run until a breakpoint, the end of the current thread (if it has ended: of the next one), or a fault.
 
-        While the thread waits for something, others go on; grace periods end and sleepers wake where nobody else can.
+        While the thread waits, others run; grace periods end and sleepers wake if nothing else can run.
         """
         return self._search.run(self._breakpoints, limit)
 
@@ -192,7 +195,7 @@ class Debugger(Sight):
         return self._search.run([*self._breakpoints, self.goal(what)], None, reason=DebugStopReason.STEP)
 
     def goal(self, what: str) -> Breakpoint:
-        """What ``run_to`` looks for. DebugError for an unknown goal."""
+        """Breakpoint for a goal of ``run_to``. DebugError for an unknown goal."""
         if what == "event":
             return AtEvent()
         if what == "patch":
@@ -202,14 +205,14 @@ class Debugger(Sight):
         return GOALS[what]()
 
     def back(self, n: int = 1) -> DebugStop:
-        """Back before the last ``n`` steps of whichever threads; what was changed behind them is undone as well.
+        """Go back before the last ``n`` steps of any threads; changes made after them are undone as well.
 
-        Before the first step there is nothing: only ``goto`` goes further back.
+        Stops at the first step: only ``goto`` goes further back.
         """
         return self._search.back(n)
 
     def last_step(self, thread: Thread) -> int | None:
-        """The position before the last step of a thread; None where it has made none."""
+        """The position before the last step of a thread; None if it has made none."""
         return self._search.last_step_of(thread)
 
     def back_over(self) -> DebugStop:
@@ -217,25 +220,25 @@ class Debugger(Sight):
         return self._search.back_over(self.thread)
 
     def back_out(self) -> DebugStop:
-        """Back to before the call of the present function; an operation: to its begin."""
+        """Go back to before the call of the current function; an operation: to its start."""
         return self._search.back_out(self.thread)
 
     def run_back(self) -> DebugStop:
-        """Back to the last position where a breakpoint was met, or to the start."""
+        """Go back to the last position where a breakpoint fires, or to the start."""
         return self._search.run_back(self._breakpoints)
 
     def goto(self, position: int) -> DebugStop:
-        """The state at a position from 0 to ``end``. DebugError for any other."""
+        """Go to a position from 0 to ``end``. DebugError for any other."""
         self._record.goto(position)
         self._follow_current()
         return self.stopped(DebugStopReason.STEP if position else DebugStopReason.START)
 
     def interrupt(self) -> None:
-        """From another thread of the host, or a signal: the run under way stops soon."""
+        """Stop the run under way soon. May be called from another host thread or a signal handler."""
         self._search.interrupted = True
 
     def stopped(self, reason: DebugStopReason, message: str = "", breakpoint: Breakpoint | None = None) -> DebugStop:
-        """A Stop here."""
+        """A DebugStop at the current position."""
         events = self._record.events
         event = None
         if events:
@@ -251,46 +254,46 @@ class Debugger(Sight):
             if isinstance(move, Go):
                 self._current = move.thread
 
-    # Where to stop --------------------------------------------------------------------------------------------------
+    # Breakpoints ----------------------------------------------------------------------------------------------------
 
     @property
     def breakpoints(self) -> tuple[Breakpoint, ...]:
-        """All of them, in the order in which they were added."""
+        """All breakpoints, in the order in which they were added."""
         return tuple(self._breakpoints)
 
     def add(self, breakpoint: Breakpoint) -> Breakpoint:
-        """Stop runs there. Equal breakpoints are one. DebugError, KernelError where it can't be."""
+        """Add a breakpoint. Equal breakpoints are one. DebugError, KernelError for one that is not valid."""
         breakpoint.check(self)
         if breakpoint not in self._breakpoints:
             self._breakpoints.append(breakpoint)
         return breakpoint
 
     def remove(self, breakpoint: Breakpoint) -> None:
-        """Stop there no more."""
+        """Remove a breakpoint. DebugError if it does not exist."""
         if breakpoint not in self._breakpoints:
-            raise DebugError("there is no such breakpoint")
+            raise DebugError("no such breakpoint")
         self._breakpoints.remove(breakpoint)
 
-    # What is changed ------------------------------------------------------------------------------------------------
+    # Changes --------------------------------------------------------------------------------------------------------
 
     def set_register(self, name: str, value: int, thread: Thread | None = None) -> None:
-        """Change a register, as a move."""
+        """Change a register, as a move. DebugError."""
         if name not in REGISTERS:
             raise DebugError(f"no register {name!r}; there are {', '.join(REGISTERS)}")
         if not 0 <= value <= ADDRESS_MASK:
-            raise DebugError(f"{value:#x} is no unsigned 64-bit number")
+            raise DebugError(f"{value:#x} is not an unsigned 64-bit number")
         task = self._task_thread(thread)
         if name == "gs_base" and self._record.vcpu_of(task) is None:
-            raise DebugError(f"{task.name} is on no cpu: gs_base is a cpu's")
+            raise DebugError(f"{task.name} is on no cpu: gs_base belongs to a cpu")
         self._record.make(Do(self._record.set_register, (task, "rflags" if name == "eflags" else name, value)))
 
     def write(self, address: int, data: bytes) -> None:
-        """Change guest memory, as a move; text too, which every vCPU sees at once. NotMapped."""
+        """Change guest memory, as a move; text as well, visible to every vCPU at once. NotMapped."""
         self.kernel.machine.read(address, len(data))
         self._record.make(Do(self._record.write_memory, (address, bytes(data))))
 
     def close(self) -> None:
-        """Let go of the kernel as it stands: tasks that are under way stay where they are."""
+        """Release the kernel in its current state: tasks under way stay where they are."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -1,7 +1,7 @@
-"""What a debugger refuses."""
+"""Errors of the debugger."""
 
 from emu.errors import EmuError
 
 
 class DebugError(EmuError):
-    """A request that makes no sense where the kernel stands; nothing was changed."""
+    """A request that is not possible in the kernel's current state; nothing was changed."""

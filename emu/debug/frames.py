@@ -1,4 +1,4 @@
-"""The stack as calls left it: frames, and their words by name."""
+"""Stack frames of active functions, with names for their words."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from asm.image import Image
 
 MOST_CALLS = 64
-"""Frames of a backtrace at most."""
+"""Maximum number of frames of a backtrace."""
 WORD = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FrameSlot:
-    """Eight bytes of a stack. ``offset``: from rbp where it points into the frame, else from rsp.
+    """Eight bytes of a stack. ``offset``: from rbp if it points into the frame, else from rsp.
 
-    ``words`` says what the value is, where that is known: a symbol, an object.
+    ``words``: the value's symbol or object, if known.
     """
 
     address: int
@@ -34,14 +34,14 @@ class FrameSlot:
 
 @dataclass(frozen=True, slots=True)
 class StackFrame:
-    """One function's part of the stack, the highest address first. ``base``: the register that offsets count from."""
+    """Stack frame of one function, the highest address first. ``base``: the register that offsets count from."""
 
     function: str
     base: str
     slots: tuple[FrameSlot, ...]
 
     def __getitem__(self, name: str) -> FrameSlot:
-        """The slot of a name; of the return address also without what it returns to. KeyError."""
+        """The slot with a name; "return address" without its destination is accepted. KeyError."""
         for slot in self.slots:
             if slot.name == name or (name == "return address" and slot.name.startswith("return address →")):
                 return slot
@@ -50,9 +50,9 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """One function that has not returned: ``rip`` is where it goes on, rsp and rbp are what they will be there.
+    """An active function: ``rip`` is where it resumes, rsp and rbp are their values there.
 
-    ``end``: the address behind the return address, None where that is not known.
+    ``end``: the address after the return address, None if it is not known.
     """
 
     rip: int
@@ -65,14 +65,14 @@ class Activation:
 
     @property
     def return_slot(self) -> int | None:
-        """Where the return address is: the caller's, where the one into the traced function was dropped."""
+        """Address of the return address: the caller's, if the one into the traced function was dropped."""
         if self.end is None:
             return None
         slot = self.end if self.depth is not None and self.depth.replaced else self.end - WORD
         return max(slot, self.rsp)
 
     def named(self) -> dict[int, str]:
-        """What the words are called, by their addresses; the return address is not among them."""
+        """Names of the words by address, without the return address."""
         if self.end is None:
             return {}
         found: dict[int, str] = {}
@@ -91,7 +91,7 @@ class Activation:
 
 
 def activations(kernel: Kernel, rip: int, rsp: int, rbp: int) -> Iterator[Activation]:
-    """The functions that have not returned, innermost first."""
+    """The active functions, innermost first."""
     machine = kernel.machine
     for _ in range(MOST_CALLS):
         if rip == machine.host_calls.return_address:
@@ -123,7 +123,7 @@ def _activation(kernel: Kernel, rip: int, rsp: int, rbp: int) -> Activation:
 
 
 def _pushed_register(image: "Image", address: int) -> str:
-    """The register that a push instruction of an image saves, empty where it pushes something else."""
+    """The register that a push instruction of an image saves; empty for other operands."""
     line = image.line_at(address)
     operation, _, operand = line.text.partition(" ") if line is not None else ("", "", "")
     return operand.strip() if operation == "push" and operand.strip() in GENERAL else ""

@@ -1,4 +1,4 @@
-"""A kernel at a position on the line of time, and how to get to others."""
+"""A kernel at a position of the timeline, and the way to other positions."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -18,15 +18,15 @@ from emu.threads.moves import Begin, Do, Go
 from emu.threads.thread import OperationThread, TaskThread, Thread
 
 SPACING = 4000
-"""Moves between two checkpoints, at first: what going back makes again."""
+"""Initial number of moves between two checkpoints: at most these are repeated to go back."""
 MOST_CHECKPOINTS = 128
-"""Beyond these every second one is dropped, and the distance between new ones doubled."""
+"""Maximum number of checkpoints; then every second one is dropped, and the distance between new ones doubled."""
 
 
 @dataclass(slots=True)
 class _Quick:
-    """A task that has just made a single step at the end of the line, and stands at ``rip``: it may well make another
-    one. ``due``: where the next checkpoint is to be.
+    """A task at ``rip`` that has just made a single step at the end of the timeline, and will probably make another.
+    ``due``: position of the next checkpoint.
     """
 
     thread: TaskThread
@@ -44,9 +44,9 @@ class _Kept:
 
 
 class ActionHistory(DebuggedThreads):
-    """Moves and checkpoints of one kernel. ``roots``: Python objects beside the kernel that moves change.
+    """Moves and checkpoints of one kernel. ``roots``: Python objects besides the kernel that moves change.
 
-    ``restored``: what no checkpoint can hold is brought back to the start by it; there are none but the first then.
+    ``restored``: resets what no checkpoint can hold to the start; the first checkpoint is then the only one.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ActionHistory(DebuggedThreads):
         self._roots = list(roots)
         self.timeline = Timeline()
         self.events: list[tuple[int, Event]] = []
-        """Of the whole line, each with the position behind the move in which it happened."""
+        """Events of the whole timeline, each with the position after its move."""
         self._quick: _Quick | None = None
         self._outside = kernel.machine.host_calls.return_address
         self._spacing = SPACING
@@ -67,7 +67,7 @@ class ActionHistory(DebuggedThreads):
     # Making moves ---------------------------------------------------------------------------------------------------
 
     def make(self, move: Begin | Do) -> None:
-        """Make a move that is no step, for the first time. What it raises leaves everything as it was."""
+        """Make a move that is no step, for the first time. If it raises, nothing is changed."""
         self._quick = None
         self._fresh, self._is_first_time = [], True
         self._running, self._made = None, 1
@@ -80,13 +80,13 @@ class ActionHistory(DebuggedThreads):
             self._is_first_time = False
         self._note(move, 1)
         if isinstance(move, Begin) and isinstance(move.thread, OperationThread):
-            # What nobody could reach until now has not been changed since the start.
+            # An object that was unreachable until now has not changed since the start.
             for python in {id(kept.state.python): kept.state.python for kept in self._kept}.values():
                 python.extend(move.thread.roots())
 
     def quick_step(self, thread: Thread | None) -> bool:
-        """One step of a thread in the ordinary case: where the last thing that happened was one, and where it turns
-        out to be an instruction like any other. False: nothing was done.
+        """Make one step of a thread in the common case: a single step after another one, of an ordinary instruction.
+        False: nothing was done.
         """
         quick = self._quick
         if quick is None or quick.thread is not thread or self.position >= quick.due:
@@ -104,19 +104,19 @@ class ActionHistory(DebuggedThreads):
             return True
         self._quick = None
         if reached is Exit.HALT or (reached is Exit.INTERRUPT and vcpu.engine.interrupt_number == INT3):
-            # These do nothing but end the run: they are made again, and answered.
+            # These only end the run: they are repeated, and handled.
             vcpu.regs.rip = rip - 1
         elif reached is not Exit.TICK:
             vcpu.forget_exception()
             if rip != quick.rip:
-                # What it leads to can't be fetched; it itself was executed.
+                # The next instruction can't be fetched; this one was executed.
                 self.position += 1
                 self.timeline.again()
                 return True
         return False
 
     def be_quick(self, thread: Thread) -> None:
-        """A thread has made a single step: let ``quick_step`` make the next one, where that can be."""
+        """After a single step of a thread: let ``quick_step`` make the next one, if possible."""
         vcpu = self.vcpu_of(thread)
         if vcpu is None or vcpu.index in self.trapped:
             return
@@ -124,8 +124,8 @@ class ActionHistory(DebuggedThreads):
             self._quick = _Quick(thread, vcpu, vcpu.regs.rip, self._due)
 
     def go(self, thread: Thread, steps: int) -> StepsMade:
-        """Let a thread make so many steps at most, for the first time; fewer where a mark, an event, or what is watched
-        says so, and where a checkpoint is due.
+        """Make up to ``steps`` steps of a thread, for the first time; fewer at a mark, an event, a watched access, or
+        when a checkpoint is due.
         """
         self._quick = None
         if isinstance(thread, OperationThread) and not thread.has_begun and self._kept[-1].position != self.position:
@@ -155,10 +155,10 @@ class ActionHistory(DebuggedThreads):
         self.position += count
 
     def _undo_fault(self, thread: Thread, ran: StepsMade, error: Exception) -> StepsMade:
-        """Back to the state before the step that faulted."""
+        """Return to the state before the step that faulted."""
         self._go_back_to(self.position)
         if isinstance(error, GuestFault) and isinstance(thread, TaskThread) and error.rip != self.register(thread):
-            # The engine stopped before it counted the instruction in front.
+            # The engine stopped before it counted the instruction before it.
             with suppress(Exception):
                 if self._go(thread, 1).error is None:
                     self._fresh = []
@@ -168,7 +168,7 @@ class ActionHistory(DebuggedThreads):
         return ran
 
     def _perform(self, move: Begin | Do) -> None:
-        """A move that is no step."""
+        """Make a move that is no step."""
         self._python = None
         move.perform()
         if isinstance(move, Begin):
@@ -178,7 +178,7 @@ class ActionHistory(DebuggedThreads):
 
     @property
     def _due(self) -> int:
-        """Where the next checkpoint is to be."""
+        """Position of the next checkpoint."""
         at = bisect_right(self._kept, self.position, key=lambda kept: kept.position) - 1
         return self._kept[at].position + self._spacing
 
@@ -205,11 +205,11 @@ class ActionHistory(DebuggedThreads):
         return [self.timeline, self.threads, self.events, self.marks, self._watches, self.stops_at_events]
 
     def checkpoint_before(self, position: int) -> int:
-        """The position of the last checkpoint at or before a position."""
+        """Position of the last checkpoint at or before a position."""
         return self._kept[bisect_right(self._kept, position, key=lambda kept: kept.position) - 1].position
 
     def goto(self, position: int) -> None:
-        """The state at a position of the line."""
+        """Go to a position of the timeline. DebugError."""
         if not 0 <= position <= self.timeline.end:
             raise DebugError(f"no position {position}: there are 0 to {self.timeline.end}")
         if position < self.position or self.checkpoint_before(position) > self.position:
@@ -237,12 +237,12 @@ class ActionHistory(DebuggedThreads):
         self.position = kept.position
 
     def _follow(self, position: int) -> None:
-        """Make the moves of the line again, up to a position; nothing ends a run early."""
+        """Repeat the timeline's moves up to a position; nothing ends a run early."""
         while self.position < position:
             self.repeat(position)
 
     def repeat(self, position: int) -> StepsMade:
-        """Make the next moves of the line again: one, or steps of one thread, up to a position."""
+        """Repeat the timeline's next moves: one, or steps of one thread, up to a position. DebugError."""
         self._quick = None
         move, times = self.timeline.at(self.position)
         if not isinstance(move, Go):

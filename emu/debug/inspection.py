@@ -1,4 +1,4 @@
-"""What is to be seen of a kernel under a debugger: registers, memory, code, frames, events, vCPUs."""
+"""Views of a kernel under a debugger: registers, memory, code, frames, events, vCPUs."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ from emu.machine.registers import SAVED
 from emu.threads.thread import TaskThread, Thread
 
 REGISTERS = (*SAVED[:-1], "eflags", "gs_base")
-"""What ``Sight.registers`` names."""
+"""Names of registers for ``Sight.registers``."""
 OUTSIDE = "(outside)"
-"""Where the outermost function returns to."""
+"""Return address of the outermost function."""
 MANY_IMAGES = 2000
-"""With more it is quicker to look at each instruction of a run than at each line of their listings."""
+"""Limit on the size of listings to search; above it, checking each instruction of a run is faster."""
 _LONGEST = 15
-"""Bytes of an instruction."""
+"""Maximum length of an instruction in bytes."""
 
 
 class Sight:
-    """The present state of a record. Looking changes nothing."""
+    """The current state of a history. Reading changes nothing."""
 
     def __init__(self, kernel: Kernel, record: ActionHistory) -> None:
         self.kernel = kernel
@@ -36,15 +36,15 @@ class Sight:
 
     @property
     def threads(self) -> tuple[Thread, ...]:
-        """Those that exist at this position."""
+        """The threads that exist at this position."""
         return tuple(self._record.threads)
 
     @property
     def thread(self) -> Thread:
-        """The current one. DebugError where there is none yet."""
+        """The current thread. DebugError if there is none."""
         threads = self._record.threads
         if not threads:
-            raise DebugError("nobody is there to be moved: call a function")
+            raise DebugError("no thread: start one with call(function, ...)")
         if self._current not in threads:
             self._current = threads[-1]
         assert self._current is not None
@@ -52,7 +52,7 @@ class Sight:
 
     @property
     def position(self) -> int:
-        """How many moves were made since the start."""
+        """Number of moves made since the start."""
         return self._record.position
 
     def _task_thread(self, thread: Thread | None) -> TaskThread:
@@ -68,12 +68,12 @@ class Sight:
 
     @property
     def rip(self) -> int:
-        """Where the current thread is; 0 for an operation."""
+        """rip of the current thread; 0 for an operation."""
         thread = self.thread
         return self._record.register(thread) if isinstance(thread, TaskThread) else 0
 
     def registers(self, thread: Thread | None = None) -> dict[str, int]:
-        """General registers, rip, eflags and gs_base of a task, the current one unless said otherwise."""
+        """General registers, rip, eflags and gs_base of a task, by default the current one. DebugError."""
         task = self._task_thread(thread)
         vcpu = self._record.vcpu_of(task)
         if vcpu is not None:
@@ -93,7 +93,7 @@ class Sight:
         return self.kernel.machine.vcpus[cpu].read_code(address, size)
 
     def address_of(self, where: int | str) -> int:
-        """The address of a symbol, ``symbol+offset``, or the address itself. KernelError (-ENOENT)."""
+        """Address of a symbol or ``symbol+offset``, or the address itself. KernelError (-ENOENT), DebugError."""
         if isinstance(where, int):
             return where
         name, plus, offset = where.partition("+")
@@ -103,7 +103,7 @@ class Sight:
             raise DebugError(f"{where!r} is not symbol+offset") from None
 
     def symbol(self, address: int) -> str:
-        """The function or image at an address, and the offset there; the address where nothing is known."""
+        """The function or image at an address, with the offset; the address if it is unknown."""
         machine = self.kernel.machine
         if address == machine.host_calls.return_address:
             return OUTSIDE
@@ -119,12 +119,12 @@ class Sight:
         return f"{name}+{address - start:#x}" if address != start else name
 
     def phase(self, address: int | None = None) -> str | None:
-        """The phase of the instruction at an address, the current one unless said otherwise."""
+        """The phase of the instruction at an address, by default the current one."""
         return self.kernel.machine.images.phase(self.rip if address is None else address)
 
     def addresses_of_phase(self, phase: str) -> list[int] | None:
-        """All instructions of a phase in the images that are known now; None where some images are made only when they
-        are asked for, and may have phases, or where there are very many.
+        """All instructions of a phase in the registered images; None if some images are built only on request and may
+        have phases, or if there are very many.
         """
         machine = self.kernel.machine
         images, texts = machine.images.listed(), machine.images.texts
@@ -138,7 +138,7 @@ class Sight:
         ]
 
     def code(self, around: int | None = None, lines: int = 20) -> list[CodeLine]:
-        """The instructions around an address, the current one unless said otherwise; of its image alone."""
+        """The instructions around an address, by default the current one; only of its image."""
         address = self.rip if around is None else around
         image = self.kernel.machine.images.at(address)
         if image is None:
@@ -163,7 +163,7 @@ class Sight:
         return CodeLine(address, code, text, line.comment, phase, self.symbol(address), patch)
 
     def _text_of(self, code: bytes, address: int) -> str:
-        """Disassembly of an instruction that is not the image's: it was patched."""
+        """Disassembly of an instruction that differs from the image's: it was patched."""
         try:
             first = decode(code, address)[0]
         except AsmError:
@@ -199,7 +199,7 @@ class Sight:
         return None
 
     def _patch_of(self, address: int, size: int) -> str:
-        """What is being done to the bytes of an instruction, in words; nothing where nobody patches it."""
+        """State of a patch of an instruction's bytes, in words; empty if there is none."""
         parts = []
         for cpu in self.vcpus():
             for part in cpu.pending:
@@ -211,7 +211,7 @@ class Sight:
         return "; ".join(parts)
 
     def backtrace(self, thread: Thread | None = None) -> list[CallSite]:
-        """The calls that led to where a task is, innermost first; each with the address where it goes on."""
+        """The call chain of a task, innermost first; each entry with the address where it resumes."""
         task = self._task_thread(thread)
         return [
             CallSite(one.rip, self.symbol(one.rip), one.end, self.phase(one.rip - bool(level)))
@@ -219,7 +219,7 @@ class Sight:
         ]
 
     def activations(self, thread: Thread | None = None) -> list[Activation]:
-        """The functions of a task that have not returned, innermost first, with what is known of their frames."""
+        """The active functions of a task, innermost first, with their frames."""
         task = self._task_thread(thread)
         if task.is_done:
             return []
@@ -227,9 +227,9 @@ class Sight:
         return list(activations(self.kernel, rip, rsp, rbp))
 
     def frame(self, thread: Thread | None = None, level: int = 0) -> StackFrame:
-        """The stack frame of a function that has not returned, slot by slot: 0 is where the task is, 1 its caller.
+        """The stack frame of an active function, slot by slot: 0 is the innermost, 1 its caller.
 
-        DebugError where there is no such frame. A task that has ended has one without slots.
+        DebugError for an unknown level. A task that has ended has a frame without slots.
         """
         found = self.activations(thread)
         if not found and not level:
@@ -255,8 +255,8 @@ class Sight:
         return StackFrame(self.symbol(one.rip), "rbp" if is_rbp else "rsp", tuple(slots))
 
     def words(self, value: int, name: str = "", where: Activation | None = None) -> str:
-        """What a value is, in words: a symbol, an object in guest memory; empty where nothing is known. ``name``: of
-        the slot that holds it, ``where``: of that slot's frame.
+        """Text for a value: a symbol, or an object in guest memory; empty if unknown. ``name``: of the slot that holds
+        it, ``where``: of that slot's frame.
         """
         machine = self.kernel.machine
         if machine.function_at(value) is not None or machine.images.at(value) is not None:
@@ -269,12 +269,12 @@ class Sight:
 
     @property
     def events(self) -> Sequence[tuple[int, Event]]:
-        """What happened up to here, each with the position behind its move."""
+        """Events up to this position, each with the position after its move."""
         events = self._record.events
         return events[: bisect_right(events, self.position, key=lambda found: found[0])]
 
     def vcpus(self) -> list[CpuState]:
-        """Every vCPU: its thread, where it is, and text that it has not adopted."""
+        """Every vCPU: its thread, its position, and text that it has not adopted."""
         found = []
         for vcpu in self.kernel.machine.vcpus:
             thread = next(

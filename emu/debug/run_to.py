@@ -1,4 +1,4 @@
-"""What a run to the next of something stops at."""
+"""Breakpoints for the goals of ``Debugger.run_to``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,17 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NextPhase(Breakpoint):
-    """Before an instruction of another phase than the one where the run began."""
+    """Before an instruction of another phase than the one at the start of the run."""
 
     def addresses(self, debugger: "Debugger") -> None:
-        """See Breakpoint."""
+        pass
 
     def begin(self, debugger: "Debugger") -> None:
-        """See Breakpoint."""
         debugger.notes[self] = debugger.phase()
 
     def met(self, debugger: "Debugger") -> bool:
-        """See Breakpoint."""
         phase = debugger.phase()
         return phase is not None and phase != debugger.notes[self]
 
@@ -33,10 +31,9 @@ class NextCall(Breakpoint):
     """Before a call instruction."""
 
     def addresses(self, debugger: "Debugger") -> None:
-        """See Breakpoint."""
+        pass
 
     def met(self, debugger: "Debugger") -> bool:
-        """See Breakpoint."""
         return is_call(debugger.code_line(debugger.rip).code)
 
 

@@ -1,4 +1,4 @@
-"""Running until something is met, forwards and backwards."""
+"""Runs to a breakpoint, forwards and backwards."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from emu.debug.debugger import Debugger
 
 CHUNK = 50_000
-"""Instructions between two looks at whether the user wants a run to stop."""
+"""Instructions between two checks of whether the user interrupted a run."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What a run is to stop at. ``anywhere``: each instruction must be looked at."""
+    """The breakpoints of a run. ``anywhere``: each instruction must be checked."""
 
     breakpoints: list[tuple[Breakpoint, Collection[int] | None]]
     addresses: set[int]
     anywhere: bool
 
     def hit(self, debugger: "Debugger", rip: int) -> Breakpoint | None:
-        """The first one that is met where the current thread is."""
+        """The first breakpoint that fires at the current thread's position."""
         if not self.anywhere and rip not in self.addresses:
             return None
         for breakpoint, addresses in self.breakpoints:
@@ -40,7 +40,7 @@ class _Plan:
 
 
 class Search:
-    """The runs of a debugger."""
+    """Runs of a debugger."""
 
     def __init__(self, debugger: "Debugger", record: ActionHistory) -> None:
         self._debugger, self._record = debugger, record
@@ -67,8 +67,8 @@ class Search:
     def forward(
         self, thread: Thread, breakpoints: Sequence[Breakpoint], *, limit: int | None, reason: DebugStopReason
     ) -> DebugStop:
-        """Steps of one thread, so many at most: the limit is the ``reason`` then. A breakpoint that is not among the
-        debugger's own is what was asked for.
+        """Make up to ``limit`` steps of one thread: ``reason`` is that of the limit. A breakpoint that is not among the
+        debugger's own is the goal of the run.
         """
         refused = self._refused(thread)
         if refused is not None:
@@ -88,15 +88,15 @@ class Search:
         *,
         reason: DebugStopReason = DebugStopReason.BREAKPOINT,
     ) -> DebugStop:
-        """See ``Debugger.run``. ``reason``: of a stop at a breakpoint that is not among the debugger's own."""
+        """Implements ``Debugger.run``. ``reason``: of a stop at a breakpoint that is not among the debugger's own."""
         debugger, record = self._debugger, self._record
-        wanted = self._who_next(debugger.thread)
+        wanted = self._next_thread(debugger.thread)
         if wanted is None:
-            return debugger.stopped(DebugStopReason.DONE, "everybody is done")
+            return debugger.stopped(DebugStopReason.DONE, "all threads are done")
         plan = self._prepare(breakpoints)
         begun = record.position
         while True:
-            thread = self._who_can(wanted)
+            thread = self._thread_to_run(wanted)
             if thread is None:
                 return debugger.stopped(DebugStopReason.BLOCKED, record.why_blocked(wanted))
             debugger.select(thread)
@@ -110,7 +110,7 @@ class Search:
                 return stop
 
     def over(self, thread: Thread, breakpoints: Sequence[Breakpoint]) -> DebugStop:
-        """See ``Debugger.step_over``."""
+        """Implements ``Debugger.step_over``."""
         refused = self._refused(thread)
         if refused is not None or isinstance(thread, OperationThread):
             return refused or self.one(thread)
@@ -128,7 +128,7 @@ class Search:
         return self._to_goal(thread, breakpoints, goal)
 
     def out(self, thread: Thread, breakpoints: Sequence[Breakpoint]) -> DebugStop:
-        """See ``Debugger.step_out``."""
+        """Implements ``Debugger.step_out``."""
         if isinstance(thread, OperationThread):
             return self.forward(thread, breakpoints, limit=None, reason=DebugStopReason.DONE)
         refused = self._refused(thread)
@@ -142,7 +142,7 @@ class Search:
         return self._debugger.stopped(DebugStopReason.STEP) if stop.breakpoint is goal else stop
 
     def _refused(self, thread: Thread) -> DebugStop | None:
-        """Why a thread can't make a step."""
+        """A stop if a thread can't make a step."""
         if thread.is_done:
             return self._done(thread)
         why = self._record.why_blocked(thread)
@@ -156,13 +156,13 @@ class Search:
             message = f"{thread.name}: {thread.error}"
         return self._debugger.stopped(DebugStopReason.DONE, message)
 
-    def _who_next(self, thread: Thread) -> Thread | None:
+    def _next_thread(self, thread: Thread) -> Thread | None:
         if not thread.is_done:
             return thread
         return next((other for other in self._record.threads if not other.is_done), None)
 
-    def _who_can(self, wanted: Thread) -> Thread | None:
-        """Who is to go on so that a thread can; it itself where it can, None where nobody can."""
+    def _thread_to_run(self, wanted: Thread) -> Thread | None:
+        """The thread to run so that a thread can continue; itself if it can, None if none helps."""
         record, debugger = self._record, self._debugger
         waiting = [thread for thread in (wanted, *record.threads) if not thread.is_done]
         for thread in waiting:
@@ -174,11 +174,11 @@ class Search:
         for thread in waiting:
             if thread.state == "sleeping":
                 debugger.wake(thread)
-                return self._who_can(wanted)
+                return self._thread_to_run(wanted)
         return None
 
     def _prepare(self, breakpoints: Sequence[Breakpoint]) -> _Plan:
-        """Let the engines stop there."""
+        """Set the engines' stop addresses and watches."""
         debugger, record = self._debugger, self._record
         plan = _Plan([], set(), False)
         for breakpoint in breakpoints:
@@ -195,7 +195,7 @@ class Search:
         return plan
 
     def _run_thread(self, thread: Thread, plan: _Plan, limit: int | None) -> DebugStop | None:
-        """Let a thread go on; None where the limit is reached or it can't."""
+        """Run a thread; None if the limit is reached or it is blocked."""
         debugger, record = self._debugger, self._record
         made = 0
         while limit is None or made < limit:
@@ -247,7 +247,7 @@ class Search:
     # Backwards ------------------------------------------------------------------------------------------------------
 
     def back(self, n: int) -> DebugStop:
-        """See ``Debugger.back``."""
+        """Implements ``Debugger.back``."""
         at = reached = self._record.position
         thread = None
         while n and at:
@@ -261,7 +261,7 @@ class Search:
         return self._to(reached, thread, DebugStopReason.START if n else DebugStopReason.STEP)
 
     def back_over(self, thread: Thread) -> DebugStop:
-        """See ``Debugger.back_over``."""
+        """Implements ``Debugger.back_over``."""
         before = self.last_step_of(thread)
         if before is None:
             return self._debugger.stopped(DebugStopReason.START)
@@ -279,14 +279,14 @@ class Search:
         return self._to(before if found is None else found[0], thread, DebugStopReason.STEP)
 
     def back_out(self, thread: Thread) -> DebugStop:
-        """See ``Debugger.back_out``."""
+        """Implements ``Debugger.back_out``. DebugError if the return address is not known."""
         begun = self._first_step_of(thread)
         if begun is None or begun == self._record.position:
             return self._debugger.stopped(DebugStopReason.START)
         if isinstance(thread, TaskThread) and not thread.is_done:
             calls = self._debugger.backtrace(thread)
             if not calls or calls[0].frame is None:
-                raise DebugError("where the present function returns to is not known")
+                raise DebugError("the return address of the current function is not known")
             frame = calls[0].frame
             target = self._debugger.kernel.machine.read_u64(frame - 8)
             found = self._last_hit(self._record.position - 1, self._prepare([CalledFrom(target, frame)]), begun)
@@ -295,7 +295,7 @@ class Search:
         return self._to(begun, thread, DebugStopReason.START)
 
     def run_back(self, breakpoints: Sequence[Breakpoint]) -> DebugStop:
-        """See ``Debugger.run_back``."""
+        """Implements ``Debugger.run_back``."""
         first = self._first_step_of(None)
         if first is None:
             return self._debugger.stopped(DebugStopReason.START)
@@ -333,7 +333,7 @@ class Search:
         return found
 
     def _last_hit(self, last: int, plan: _Plan, first: int = 0) -> tuple[int, Breakpoint, DebugStopReason] | None:
-        """The last position up to ``last`` at which something is met, stretch by stretch between checkpoints."""
+        """The last position up to ``last`` at which a breakpoint fires, by stretches between checkpoints."""
         end = last
         while end > first:
             start = self._record.checkpoint_before(end - 1)

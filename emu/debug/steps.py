@@ -1,4 +1,4 @@
-"""Steps of threads under a debugger, and what ends a run of them early."""
+"""Steps of threads under a debugger, and reasons to end a run of them early."""
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,8 +26,8 @@ from emu.threads.thread import OperationThread, TaskThread, Thread
 
 @dataclass(frozen=True, slots=True)
 class StepsMade:
-    """Steps that a thread made. ``error``: it faulted in the next one; ``access``: the last one touched what is
-    watched; ``blocked``: why it can't make another one.
+    """Steps that a thread made. ``error``: fault of the next one; ``access``: the watched access of the last one;
+    ``blocked``: why it can't make another one.
     """
 
     steps: int
@@ -37,7 +37,7 @@ class StepsMade:
 
 
 class DebuggedThreads(KernelThreads):
-    """The threads of one kernel under a debugger, each of which can be let go on for some steps."""
+    """The threads of one kernel under a debugger; each can make a number of steps."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -47,7 +47,7 @@ class DebuggedThreads(KernelThreads):
         for vcpu in kernel.machine.vcpus:
             vcpu.engine.hold(held=True)
         self.stops_at_events: list[Breakpoint] = []
-        """Those that are asked about each event while moves are made for the first time."""
+        """Called for each event while moves are made for the first time."""
         self._watches: list[tuple[Vcpu, DataAccess, DataWatch]] = []
         self._fresh: list[tuple[int, Event]] = []
         self._is_first_time = False
@@ -58,7 +58,7 @@ class DebuggedThreads(KernelThreads):
         self._end_subscription = kernel.events.subscribe(self._on_event)
 
     def close(self) -> None:
-        """Let go of the kernel as it stands; operations under way are dropped."""
+        """Release the kernel in its current state; operations under way are dropped."""
         for thread in self.threads:
             if isinstance(thread, OperationThread):
                 thread.abandon()
@@ -96,7 +96,7 @@ class DebuggedThreads(KernelThreads):
             left = engine.left if left is None else left
             if not (isinstance(error, GuestFault) and error.access == "fetch"):
                 return StepsMade(max(steps - left - 1, 0), error)
-            # The instruction that is not there was not counted: all that were are done.
+            # The instruction that could not be fetched was not counted: all that were counted are done.
             if left > 0:
                 return StepsMade(steps - left, error)
             task.state, task.in_kernel = TaskState.RUNNABLE, True
@@ -125,12 +125,12 @@ class DebuggedThreads(KernelThreads):
         return StepsMade(1) if self.enter_int3(vcpu) else StepsMade(0, vcpu.unanswered())
 
     def is_trapped(self, thread: Thread) -> bool:
-        """Whether a task has executed an int3 whose entry has not run yet."""
+        """True if a task has executed an int3 whose entry has not run yet."""
         vcpu = self.vcpu_of(thread)
         return vcpu is not None and vcpu.index in self.trapped
 
     def _left(self, vcpu: Vcpu, cut: int | None) -> tuple[int | None, DataAccess | None]:
-        """Steps that were left when a run was to end, and which access ended it."""
+        """Steps left at the end of a run, and the access that ended it."""
         access = None
         for where, watched, watch in self._watches:
             if where is vcpu and watch.left is not None:
@@ -155,7 +155,7 @@ class DebuggedThreads(KernelThreads):
         return StepsMade(made)
 
     def _end_task(self, thread: TaskThread, vcpu: Vcpu) -> None:
-        """The outermost function has returned to a stub, which is none of the guest's instructions."""
+        """End a task whose outermost function has returned to a stub, which is not a guest instruction."""
         self.advance(thread, vcpu, 1)
         self._python = None
 
@@ -170,14 +170,14 @@ class DebuggedThreads(KernelThreads):
             if vcpu is not None:
                 vcpu.cut_short()
 
-    # What can go on -------------------------------------------------------------------------------------------------
+    # Threads that can continue --------------------------------------------------------------------------------------
 
     def vcpu_of(self, thread: Thread) -> Vcpu | None:
-        """Where a task is at present; None where no vCPU runs it."""
+        """The vCPU that runs a task; None if none does."""
         return thread.vcpu if isinstance(thread, TaskThread) else None
 
     def register(self, thread: TaskThread, name: str = "rip") -> int:
-        """A register of a task, wherever it is."""
+        """A register of a task, on a vCPU or saved. DebugError if the task does not exist."""
         vcpu, task = thread.vcpu, thread.task
         if vcpu is not None:
             return int(getattr(vcpu.regs, name))
@@ -188,10 +188,10 @@ class DebuggedThreads(KernelThreads):
         return task.register(name)
 
     def grace_periods(self) -> list[GracePeriod]:
-        """The grace periods that can end now, the oldest of each kind. Nothing is noted by looking."""
+        """The grace periods that can end now, the oldest of each flavour. Does not change their state."""
         return self.kernel.rcu.can_end()
 
-    # Changes by hand ------------------------------------------------------------------------------------------------
+    # Changes by the user --------------------------------------------------------------------------------------------
 
     def set_register(self, thread: TaskThread, name: str, value: int) -> None:
         """Change a register of a task; gs_base is its vCPU's."""
@@ -236,7 +236,7 @@ class DebuggedThreads(KernelThreads):
                     self._watches.append((vcpu, access, vcpu.engine.watch(start, size, reads=reads, writes=writes)))
 
     def _physical(self, access: DataAccess) -> Iterator[tuple[int, int]]:
-        """Where the pages of a range are in guest RAM."""
+        """Physical (address, size) of the pages of a range."""
         at, end = access.start, access.start + access.size
         while at < end:
             size = min(end, (at | PAGE_MASK) + 1) - at
@@ -248,8 +248,8 @@ class DebuggedThreads(KernelThreads):
 
     @contextmanager
     def stopping(self, thread: TaskThread, marked: Collection[int]) -> Iterator[bool]:
-        """Within it runs of a task end where it is marked, and behind accesses to what is watched; gives whether it is
-        marked where the task is: the first step is to be made by itself.
+        """Context in which runs of a task end at marked addresses, and after accesses to watched data; yields True if
+        the task is at a marked address: its first step must then be made separately.
         """
         engine = self.kernel.machine.vcpus[thread.cpu].engine
         rip = self.register(thread)

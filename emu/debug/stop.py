@@ -1,4 +1,4 @@
-"""How a move, or a run of moves, ended."""
+"""End of a move, or of a run of moves."""
 
 import enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,28 +11,28 @@ if TYPE_CHECKING:
 
 
 class DebugStopReason(enum.StrEnum):
-    """Why nothing goes on."""
+    """Reason of a stop."""
 
     STEP = "step"
-    """What was asked for was done."""
+    """The requested steps were made."""
     BREAKPOINT = "breakpoint"
     EVENT = "event"
-    """A breakpoint on an event, or the event that ``run_to`` was asked for."""
+    """A breakpoint on an event, or the event of ``run_to``."""
     DONE = "done"
     """The thread has ended."""
     FAULT = "fault"
-    """The next instruction, or point, faults: everything is as it was before it."""
+    """The next instruction, or point, faults: the state is the one before it."""
     BLOCKED = "blocked"
     """The thread waits for something."""
     START = "start"
-    """There is nothing further back."""
+    """The start of the timeline was reached."""
     INTERRUPTED = "interrupted"
     LIMIT = "limit"
-    """So many moves as were allowed were made."""
+    """The limit on moves was reached."""
 
 
 class DebugStop(NamedTuple):
-    """Where everything stands. ``event`` is the last one that happened on the way to a stop, if any did."""
+    """State at a stop. ``event`` is the last one that happened on the way, if any did."""
 
     reason: DebugStopReason
     thread: "Thread | None"

@@ -1,4 +1,4 @@
-"""Addresses of code before which the engine ends a run."""
+"""Code addresses at which the engine ends a run."""
 
 import ctypes
 import mmap
@@ -8,7 +8,7 @@ from emu.machine.address_map import AddressMap
 from emu.machine.machine import Machine
 
 _SIZE = 128 << 20
-"""Bytes of kernel text, and of modules, that can be marked. A byte of host memory each, taken where one is written."""
+"""Bytes of kernel text, and of modules, that can be marked, with a byte of host memory each, committed on write."""
 
 
 class StopAddresses:
@@ -21,7 +21,7 @@ class StopAddresses:
         self._memories = [(start, size, mmap.mmap(-1, size)) for start, size in ranges]
         self._views = [ctypes.c_char.from_buffer(memory) for _, _, memory in self._memories]
         self.addresses: frozenset[int] = frozenset()
-        """Those that are marked."""
+        """The marked addresses."""
         for vcpu in machine.vcpus:
             vcpu.engine.stop_at(
                 [
@@ -31,11 +31,11 @@ class StopAddresses:
             )
 
     def covers(self, address: int) -> bool:
-        """Whether an address can be marked."""
+        """True if an address can be marked."""
         return any(0 <= address - start < size for start, size, _ in self._memories)
 
     def set(self, addresses: Iterable[int]) -> None:
-        """Mark these and no others; what ``covers`` does not cover is left out, and where calls from outside return."""
+        """Mark only these, without addresses that can't be marked and the return address of calls from outside."""
         wanted = frozenset(addresses) - {self._machine.host_calls.return_address}
         for address in self.addresses - wanted:
             self._write(address, 0)
@@ -44,7 +44,7 @@ class StopAddresses:
         self.addresses = wanted
 
     def lift(self, address: int) -> None:
-        """Let a run begin at a marked address."""
+        """Unmark an address temporarily, so that a run can begin there."""
         self._write(address, 0)
 
     def put_back(self, address: int) -> None:
@@ -52,7 +52,7 @@ class StopAddresses:
         self._write(address, 1)
 
     def close(self) -> None:
-        """Let runs end where they like."""
+        """Remove the marks from the engines."""
         for vcpu in self._machine.vcpus:
             vcpu.engine.stop_at(())
 

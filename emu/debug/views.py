@@ -1,4 +1,4 @@
-"""What a debugger shows of code, calls and vCPUs."""
+"""Results of a debugger's views: code, calls and vCPUs."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CodeLine:
-    """One instruction as the current thread's vCPU would fetch it. ``patch``: what is being done to its bytes."""
+    """One instruction as the current thread's vCPU would fetch it. ``patch``: state of a patch of its bytes."""
 
     address: int
     code: bytes
@@ -20,14 +20,14 @@ class CodeLine:
     """The function or image, and the offset there: ``vfs_read+0x5``."""
     patch: str = ""
     ebpf: str = ""
-    """The eBPF instruction from which it was compiled, with its number."""
+    """The eBPF instruction that it was compiled from, with its number."""
     source: str = ""
     """The line of that program's source."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """One function on the way to where a thread is. ``frame``: the address behind its return address on the stack."""
+    """One function of a call chain. ``frame``: the address after its return address on the stack."""
 
     address: int
     name: str
@@ -37,7 +37,7 @@ class CallSite:
 
 @dataclass(frozen=True, slots=True)
 class PatchedBytes:
-    """Bytes of text that a vCPU may still see as they were. ``sees_new``: it was made to see the new ones."""
+    """Bytes of text that a vCPU may still see unpatched. ``sees_new``: it was made to see the new ones."""
 
     address: int
     old: bytes
@@ -47,7 +47,7 @@ class PatchedBytes:
 
 @dataclass(frozen=True, slots=True)
 class CpuState:
-    """A vCPU: whom it runs (None: it is idle), where, and what of the text it has not adopted."""
+    """A vCPU: its thread (None: idle), position, and the text that it has not adopted."""
 
     index: int
     thread: "Thread | None"
@@ -56,5 +56,5 @@ class CpuState:
 
     @property
     def has_serialized(self) -> bool:
-        """Whether it sees all text as it stands."""
+        """True if it sees all text as it is in memory."""
         return not self.pending

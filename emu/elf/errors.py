@@ -1,4 +1,4 @@
-"""The error of reading ELF."""
+"""Error of reading ELF files."""
 
 from emu.errors import EmuError
 

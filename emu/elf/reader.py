@@ -1,7 +1,7 @@
-"""Reads 64-bit little-endian ELF as it stands, whatever machine it is for: sections, symbols, relocation entries.
+"""Reader of 64-bit little-endian ELF for any machine: sections, symbols, relocation entries.
 
-The one place that LIEF is used in: it reads the table of sections. Nothing is dropped and nothing is interpreted:
-`read_elf` is for those who know what the sections of a machine mean.
+The only user of LIEF, which reads the table of sections. Nothing is dropped or interpreted: the caller of `read_elf`
+knows the meaning of a machine's sections.
 """
 
 import stat
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from emu.elf.errors import ElfError
 
 MAX_OBJECT_SIZE = 64 << 20
-"""Bytes of a file that is still read."""
+"""Maximum size of a file in bytes."""
 MAX_SECTIONS = 1 << 16
-"""Sections that a file may have; ELF itself numbers no more without an extension that nobody needs here."""
+"""Maximum number of sections; more would need an extension of ELF, which is not supported."""
 MAX_SYMBOLS = 1 << 20
-"""Symbols that a file may have."""
+"""Maximum number of symbols."""
 
 SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR, SHF_TLS, SHF_COMPRESSED = 0x1, 0x2, 0x4, 0x400, 0x800
 SHN_UNDEF, SHN_ABS, SHN_COMMON = 0, 0xFFF1, 0xFFF2
@@ -33,7 +33,7 @@ _SYMBOL = Struct("<IBBHQQ")
 
 
 class SectionType(IntEnum):
-    """`sh_type`, as far as it is asked for."""
+    """`sh_type`, the values in use."""
 
     PROGBITS = 1
     SYMTAB = 2
@@ -82,12 +82,12 @@ class ElfSection:
 
     @property
     def executable(self) -> bool:
-        """Whether it holds code."""
+        """True if it contains code."""
         return bool(self.flags & SHF_EXECINSTR)
 
     @property
     def writable(self) -> bool:
-        """Whether it is data that may change."""
+        """True if it is writable data."""
         return bool(self.flags & SHF_WRITE)
 
 
@@ -108,13 +108,13 @@ class ElfSymbol:
 
     @property
     def is_undefined(self) -> bool:
-        """Whether it has to come from elsewhere."""
+        """True if another file has to provide it."""
         return self.section == SHN_UNDEF
 
 
 @dataclass(frozen=True, slots=True)
 class ElfRelocation:
-    """An entry of a REL or RELA section: `symbol` is an index into the symbols, `addend` None where it has none."""
+    """An entry of a REL or RELA section: `symbol` is an index into the symbols, `addend` None for REL."""
 
     offset: int
     type: int
@@ -135,7 +135,7 @@ class ElfFile:
     def relocations(self, section: ElfSection) -> tuple[ElfRelocation, ...]:
         """The entries of a REL or RELA section.
 
-        Raises ElfError for a size that is no number of entries, and for a symbol that does not exist.
+        Raises ElfError if the size is not a multiple of an entry's, and for a symbol that does not exist.
         """
         layout = _RELA if section.type == SectionType.RELA else _REL
         if len(section.content) % layout.size:
@@ -150,11 +150,11 @@ class ElfFile:
 
 
 def read_elf(source: str | Path | bytes, name: str = "", *, symbols: bool = True) -> ElfFile:
-    """Read the file at the path `source`, or whose bytes it is.
+    """Read the file at the path `source`, or from its bytes.
 
     `name` is for messages; by default the file's own. With `symbols` the file must have one symbol table; without, none
-    is read. Raises ElfError for what can't be read, is no 64-bit little-endian ELF, or has sections or symbols that
-    reach beyond the file.
+    is read. Raises ElfError for a file that can't be read, is not 64-bit little-endian ELF, or has sections or symbols
+    that reach beyond its end.
     """
     if isinstance(source, bytes):
         raw, name = source, name or "object"
@@ -170,7 +170,7 @@ def read_elf(source: str | Path | bytes, name: str = "", *, symbols: bool = True
 
 
 def _read_file(path: Path, name: str) -> bytes:
-    """The bytes of a regular file, one more than MAX_OBJECT_SIZE at most; raises ElfError under this name."""
+    """Up to MAX_OBJECT_SIZE + 1 bytes of a regular file; raises ElfError with this name."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ElfError("not a regular file", object_name=name)
@@ -182,7 +182,7 @@ def _read_file(path: Path, name: str) -> bytes:
 
 
 def _header(raw: bytes) -> tuple[int, int, int, int]:
-    """Type, machine, number of sections and index of the one with their names: fields of `Elf64_Ehdr`."""
+    """Type, machine, number of sections and index of the section of their names: fields of `Elf64_Ehdr`."""
     if len(raw) > MAX_OBJECT_SIZE:
         raise ElfError(f"larger than {MAX_OBJECT_SIZE} bytes")
     if raw[:4] != _MAGIC:
@@ -196,7 +196,7 @@ def _header(raw: bytes) -> tuple[int, int, int, int]:
 
 
 def _sections(raw: bytes, count: int, *, has_names: bool) -> tuple[ElfSection, ...]:
-    """The sections, whose table and names LIEF reads. It forgives damage, so each value used is checked."""
+    """The sections, read by LIEF. LIEF accepts damaged files, so each value used is checked."""
     headers = _lief_sections(raw, has_names)
     if len(headers) != count or count > MAX_SECTIONS:
         raise ElfError("damaged section headers, or a truncated file")
@@ -204,7 +204,7 @@ def _sections(raw: bytes, count: int, *, has_names: bool) -> tuple[ElfSection, .
     for one in filled:
         if one.offset + one.size > len(raw):
             raise ElfError("damaged, or the file is truncated", section=one.name)
-    # Where sections overlap, a small file could claim any amount of memory.
+    # With overlapping sections a small file could claim any amount of memory.
     if sum(one.size for one in filled) > len(raw):
         raise ElfError("sections overlap, or the file is truncated")
     return tuple(
@@ -245,7 +245,7 @@ def _lief_sections(raw: bytes, has_names: bool) -> list[_SectionHeader]:
     lief.logging.set_level(lief.logging.LEVEL.OFF)
     try:
         with warnings.catch_warnings():
-            # LIEF warns of each number that it has no name for.
+            # LIEF warns of each number without a name.
             warnings.simplefilter("ignore", RuntimeWarning)
             binary = lief.ELF.parse(raw, config)
             if binary is None:
@@ -254,7 +254,7 @@ def _lief_sections(raw: bytes, has_names: bool) -> list[_SectionHeader]:
                 _SectionHeader(
                     # Without a section of names LIEF takes them from the first bytes of the file.
                     _text_of(one.name, "section name") if has_names else "",
-                    # A type without a name in LIEF is a bare number; those of some machines it marks above 32 bits.
+                    # A type without a name in LIEF is a bare number; LIEF marks those of some machines above 32 bits.
                     int(getattr(one.type, "value", one.type)) & 0xFFFFFFFF,
                     one.flags,
                     one.file_offset,
@@ -270,7 +270,7 @@ def _lief_sections(raw: bytes, has_names: bool) -> list[_SectionHeader]:
 
 
 def _text_of(name: str | bytes, what: str) -> str:
-    """A name; raises ElfError for one that is not printable text."""
+    """Check a name; raises ElfError if it is not printable text."""
     if isinstance(name, bytes) or not name.isprintable():
         raise ElfError(f"a {what} is not text: {name!r}")
     return name
@@ -279,7 +279,7 @@ def _text_of(name: str | bytes, what: str) -> str:
 def _symbols(sections: tuple[ElfSection, ...]) -> tuple[ElfSymbol, ...]:
     tables = [section for section in sections if section.type == SectionType.SYMTAB]
     if len(tables) != 1:
-        raise ElfError(f"{len(tables)} symbol tables where there must be one")
+        raise ElfError(f"{len(tables)} symbol tables instead of one")
     (table,) = tables
     if len(table.content) % _SYMBOL.size:
         raise ElfError("damaged symbol table", section=table.name)

@@ -1,4 +1,4 @@
-"""An ELF file that holds no code, only what debuggers ask for: sections, symbols with sizes, debugging sections.
+"""Writer of ELF files for debuggers: sections, symbols with sizes, debugging sections, but no code.
 
 Chapter 4 of the System V ABI; the code itself is in the guest's memory, where gdb reads it.
 """
@@ -18,7 +18,7 @@ _OBJECT, _FUNC = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class CodeRange:
-    """A section of code: its addresses only."""
+    """Address range of a section of code."""
 
     name: str
     start: int
@@ -35,7 +35,7 @@ class NewElfSymbol:
 
 
 def elf_file(code: Sequence[CodeRange], symbols: Sequence[NewElfSymbol], debug: dict[str, bytes]) -> bytes:
-    """The file; ``debug``: sections by name."""
+    """The file's bytes; ``debug``: sections by name."""
     names = _Strings()
     strings = _Strings()
     table = [_SYM.pack(0, 0, 0, 0, 0, 0)]
@@ -68,7 +68,7 @@ def elf_file(code: Sequence[CodeRange], symbols: Sequence[NewElfSymbol], debug: 
         headers.append(_SHDR.pack(label, *fields))
     body += bytes(-(at + len(body)) % 8)
     ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
-    # gdb wants the entry point to be in a section.
+    # gdb needs the entry point to be in a section.
     entry = code[0].start if code else 0
     ehdr = _EHDR.pack(
         ident, _ET_EXEC, _EM_X86_64, 1, entry, 0, at + len(body), 0, _EHDR.size, 0, 0, _SHDR.size, len(headers),
@@ -89,7 +89,7 @@ class _Strings:
         return bytes(self._bytes)
 
     def add(self, text: str) -> int:
-        """The offset of a new string."""
+        """Add a string; returns its offset."""
         offset = len(self._bytes)
         self._bytes += text.encode() + b"\0"
         return offset

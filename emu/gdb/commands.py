@@ -15,30 +15,30 @@ _EVENTS = 10
 
 
 class KernelCommands:
-    """The commands over one debugger."""
+    """Monitor commands of one debugger."""
 
     def __init__(self, debugger: Debugger, motion: Motion, symbols: SymbolFile) -> None:
         self._debugger, self._motion, self._symbols = debugger, motion, symbols
 
     def commands(self) -> list[MonitorCommand]:
-        """All of them."""
+        """All commands."""
         return [
-            MonitorCommand("position", "where this is on the line of time", self._position),
+            MonitorCommand("position", "the position on the timeline", self._position),
             MonitorCommand(
                 "next WHAT", f"continue goes to the next {', '.join(GOALS[:-1])} or {GOALS[-1]}", self._next
             ),
             MonitorCommand("goto POSITION", "continue goes there, forwards or backwards", self._goto),
             MonitorCommand("events [N]", f"the last N events ({_EVENTS}), each with its position", self._events),
             MonitorCommand("phases", "the phases of the image that the current thread is in", self._phases),
-            MonitorCommand("vcpus", "what each vCPU runs, and the text that it has not adopted", self._vcpus),
-            MonitorCommand("symbols", "where the symbol file is, and how to read it again", self._reload),
+            MonitorCommand("vcpus", "each vCPU's thread, and the text that it has not adopted", self._vcpus),
+            MonitorCommand("symbols", "the path of the symbol file, and the command to read it again", self._reload),
         ]
 
     def _position(self, words: Sequence[str]) -> str:
         return f"position {self._debugger.position} of {self._debugger.end}"
 
     def _next(self, words: Sequence[str]) -> str:
-        """gdb does not know what a monitor command moves: the continue that follows does it."""
+        """Set the goal of the next continue: gdb does not know what a monitor command moves."""
         what = words[0] if words else "nothing"
         if what not in GOALS:
             raise GdbError(f"no goal {what!r}; there are {', '.join(GOALS)}")
@@ -60,7 +60,7 @@ class KernelCommands:
         try:
             count = int(words[0], 0) if words else _EVENTS
         except ValueError:
-            raise GdbError(f"{words[0]!r} is no number of events") from None
+            raise GdbError(f"{words[0]!r} is not a number of events") from None
         events, symbol = self._debugger.events, self._debugger.symbol
         lines = [
             f"{position:>8}  {describe(event, symbol)}" for position, event in events[max(len(events) - count, 0) :]

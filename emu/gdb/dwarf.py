@@ -19,7 +19,7 @@ _CIE_ID = 0xFFFFFFFF
 
 
 def debug_frame(functions: Iterable[tuple[int, int, bytes]]) -> bytes:
-    """The section for functions: address, size, and instructions that ``frame_program`` made."""
+    """The section for functions: address, size, and instructions from ``frame_program``."""
     head = struct.pack("<IB", _CIE_ID, 1) + b"\0" + _uleb(1) + _sleb(_DATA_ALIGNMENT) + _uleb(_RETURN_ADDRESS)
     head += bytes((_DEF_CFA,)) + _uleb(_NUMBERS["rsp"]) + _uleb(8)
     head += bytes((_OFFSET | _RETURN_ADDRESS,)) + _uleb(1)
@@ -29,18 +29,18 @@ def debug_frame(functions: Iterable[tuple[int, int, bytes]]) -> bytes:
 
 
 def frame_program(rows: Sequence[tuple[int, UnwindRow]]) -> bytes:
-    """The instructions that give these rows, from a function's first instruction on."""
+    """The call frame instructions for these rows, from a function's first instruction on."""
     return b"".join(_instructions(rows))
 
 
 def outermost() -> bytes:
-    """The instructions of what nothing called: an unwinder stops there, and needs no stack for it."""
+    """The call frame instructions of an outermost frame: an unwinder stops there, and needs no stack for it."""
     frame = bytes((_DEF_CFA,)) + _uleb(_RETURN_ADDRESS) + _uleb(0)
     return frame + _unknown()
 
 
 def _unknown() -> bytes:
-    """No return address is known here."""
+    """Call frame instructions for an unknown return address."""
     return bytes((_UNDEFINED,)) + _uleb(_RETURN_ADDRESS)
 
 

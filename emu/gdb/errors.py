@@ -1,19 +1,19 @@
-"""What serving gdb refuses."""
+"""Errors of serving gdb."""
 
 from emu.errors import EmuError
 
 
 class GdbError(EmuError):
-    """A request that can't be served: an address, a packet, a register. The text is what gdb, or the user, is told."""
+    """A request that can't be served: an address, a packet, a register. gdb, or the user, sees the text."""
 
     @property
     def reply(self) -> str:
-        """What is answered to a packet."""
+        """Reply to the packet."""
         return f"E.{self}"
 
 
 class NoMemory(GdbError):
-    """Guest memory that can't be read or written. gdb says itself which."""
+    """Guest memory that can't be read or written. gdb itself names the address."""
 
     @property
     def reply(self) -> str:

@@ -1,4 +1,4 @@
-"""``monitor``: commands that gdb hands over as they are."""
+"""``monitor``: commands that gdb passes through."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from emu.gdb.errors import GdbError
 
 @dataclass(frozen=True, slots=True)
 class MonitorCommand:
-    """One command: how it is written, what it does, and what gives its output."""
+    """One command: its usage, its help text, and the function that returns its output."""
 
     usage: str
     help: str
@@ -31,7 +31,7 @@ class Monitor:
         self._say = say
 
     def run(self, line: str) -> None:
-        """Run a command and print what comes of it: an error in one line, where it can't be done."""
+        """Run a command and print its output, or its error in one line."""
         try:
             words = shlex.split(line) or ["help"]
             command = self._commands.get(words[0])

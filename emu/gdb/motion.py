@@ -1,7 +1,7 @@
-"""Moving as gdb's resume packets ask, and the stop replies that come of it.
+"""Moves of the debugger for gdb's resume packets, and their stop replies.
 
-The debugger moves one thread at a time. A continue goes on with the thread that the user looks at; where that has ended
-or waits, with the next one that may go on.
+The debugger moves one thread at a time. A continue runs the thread that the user selected; if that has ended or waits,
+the next one that can run.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,7 @@ _BEGIN, _END = "replaylog:begin;", "replaylog:end;"
 
 @dataclass(frozen=True, slots=True)
 class ResumeAction:
-    """What a thread is to do: ``c`` or ``s``, or, with a range, step until it leaves that. None: all threads."""
+    """Action of a thread: ``c`` or ``s``, or, with a range, step until it leaves that. None: all threads."""
 
     kind: str
     thread: int | None = None
@@ -37,27 +37,27 @@ class ResumeAction:
 
 
 class Motion:
-    """Moves a debugger for gdb. ``say``: prints in gdb; ``is_urgent``: whether to stop at once."""
+    """Moves a debugger for gdb. ``say``: prints in gdb; ``is_urgent``: True to stop at once."""
 
     def __init__(self, debugger: Debugger, say: Callable[[str], None], is_urgent: Callable[[], bool]) -> None:
         self._debugger, self._say, self._is_urgent = debugger, say, is_urgent
         self._process_context = process_context(debugger.kernel.machine)
         self.first = debugger.position
-        """Where time begins for gdb: the threads are there, and none has made a step."""
+        """Start of time for gdb: the threads exist, and none has made a step."""
         self.goal: Callable[[], DebugStop] | None = None
-        """What the next continue does with each thread instead of running it."""
+        """Action of the next continue on each thread instead of running it."""
         self.destination: int | None = None
-        """The position where the next continue goes instead."""
+        """Position for the next continue, instead of running."""
         self.told = 0
-        """The thread of the last stop reply, by number: gdb takes it for the one that is looked at."""
+        """Number of the thread of the last stop reply: gdb takes it as selected."""
         self.signs: dict[Breakpoint, str] = {}
-        """What a stop reply says of each of gdb's breakpoints."""
+        """Text of a stop reply for each kind of breakpoint."""
 
     # Forwards -------------------------------------------------------------------------------------------------------
 
     def resume(self, actions: Sequence[ResumeAction], looked_at: int) -> str:
-        """Do what the actions say, the first one that is for a thread; gives the stop reply. ``looked_at``: the thread
-        that gdb shows. GdbError where no thread is meant.
+        """Perform the actions, the first one that is for a thread; returns the stop reply. ``looked_at``: the thread
+        that gdb shows. GdbError if no thread is meant.
         """
         stepping = next((one for one in actions if one.kind == "s" and one.thread is not None), None)
         if stepping is None and actions[0].kind == "s":
@@ -96,7 +96,7 @@ class Motion:
         )
 
     def _one(self, thread: Thread) -> DebugStop:
-        """One step, which a watchpoint may make more of."""
+        """Make one step, or more for a watchpoint."""
         if not isinstance(thread, TaskThread) or not any(isinstance(point, DataAccess) for point in self.signs):
             return self._debugger.step()
         stop = self._debugger.run(1)
@@ -135,14 +135,14 @@ class Motion:
         return self._debugger.step(_FAR)
 
     def _run(self, go: Callable[[], DebugStop]) -> DebugStop:
-        """Run, and go on where an interruption that is over had been left."""
+        """Run, and resume after an interruption that has been withdrawn."""
         while True:
             stop = go()
             if stop.reason is not DebugStopReason.INTERRUPTED or self._is_urgent():
                 return stop
 
     def _ended(self, eligible: Iterable[Thread], stop: DebugStop | None) -> str:
-        """Nothing of these can go on."""
+        """Stop reply if none of these threads can continue."""
         debugger = self._debugger
         thread = (stop.thread if stop is not None else None) or debugger.thread
         if any(not one.is_done for one in eligible):
@@ -152,7 +152,7 @@ class Motion:
     # Backwards ------------------------------------------------------------------------------------------------------
 
     def step_back(self, looked_at: int) -> str:
-        """Back to before the last step of the thread that gdb shows, and of what others did behind it."""
+        """Go back before the last step of the thread that gdb shows, and undo later steps of others."""
         debugger, thread = self._debugger, self.thread(looked_at)
         position = debugger.last_step(thread)
         if position is None:
@@ -162,12 +162,12 @@ class Motion:
         return self._text(SIGTRAP, thread)
 
     def run_back(self) -> str:
-        """Back to a breakpoint, or to the beginning."""
+        """Go back to a breakpoint, or to the start."""
         debugger = self._debugger
         if debugger.position > self.first:
             stop = self._access_behind() or self._run(debugger.run_back)
             if isinstance(stop.breakpoint, DataAccess):
-                # gdb looks for a value that has changed: that is in front of the access.
+                # gdb looks for a changed value: it needs the position before the access.
                 debugger.back()
                 return self._text(SIGTRAP, stop.thread, self.signs[stop.breakpoint])
             if stop.reason is not DebugStopReason.START:
@@ -175,8 +175,8 @@ class Motion:
         return self._at_first()
 
     def _access_behind(self) -> DebugStop | None:
-        """The stop that the last step was, where it accessed what is watched: to a debugger that goes back from behind
-        it, it is none.
+        """The stop of the last step if it accessed watched data; a debugger that goes back from after it does not
+        report that.
         """
         debugger = self._debugger
         if not any(isinstance(point, DataAccess) for point in self.signs):
@@ -190,7 +190,7 @@ class Motion:
         return None
 
     def _at_first(self) -> str:
-        """Where nobody has made a step; what was changed there stays."""
+        """Stop reply at the start, before all steps; changes by the user there are kept."""
         debugger = self._debugger
         if debugger.position < self.first:
             debugger.goto(self.first)
@@ -200,7 +200,7 @@ class Motion:
     # Stop replies ---------------------------------------------------------------------------------------------------
 
     def now(self) -> str:
-        """The reply for who asks why nothing runs."""
+        """Stop reply for the query of the current state."""
         return self._text(SIGTRAP, self._debugger.thread)
 
     def _reply(self, stop: DebugStop, signal: int | None = None) -> str:
@@ -241,7 +241,7 @@ class Motion:
     # Threads and breakpoints ----------------------------------------------------------------------------------------
 
     def thread(self, number: int) -> Thread:
-        """A thread by number; 0: any. GdbError where there is none."""
+        """A thread by number; 0: any. GdbError if there is none."""
         debugger = self._debugger
         if number == 0:
             return debugger.thread
@@ -251,7 +251,7 @@ class Motion:
         return found
 
     def registers(self, thread: Thread) -> dict[str, int]:
-        """The registers of a thread. An operation has but a place: gdb moves nobody whose rip it does not know."""
+        """Registers of a thread. An operation has only a pseudo rip: gdb needs one to move a thread."""
         return self._debugger.registers(thread) if isinstance(thread, TaskThread) else {"rip": self._process_context}
 
     def _rip(self, thread: Thread) -> int:

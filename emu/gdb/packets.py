@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_PAYLOAD = 1 << 16
-"""Bytes of a packet at most, escapes counted: what ``PacketSize`` says."""
+"""Maximum bytes of a packet, including escapes: the value of ``PacketSize``."""
 INTERRUPT = 0x03
 
 _START, _END, _ESCAPE, _REPEAT = b"$#}*"
@@ -18,26 +18,26 @@ _ESCAPED = re.compile(rb"[$#}*]")
 _ESCAPES = re.compile(rb"}(.)", re.DOTALL)
 _RUN = re.compile(rb"(.)\1{3,97}", re.DOTALL)
 _NOT_COUNTS = b"#$+-"
-"""Characters that must not stand for a run's length."""
+"""Characters that must not encode a run's length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """A packet that arrived whole; ``payload`` without escapes."""
+    """A complete packet; ``payload`` without escapes."""
 
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A packet that can't be taken, and why. ``again``: sending it once more may help."""
+    """A packet that can't be accepted, and the reason. ``again``: sending it again may help."""
 
     reason: str
     again: bool
 
 
 class Signal(enum.Enum):
-    """What comes between packets."""
+    """Input between packets."""
 
     ACK = "+"
     NAK = "-"
@@ -48,27 +48,27 @@ Arrival = Packet | Broken | Signal
 
 
 def escape(data: bytes) -> bytes:
-    """Data as it stands in a packet: what has a meaning there escaped."""
+    """Data as it appears in a packet: special characters escaped."""
     return _ESCAPED.sub(lambda found: bytes((_ESCAPE, found[0][0] ^ _FLIP)), data)
 
 
 def unescape(data: bytes) -> bytes:
-    """A packet's content without escapes. ValueError where one is cut off."""
+    """A packet's content without escapes. ValueError if an escape is cut off."""
     if data.endswith(b"}") and not (len(data) - len(data.rstrip(b"}"))) % 2 == 0:
         raise ValueError("an escape is cut off")
     return _ESCAPES.sub(lambda found: bytes((found[1][0] ^ _FLIP,)), data)
 
 
 def packet(payload: bytes) -> bytes:
-    """A packet as it is sent: ``payload``, which is escaped already where it must be, with runs of one byte shortened,
-    and the checksum.
+    """A packet as it is sent: ``payload``, already escaped where necessary, with runs of one byte shortened, and the
+    checksum.
     """
     body = _RUN.sub(_shortened, payload)
     return b"$" + body + b"#%02x" % (sum(body) & 0xFF)
 
 
 def _shortened(found: re.Match[bytes]) -> bytes:
-    """``x*n`` for a run: n - 29 more of x."""
+    """Run-length encoding ``x*n``: n - 29 more of x."""
     byte, more = found[1], len(found[0]) - 1
     if byte == b"}" or byte == b"*":
         return found[0]
@@ -80,16 +80,16 @@ def _shortened(found: re.Match[bytes]) -> bytes:
 
 
 class Arrivals:
-    """Makes packets of bytes, however these are cut up."""
+    """Assembles packets from bytes, however these are split."""
 
     def __init__(self, limit: int = MAX_PAYLOAD) -> None:
         self._limit = limit
         self._bytes = bytearray()
         self._too_long = False
-        """The packet under way is longer than the limit: its bytes are thrown away."""
+        """The packet under way is longer than the limit: its bytes are discarded."""
 
     def feed(self, data: bytes) -> Iterator[Arrival]:
-        """What has arrived with these bytes. What stands outside of packets and has no meaning is passed over."""
+        """Add bytes; returns what they complete. Unknown bytes outside of packets are ignored."""
         pending = self._bytes
         pending += data
         while pending:
@@ -100,7 +100,7 @@ class Arrivals:
                     yield found
                 continue
             end = pending.find(_END)
-            # A packet that begins anew in the middle of another one: the first was cut off.
+            # A packet start in the middle of another one: the first was cut off.
             again = pending.find(_START, 1, end if end >= 0 else len(pending))
             if again > 0:
                 del pending[:again]
@@ -118,7 +118,7 @@ class Arrivals:
     def _taken(self, body: bytes, checksum: bytes) -> Arrival:
         too_long, self._too_long = self._too_long or len(body) > self._limit, False
         if too_long:
-            return Broken(f"a packet has more than {self._limit} bytes", again=False)
+            return Broken(f"the packet has more than {self._limit} bytes", again=False)
         try:
             wanted = int(checksum, 16) if checksum.isalnum() else -1
         except ValueError:

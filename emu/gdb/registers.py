@@ -1,4 +1,4 @@
-"""The registers of a vCPU as gdb numbers them, and the target description that says so.
+"""Registers of a vCPU in gdb's numbering, and their target description.
 
 Features and names: "i386 Features" in gdb's manual. The floating-point registers are part of the core feature, so they
 have numbers; kernel code of this laboratory doesn't use them, and they read as unavailable.
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 NAME = "target.xml"
-"""The annex that ``qXfer:features:read`` asks for first."""
+"""The first annex of ``qXfer:features:read``."""
 
 
 @dataclass(frozen=True, slots=True)
 class GdbRegister:
-    """One register: gdb's name, its size in bits, and the debugger's name of it where that knows it."""
+    """One register: gdb's name, its size in bits, and the debugger's name for it if it has one."""
 
     name: str
     bits: int
@@ -24,7 +24,7 @@ class GdbRegister:
 
     @property
     def size(self) -> int:
-        """Its bytes in a packet."""
+        """Size in bytes in a packet."""
         return self.bits // 8
 
 
@@ -51,7 +51,7 @@ def _registers() -> Iterator[GdbRegister]:
 
 
 REGISTERS = tuple(_registers())
-"""By gdb's number, in the order in which a g packet has them."""
+"""In gdb's order of numbers, which is the order of a g packet."""
 
 _EFLAGS = (
     *(("CF", 0), ("", 1), ("PF", 2), ("AF", 4), ("ZF", 6), ("SF", 7), ("TF", 8), ("IF", 9), ("DF", 10)),
@@ -60,7 +60,7 @@ _EFLAGS = (
 
 
 def target_description() -> bytes:
-    """The description of a vCPU."""
+    """The target description of a vCPU."""
     target = ElementTree.Element("target", version="1.0")
     ElementTree.SubElement(target, "architecture").text = "i386:x86-64"
     ElementTree.SubElement(target, "osabi").text = "none"
@@ -81,7 +81,7 @@ def target_description() -> bytes:
 
 
 def register_hex(number: int, values: Mapping[str, int]) -> str:
-    """A register in a packet: its bytes in hex, low ones first, or x for each digit where it has no value."""
+    """A register in a packet: its bytes in hex, low ones first, or x for each digit of a register without a value."""
     register = REGISTERS[number]
     value = values.get(register.known_as) if register.known_as is not None else None
     if value is None:
@@ -90,5 +90,5 @@ def register_hex(number: int, values: Mapping[str, int]) -> str:
 
 
 def all_hex(values: Mapping[str, int]) -> str:
-    """All registers, as a g packet has them."""
+    """All registers, in the order of a g packet."""
     return "".join(register_hex(number, values) for number in range(len(REGISTERS)))

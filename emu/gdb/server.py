@@ -1,4 +1,4 @@
-"""Serving gdb: one client at a time, on loopback."""
+"""Server for gdb: one client at a time, on loopback."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from emu.gdb.session import GdbSession
 from emu.gdb.wire import Closed, Opened, Shut, Wire
 
 _MOVES = (b"v", b"c", b"C", b"s", b"S", b"b")
-"""What packets that move begin with: they alone let output through."""
+"""Prefixes of packets that move threads: only they allow output meanwhile."""
 _OUTPUT = 1000
 """Characters of output in one packet."""
 
@@ -19,8 +19,8 @@ _OUTPUT = 1000
 class Server:
     """Serves a debugger at ``host`` (127.0.0.1 or ::1) and ``port``; 0 is a free one.
 
-    ``on_stop`` is called after each move, and may give a text for gdb to print. GdbError for an address that is not
-    loopback, or can't be listened at.
+    ``on_stop`` is called after each move, and may return a text for gdb to print. GdbError for an address that is not
+    loopback, or on which it can't listen.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Server:
         self._wire = Wire(host, port, debugger.interrupt)
         self.motion = Motion(debugger, self.say, lambda: self._wire.is_urgent)
         self.commands: list[MonitorCommand] = []
-        """What ``monitor`` knows beside its help."""
+        """Additional ``monitor`` commands."""
         self.host, self.port = self._wire.host, self._wire.port
 
     def serve(self, *, once: bool = False) -> None:
-        """Serve clients, one after the other, until ``close``; ``once``: until the first one is gone."""
+        """Serve clients, one after the other, until ``close``; ``once``: only the first."""
         while not isinstance(arrived := self._wire.receive(), Shut):
             if isinstance(arrived, Opened) and (self._session() or once):
                 return
@@ -51,11 +51,11 @@ class Server:
             self._wire.send(b"O" + line[at : at + _OUTPUT].encode().hex().encode())
 
     def close(self) -> None:
-        """End everything; from any thread, once."""
+        """Shut down; may be called once, from any thread."""
         self._wire.close()
 
     def _session(self) -> bool:
-        """Serve one client; whether everything is to end."""
+        """Serve one client; True if the server must shut down."""
         monitor = Monitor(self.commands, self.say)
         session = GdbSession(self._debugger, self.motion, monitor, self._wire.stop_acknowledging)
         try:
@@ -72,7 +72,7 @@ class Server:
         before = self._debugger.position
         try:
             reply = session.answer(payload)
-        except Exception as error:  # a defect of ours: gdb is told, and may go on
+        except Exception as error:  # a defect of the server: report it to gdb, which may continue
             text = f"unexpected {type(error).__name__}: {error}"
             if payload.startswith(b"qRcmd"):
                 self.say(text)

@@ -1,7 +1,7 @@
-"""One gdb's session: its packets and their answers.
+"""One gdb session: its packets and their replies.
 
-"Packets" and "General Query Packets" of the appendix "gdb Remote Serial Protocol" in gdb's manual. A packet that is not
-known is answered with nothing, which says so.
+"Packets" and "General Query Packets" of the appendix "gdb Remote Serial Protocol" in gdb's manual. The reply to an
+unknown packet is empty, as the protocol requires.
 """
 
 import re
@@ -37,7 +37,7 @@ _ANY, _ALL = 0, -1
 
 
 class GdbSession:
-    """Answers packets with what a debugger knows and does."""
+    """Answers packets by a debugger."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class GdbSession:
         self._debugger, self._motion, self._monitor = debugger, motion, monitor
         self._stop_acknowledging = stop_acknowledging
         self._looked_at = _ANY
-        """The thread that registers are asked of (``Hg``)."""
+        """The thread for register packets (``Hg``)."""
         self._points: dict[tuple[int, int, int], Breakpoint] = {}
-        """What gdb has inserted, by type, address and size: two types may be the same to the debugger."""
+        """Breakpoints that gdb has inserted, by type, address and size: two types may be one to the debugger."""
         self.is_over = False
-        """It has detached, or killed what it debugs."""
+        """True if gdb has detached, or killed the target."""
 
     def answer(self, payload: bytes) -> bytes | None:
-        """The reply to a packet; None for none at all. Whatever is wrong with the packet is in the reply."""
+        """The reply to a packet; None for no reply. Errors of the packet are in the reply."""
         head, text = payload[:1], payload.decode("latin-1")
         try:
             if head == b"X":
@@ -69,7 +69,7 @@ class GdbSession:
         return reply.encode("latin-1") if isinstance(reply, str) else reply
 
     def close(self) -> None:
-        """Take gdb's breakpoints out."""
+        """Remove gdb's breakpoints."""
         for found in list(self._motion.signs):
             self._debugger.remove(found)
         self._motion.signs.clear()
@@ -167,7 +167,7 @@ class GdbSession:
         if annex != (NAME if kind == "features" else ""):
             return "E00"
         content = target_description() if kind == "features" else threads_xml(self._debugger.threads)
-        # Escapes may double what is sent.
+        # Escapes may double the sent data.
         part = content[offset : offset + min(size, MAX_PAYLOAD // 2 - 1)]
         return (b"m" if offset + len(part) < len(content) else b"l") + escape(part)
 
@@ -231,7 +231,7 @@ class GdbSession:
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
-        """Within the block, the debugger's current thread is the one that gdb looks at."""
+        """Within the block, the debugger's current thread is the one that gdb selected."""
         debugger = self._debugger
         current = debugger.thread
         debugger.select(self._motion.thread(self._looked_at))
@@ -243,10 +243,10 @@ class GdbSession:
     # Memory ---------------------------------------------------------------------------------------------------------
 
     def _memory(self, rest: str) -> bytes:
-        """As much from an address on as is mapped; NoMemory for nothing."""
+        """The mapped bytes from an address on; NoMemory if there are none."""
         found = _MEMORY.fullmatch(rest)
         if found is None:
-            raise GdbError(f"m{rest}: an address and a size are wanted")
+            raise GdbError(f"m{rest}: expected an address and a size")
         with self._looking():
             return self._read(_address(found[1]), min(_address(found[2]), MAX_PAYLOAD // 2 - 1))
 
@@ -265,14 +265,14 @@ class GdbSession:
     def _write(self, rest: str) -> str:
         found = _STORE.fullmatch(rest)
         if found is None:
-            raise GdbError("M: an address, a size and digits are wanted")
+            raise GdbError("M: expected an address, a size and digits")
         return self._put(_address(found[1]), _address(found[2]), _bytes(found[3]))
 
     def _store(self, rest: str, payload: bytes) -> bytes:
         found = _STORE.fullmatch(rest)
         try:
             if found is None:
-                raise GdbError("X: an address, a size and bytes are wanted")
+                raise GdbError("X: expected an address, a size and bytes")
             data = payload[1 + found.start(3) :]
             return self._put(_address(found[1]), _address(found[2]), data).encode()
         except GdbError as error:
@@ -286,9 +286,9 @@ class GdbSession:
         machine = self._debugger.kernel.machine
         stubs = machine.host_calls
         if address < stubs.address + stubs.size and stubs.address < address + len(data):
-            raise NoMemory("the stubs of host calls stay as they are")
+            raise NoMemory("the stubs of host calls can't be changed")
         if data == INT3 and is_executable(machine, address):
-            # gdb's own breakpoint, where it was told not to ask for one: other CPUs would trap on it.
+            # gdb's own breakpoint, inserted by a memory write: other CPUs would trap on it.
             raise NoMemory("breakpoints are kept outside of the guest's text")
         try:
             self._debugger.write(address, data)
@@ -299,10 +299,10 @@ class GdbSession:
     # Breakpoints ----------------------------------------------------------------------------------------------------
 
     def _breakpoint(self, rest: str, *, insert: bool) -> str:
-        """Into the debugger's list, or out of it; both may be asked for twice."""
+        """Add a breakpoint to the debugger's list, or remove it; repetitions are allowed."""
         found = _POINT.fullmatch(rest)
         if found is None:
-            raise GdbError(f"Z{rest}: a type, an address and a kind are wanted")
+            raise GdbError(f"Z{rest}: expected a type, an address and a kind")
         kind, address, size = int(found[1]), _address(found[2]), _address(found[3])
         point: Breakpoint
         if kind in (0, 1):
@@ -325,12 +325,12 @@ class GdbSession:
 
 def _number(text: str) -> int:
     if not re.fullmatch(_HEX, text):
-        raise GdbError(f"{text!r} is no hexadecimal number")
+        raise GdbError(f"{text!r} is not a hexadecimal number")
     return int(text, 16)
 
 
 def _address(text: str) -> int:
-    """A number of 64 bits at most."""
+    """A number of at most 64 bits."""
     number = _number(text)
     if number > ADDRESS_MASK:
         raise GdbError(f"{number:#x} has more than 64 bits")
@@ -343,7 +343,7 @@ def _thread(text: str) -> int:
 
 def _bytes(digits: str) -> bytes:
     if not re.fullmatch(f"({_HEX})?", digits) or len(digits) % 2:
-        raise GdbError(f"{digits[:40]!r} are no bytes in hexadecimal")
+        raise GdbError(f"{digits[:40]!r} is not hexadecimal bytes")
     return bytes.fromhex(digits)
 
 

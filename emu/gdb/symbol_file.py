@@ -1,4 +1,4 @@
-"""The symbol file of a kernel: its functions, images and programs by name, and how to unwind through them."""
+"""The symbol file of a kernel: its functions, images and programs by name, with unwind information."""
 
 import errno
 import os
@@ -19,16 +19,16 @@ from emu.machine.paging import NX
 from emu.machine.unwind import unwind_rows
 
 RETURN_SYMBOL = "tramplab_return"
-"""Where a call from outside returns to: the end of every backtrace."""
+"""Symbol of the return address of calls from outside: the end of every backtrace."""
 PROCESS_CONTEXT = "process_context"
-"""Where operations are: nowhere in the guest."""
+"""Symbol of the pseudo address of operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """A function or image: its name, where it is, and its bytes as they were placed.
+    """A function or image: its name, its address, and its bytes when it was placed.
 
-    ``replaced_at``: the instruction that overwrites the return address, where one does.
+    ``replaced_at``: the instruction that overwrites the return address, if there is one.
     """
 
     name: str
@@ -38,12 +38,12 @@ class _Code:
 
 
 def process_context(machine: Machine) -> int:
-    """The address that stands for process context: nothing is there."""
+    """The pseudo address of process context: not mapped."""
     return machine.host_calls.address + machine.host_calls.size
 
 
 def symbol_file(kernel: Kernel) -> bytes:
-    """The symbol file of a kernel as it is now."""
+    """The symbol file of a kernel in its current state."""
     pieces = sorted(_pieces(kernel), key=lambda piece: piece.address)
     machine = kernel.machine
     stubs = machine.host_calls
@@ -59,7 +59,7 @@ def symbol_file(kernel: Kernel) -> bytes:
     programs: dict[tuple[bytes, int | None], bytes] = {}
     frames = []
     for piece in pieces:
-        # What is stamped out thousandfold is looked at once; only calls and jumps within it are followed.
+        # Stamped text is processed once per body; only its inner calls and jumps are followed.
         key = piece.code, None if piece.replaced_at is None else piece.replaced_at - piece.address
         if key not in programs:
             programs[key] = frame_program(unwind_rows(piece.code, piece.address, piece.replaced_at))
@@ -74,7 +74,7 @@ def symbol_file(kernel: Kernel) -> bytes:
 class SymbolFile:
     """The file that gdb reads. Without a ``path`` it is a temporary one, which ``close`` removes.
 
-    OSError where it can't be written; there is no part of it then.
+    OSError if it can't be written completely; no partial file is left.
     """
 
     def __init__(self, kernel: Kernel, path: Path | None = None) -> None:
@@ -91,7 +91,7 @@ class SymbolFile:
         self.update()
 
     def update(self) -> bool:
-        """Write it where images or symbols have changed; whether they have."""
+        """Write it if images or symbols have changed; returns True if they have."""
         images = tuple((image.address, image.name) for image in self._kernel.machine.images.listed())
         now = (images, len(self._kernel.kallsyms))
         if now == self._of:
@@ -107,7 +107,7 @@ class SymbolFile:
 
 
 def _pieces(kernel: Kernel) -> Iterator[_Code]:
-    """Every function and image: as it was placed where that is known, as memory has it elsewhere."""
+    """Every function and image: as it was placed if that is known, otherwise from memory."""
     machine = kernel.machine
     seen = set()
     for symbol in kernel.kallsyms:
@@ -148,7 +148,7 @@ def _ranges(symbols: list[NewElfSymbol], kernel: Kernel) -> list[CodeRange]:
 
 
 def is_executable(machine: Machine, address: int) -> bool:
-    """Whether an address is text."""
+    """True if an address is text."""
     entry = machine.page_entry(address)
     return entry != 0 and not entry & NX
 

@@ -1,4 +1,4 @@
-"""Threads as gdb lists them."""
+"""Lists of threads for gdb."""
 
 from collections.abc import Sequence
 from xml.etree import ElementTree
@@ -7,12 +7,12 @@ from emu.threads.thread import Thread
 
 
 def extra_info(thread: Thread) -> str:
-    """What ``info threads`` shows beside a thread's name."""
+    """Text next to a thread's name in ``info threads``."""
     return thread.state
 
 
 def threads_xml(threads: Sequence[Thread]) -> bytes:
-    """The list that ``qXfer:threads:read`` gives: "Thread List Format" in gdb's manual."""
+    """Content of ``qXfer:threads:read``: "Thread List Format" in gdb's manual."""
     root = ElementTree.Element("threads")
     for thread in threads:
         entry = ElementTree.SubElement(root, "thread", id=f"{thread.number:x}", name=thread.name)

@@ -1,4 +1,4 @@
-"""The connection: a loopback socket, one client at a time, read by a thread of its own while the kernel runs."""
+"""The connection: a loopback socket, one client at a time, read by a separate thread while the kernel runs."""
 
 import contextlib
 import ipaddress
@@ -14,13 +14,13 @@ from emu.gdb.errors import GdbError
 from emu.gdb.packets import Arrivals, Broken, Packet, Signal, packet
 
 SEND_SECONDS = 10.0
-"""After which a client that does not read what it is sent is taken to be gone."""
+"""Seconds after which a client that does not read its replies is dropped."""
 _WAITING = 8
-"""Clients beyond the first that are told so; more are hung up on at once."""
+"""Number of waiting clients that get a refusal; more are disconnected at once."""
 _CHUNK = 1 << 16
 _REMIND_SECONDS = 0.05
 _GRACE_SECONDS = 0.25
-"""For which a client that came second waits for the first to be gone: hosts may tell of a new one before that."""
+"""Seconds that a second client waits for the first to disconnect: hosts may report the two in either order."""
 REFUSAL = b"E.another gdb is connected; one at a time"
 
 
@@ -31,17 +31,17 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The client is gone."""
+    """The client has disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The client asks to stop what runs."""
+    """The client requests a stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shut:
-    """Nobody is listened to any more."""
+    """The server no longer listens."""
 
 
 Arrived = Shut | Opened | Closed | Interrupted | Packet | Broken
@@ -49,19 +49,19 @@ Arrived = Shut | Opened | Closed | Interrupted | Packet | Broken
 
 @dataclass(slots=True)
 class _Waiting:
-    """A client that came while there was another: when, and what it has said since."""
+    """A waiting client: when it connected, and its input since then."""
 
     since: float
     said: bytes = b""
     arrivals: Arrivals | None = None
-    """What answers it, once it was told that it came second."""
+    """Its refusal, once it was sent."""
 
 
 class Wire:
-    """Listens at an address of the host's own, hands over what a client sends, and sends to it.
+    """Listens on a loopback address, receives a client's packets, and sends to it.
 
-    ``on_interrupt`` is called from another thread, again and again, from when a client asks to stop what runs, or
-    vanishes, until that is received. GdbError for an address that is not loopback, or can't be listened at.
+    ``on_interrupt`` is called from another thread, repeatedly, after a client requests a stop or disconnects, until
+    that is received. GdbError for an address that is not loopback, or on which it can't listen.
     """
 
     def __init__(self, host: str, port: int, on_interrupt: Callable[[], None]) -> None:
@@ -74,22 +74,22 @@ class Wire:
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._lock = threading.Lock()
-        """Held by who sends to the client, or changes who it is."""
+        """Held while sending to the client, or replacing it."""
         self._client: socket.socket | None = None
         self._connections = self._received = 0
-        """How many there have been, and how many of them ``receive`` has told of."""
+        """Number of clients so far, and number that ``receive`` has returned."""
         self._arrivals = Arrivals()
         self._waiting: dict[socket.socket, _Waiting] = {}
         self._last = b""
         self._acknowledges = True
         self._closing = False
         self._urgent = 0
-        """Interruptions that have arrived and were not received yet."""
+        """Number of interrupts that have arrived and were not received yet."""
         self._thread = threading.Thread(target=self._read, name="gdb", daemon=True)
         self._thread.start()
 
     def receive(self) -> Arrived:
-        """What arrives next; waits for it."""
+        """The next input; waits for it."""
         arrived = self._queue.get()
         self._received += isinstance(arrived, Opened)
         if isinstance(arrived, Shut | Closed | Interrupted):
@@ -99,31 +99,31 @@ class Wire:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether what runs is to stop: the client has asked for it, or is gone, since what was received last."""
+        """True if the client has requested a stop, or disconnected, since the last received input."""
         return self._urgent > 0
 
     def send(self, payload: bytes) -> None:
-        """Send a packet to the client that ``receive`` told of; to nobody, where that is gone."""
+        """Send a packet to the client of the last ``receive``; it is dropped if that has disconnected."""
         with self._lock:
             if self._received == self._connections:
                 self._last = packet(payload)
                 self._send(self._last)
 
     def stop_acknowledging(self) -> None:
-        """From the next packet on nobody acknowledges any (``QStartNoAckMode``)."""
+        """Stop acknowledging packets, from the next one on (``QStartNoAckMode``)."""
         with self._lock:
             if self._received == self._connections:
                 self._acknowledges = False
 
     def hang_up(self) -> None:
-        """End the connection that ``receive`` told of; ``Closed`` arrives."""
+        """End the connection of the last ``receive``; ``Closed`` arrives."""
         with self._lock:
             if self._client is not None and self._received == self._connections:
                 with contextlib.suppress(OSError):
                     self._client.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End everything; who waits for what arrives gets ``Shut``."""
+        """Shut down; a waiting ``receive`` returns ``Shut``."""
         self._put_urgent(Shut())
         self._closing = True
         self._wake.send(b"x")
@@ -141,7 +141,7 @@ class Wire:
             ready = self._selector.select(_REMIND_SECONDS if self._urgent or is_waiting else None)
             if self._urgent:
                 self._on_interrupt()
-            # Who hangs up makes room for who connects next, in this order.
+            # The disconnect comes before the next connection, in this order.
             for key, _ in sorted(ready, key=lambda found: found[0].fileobj is self._listening):
                 one = key.fileobj
                 assert isinstance(one, socket.socket)
@@ -156,7 +156,7 @@ class Wire:
     def _accept(self) -> None:
         try:
             client, _ = self._listening.accept()
-        except OSError:  # it has hung up already
+        except OSError:  # it has disconnected already
             return
         client.settimeout(SEND_SECONDS)
         if self._client is None:
@@ -213,7 +213,7 @@ class Wire:
         self._on_interrupt()
 
     def _hear(self, client: socket.socket) -> None:
-        """Somebody who came second has said something, or has gone."""
+        """Handle input or disconnection of a waiting client."""
         try:
             data = client.recv(_CHUNK)
         except OSError:
@@ -224,7 +224,7 @@ class Wire:
             self._forget(client)
 
     def _settle(self) -> None:
-        """Who waits comes next, where the one before is gone; else each of its packets is answered with a refusal."""
+        """Accept the next waiting client once the previous one disconnected; else answer its packets with a refusal."""
         for client, waiting in list(self._waiting.items()):
             if self._client is None and waiting.arrivals is None:
                 del self._waiting[client]
@@ -251,7 +251,7 @@ class Wire:
         try:
             self._client.sendall(data)
         except OSError:
-            # What comes of that, its end, is read like any other.
+            # The resulting end of the connection is read like any other.
             with contextlib.suppress(OSError):
                 self._client.shutdown(socket.SHUT_RDWR)
 
@@ -260,11 +260,11 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
-        raise GdbError(f"{host!r} is no address: 127.0.0.1 and ::1 are") from None
+        raise GdbError(f"{host!r} is not an address: use 127.0.0.1 or ::1") from None
     if not address.is_loopback:
-        raise GdbError(f"{host} is not loopback: whoever connects may change memory, so only this host is served")
+        raise GdbError(f"{host} is not loopback: a client may change memory, so only this host is served")
     if not 0 <= port < 1 << 16:
-        raise GdbError(f"{port} is no port: 0 to 65535")
+        raise GdbError(f"{port} is not a port: 0 to 65535")
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     try:
         listening = socket.socket(family, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""What one engine executed and touched, in order: written by hooks in machine code, read by Python at its leisure."""
+"""Log of the instructions and memory accesses of one engine, in order: written by machine code, read by Python."""
 
 import ctypes
 import mmap
@@ -8,16 +8,16 @@ from emu.host.hook_code import VISIT_WORDS
 _ENTRIES = 1 << 14
 _SIZE = VISIT_WORDS * 8
 READ, WRITE = 16, 17
-"""What was done, in the lower half of an access's third word (``UC_MEM_READ``, ``UC_MEM_WRITE``); the upper half is how
-many bytes.
+"""Kinds of access, in the lower half of an access's third word (``UC_MEM_READ``, ``UC_MEM_WRITE``); the upper half
+is the number of bytes.
 """
 
 
 class VisitLog:
-    """Entries of three words: the address of an instruction, the physical address that it touched (0 for the
-    instruction itself, where it is marked), and how.
+    """Entries of three words: the address of an instruction, the physical address that it accessed (0 for the
+    instruction itself, if it is marked), and the kind.
 
-    What doesn't fit until somebody ``take``s it is not noted.
+    Entries that don't fit until the next ``take`` are dropped.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class VisitLog:
         self.end = self.start + _ENTRIES * _SIZE
 
     def taken(self, up_to: int) -> bytes:
-        """The entries before a host address."""
+        """The entries before a host address, as bytes."""
         return self._memory[: up_to - self.start]
 
 

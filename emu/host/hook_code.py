@@ -1,7 +1,7 @@
-"""Hooks in the host's own machine code: the engine calls them without entering Python.
+"""Hooks in the host's machine code: the engine calls them without entering Python.
 
-Besides being quick, such a hook can't be interrupted: a Python callback is where a pending Ctrl-C would be raised, and
-the engine's caller would never see it. Where the host refuses executable memory, Python callbacks do the same.
+Besides being fast, such a hook can't be interrupted: in a Python callback a pending Ctrl-C would be raised, and the
+engine's caller would never see it. If the host refuses executable memory, Python callbacks do the same.
 """
 
 import ctypes
@@ -14,25 +14,24 @@ from collections.abc import Iterable
 from emu.host import libunicorn
 
 INTERRUPT, LEFT, STOP, RANGES = 0, 1, 2, 3
-"""Words of the cell that the hooks work on: interrupt number (-1: none), instructions left, ``uc_emu_stop``, and two
-ranges of code in which only marked instructions count: start, size and the host address of a byte for each address.
+"""Words of the cell that the hooks use: interrupt number (-1: none), instructions left, ``uc_emu_stop``, and two ranges
+of code in which only marked instructions count: start, size and the host address of a byte for each address.
 """
 RANGE_WORDS = 3
 MARKED_RANGES = 2
 _MARKED = range(RANGES, RANGES + RANGE_WORDS * MARKED_RANGES, RANGE_WORDS)
 AT, LOG_NEXT, LOG_END = 9, 10, 11
-"""Where visits are logged (``emu.host.access_log``): the address of the instruction that is executed; host addresses of
-the log's next entry and behind its last.
+"""Log of visits (``emu.host.access_log``): the address of the instruction under execution; host addresses of the log's
+next entry and of its end.
 """
 VISIT_WORDS = 3
-"""Words of an entry of the log."""
+"""Words per log entry."""
 STOPPING_RANGES, HELD = (RANGES, RANGES + RANGE_WORDS, 12), 15
-"""Where the ranges are in which runs stop at marked instructions; and whether they stop neither there nor at what is
-watched.
+"""Ranges in which runs stop at marked instructions; and a word that disables these stops and those at watched data.
 """
 WATCH_START, WATCH_LAST, WATCH_CELL, WATCH_LEFT, WATCH_ADDRESS, WATCH_KIND = range(6)
-"""Words of what watches a range of data: its start, its size less one, the engine's cell; once it was accessed, how
-many instructions were left and one more, the address, and Unicorn's kind of access.
+"""Words of a watch of a data range: its start, its size less one, the engine's cell; after an access, the number of
+instructions left plus one, the address, and Unicorn's kind of access.
 """
 
 # void hook(uc_engine *rdi, uint32_t esi_number, void *rdx_cell)
@@ -50,7 +49,7 @@ _ON_INSTRUCTION = bytes.fromhex(
     "48 8b 41 10"  # stop: mov rax, [rcx + 16]
     "ff e0"  # jmp rax
 )
-# Of such a hook: return where the address is in neither of two ranges; else compare its byte with 0.
+# Part of such a hook: return if the address is in neither of two ranges; else compare its byte with 0.
 _FIND_MARK = (
     "48 89 f0"  # mov rax, rsi
     "48 2b 41 18"  # sub rax, [rcx + 24]
@@ -66,7 +65,7 @@ _FIND_MARK = (
     "48 03 41 40"  # second: add rax, [rcx + 64]
     "80 38 00"  # test: cmp byte ptr [rax], 0
 )
-# The same as _ON_INSTRUCTION, where the byte is not 0.
+# The same as _ON_INSTRUCTION, if the byte is not 0.
 _ON_MARKED = bytes.fromhex(
     _FIND_MARK + "74 07"  # je done
     "48 83 69 08 01"  # sub qword ptr [rcx + 8], 1
@@ -75,8 +74,8 @@ _ON_MARKED = bytes.fromhex(
     "48 8b 41 10"  # stop: mov rax, [rcx + 16]
     "ff e0"  # jmp rax
 )
-# Every instruction counts; the run stops before one whose byte in one of three ranges is not 0. LEFT is then -2 less
-# what was left, so that instructions executed are what the limit was, plus LEFT, plus 1, in any case.
+# Every instruction counts; the run stops before one whose byte in one of three ranges is not 0. LEFT is then -2 minus
+# what was left, so that instructions executed are always the limit, plus LEFT, plus 1.
 _ON_STOPPING = bytes.fromhex(
     "48 83 69 08 01"  # sub qword ptr [rcx + 8], 1
     "78 4d"  # js stop
@@ -109,7 +108,7 @@ _ON_STOPPING = bytes.fromhex(
     "c3"  # done: ret
 )
 # void hook(uc_engine *rdi, uc_mem_type esi, uint64_t rdx_address, int ecx_size, int64_t r8_value, void *r9_watch)
-# Ends the run before the next instruction where the access overlaps the range; the first access counts.
+# Ends the run before the next instruction if the access overlaps the range; the first access counts.
 _ON_WATCHED = bytes.fromhex(
     "89 c9"  # mov ecx, ecx
     "48 8d 44 0a ff"  # lea rax, [rdx + rcx - 1]
@@ -130,7 +129,7 @@ _ON_WATCHED = bytes.fromhex(
     "48 c7 40 08 00 00 00 00"  # mov qword ptr [rax + 8], 0
     "c3"  # done: ret
 )
-# As _ON_MARKED, and what is marked and executed goes into the log.
+# As _ON_MARKED; marked instructions that are executed are logged.
 _ON_LOGGED = bytes.fromhex(
     "48 89 71 48"  # mov [rcx + 72], rsi
     + _FIND_MARK
@@ -176,7 +175,7 @@ def new_cell() -> Cell:
 
 
 def new_watch(cell: Cell, start: int, size: int) -> Cell:
-    """What a watch of a range of data works on."""
+    """Cell of a watch of a data range."""
     signed = start - (1 << 64) if start >> 63 else start
     return (ctypes.c_int64 * 6)(signed, size - 1, ctypes.addressof(cell))
 
@@ -263,7 +262,7 @@ class PythonHooks:
 
 @functools.cache
 def native_hooks() -> NativeHooks | None:
-    """The machine-code hooks, or None where this host has none."""
+    """The machine-code hooks, or None if this host has none."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform == "win32":
         return None
     access = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
@@ -274,5 +273,5 @@ def native_hooks() -> NativeHooks | None:
 
 
 def hooks_for(cell: Cell) -> NativeHooks | PythonHooks:
-    """Hooks that work on a cell; it must outlive the engine that calls them."""
+    """Hooks that use a cell; the cell must outlive the engine that calls them."""
     return native_hooks() or PythonHooks(cell)

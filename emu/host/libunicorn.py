@@ -48,7 +48,7 @@ _ctl = _lib.uc_ctl
 
 
 def hook_add(engine: int, kind: int, function: int, user: int, begin: int = 1, end: int = 0) -> int:
-    """Install the function at a host address as a hook; gives the hook's number for ``hook_del``."""
+    """Install the function at a host address as a hook; returns its number for ``hook_del``. UcError."""
     number = ctypes.c_size_t()
     # uc_hook_add is variadic: every argument needs its C type spelled out.
     error = _lib.uc_hook_add(
@@ -70,27 +70,27 @@ _TB_REMOVE = _control(uc_const.UC_CTL_TB_REMOVE_CACHE, 2)
 
 
 def flush_tlb(engine: int) -> None:
-    """Forget every cached translation of an address."""
+    """Flush all cached address translations."""
     _ctl(ctypes.c_void_p(engine), _TLB_FLUSH)
 
 
 def flush_translations(engine: int) -> None:
-    """Forget all translated code."""
+    """Flush all translated code."""
     _ctl(ctypes.c_void_p(engine), _TB_FLUSH)
 
 
 def remove_translations(engine: int, start: int, end: int) -> None:
-    """Forget translated code that overlaps a range of virtual addresses within one page, mapped executable."""
+    """Flush translated code that overlaps a range of virtual addresses within one page, mapped executable."""
     _ctl(ctypes.c_void_p(engine), _TB_REMOVE, _u64(start), _u64(end))
 
 
 def translate(engine: int, address: int) -> int | None:
-    """What the engine's memory functions call a virtual address that can be read; None where nothing is mapped."""
+    """Address for the engine's memory functions of a readable virtual address; None if it is not mapped."""
     return _translate(engine, address, uc_const.UC_PROT_READ)
 
 
 def is_executable(engine: int, address: int) -> bool:
-    """Whether code at a virtual address could be executed."""
+    """True if a virtual address is executable."""
     return _translate(engine, address, uc_const.UC_PROT_EXEC) is not None
 
 

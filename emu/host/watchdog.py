@@ -1,8 +1,8 @@
-"""Ends long runs now and then, so that Ctrl-C and a limit on host time come through.
+"""Watchdog that interrupts long runs regularly, for Ctrl-C and limits on host time.
 
-An engine that runs holds the thread that drives it; the interpreter sees a signal only when the run returns. One daemon
-thread looks at all engines, and stops those that have been in one run since it last looked. Where exactly a run is
-interrupted is of no consequence: it goes on from there.
+A running engine blocks its thread; the interpreter handles a signal only when the run returns. One daemon thread checks
+all engines, and stops those that have been in one run since the last check. The position of an interruption has no
+effect: the run is resumed from there.
 """
 
 import threading
@@ -14,13 +14,13 @@ TICK_SECONDS = 0.1
 
 
 class Watched:
-    """An engine as the watchdog sees it. ``serial`` counts its runs; one is under way while ``running``."""
+    """An engine watched by the watchdog. ``serial`` counts its runs; one is under way while ``running``."""
 
     __slots__ = ("__weakref__", "_lock", "_open", "interrupted", "request", "running", "serial")
 
     def __init__(self, request: Callable[[bool], object]) -> None:
         self.request = request
-        """Ends a run from another thread; with False, takes back what has not ended one."""
+        """Ends a run from another thread; with False, cancels a request that has not ended one."""
         self._open = True
         self._lock = threading.Lock()
         self.serial = 0
@@ -29,14 +29,14 @@ class Watched:
         _watch(self)
 
     def interrupt(self) -> None:
-        """Stop the run that is under way."""
+        """Stop the run under way."""
         with self._lock:
             if self._open and self.running:
                 self.interrupted = True
                 self.request(True)
 
     def begin(self) -> None:
-        """A run begins: what was meant for the last one is forgotten."""
+        """Note the start of a run: requests for the last one are dropped."""
         if self.interrupted:
             with self._lock:
                 self.interrupted = False
@@ -45,12 +45,12 @@ class Watched:
         self.running = True
 
     def replace(self, request: Callable[[bool], object]) -> None:
-        """Another way to end runs."""
+        """Use another function to end runs."""
         with self._lock:
             self.request = request
 
     def close(self) -> None:
-        """The engine goes away; waits for the watchdog if it is just stopping it."""
+        """Unregister the engine; waits if the watchdog is just stopping it."""
         with self._lock:
             self._open = False
 

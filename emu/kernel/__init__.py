@@ -1,1 +1,1 @@
-"""The synthetic kernel: symbols, memory, RCU, text patching, ftrace, modules. Knows nothing of BPF."""
+"""The synthetic kernel: symbols, memory, RCU, text patching, ftrace, modules. Independent of BPF."""

@@ -1,11 +1,10 @@
-"""The Python side of a kernel at one instant, to which it can be brought back in place.
+"""Checkpoint of a kernel's Python objects, which can be restored in place.
 
-Process context's state (allocators, symbols, ftrace's records, trampolines, locks, ...) lives in Python objects. All
-that can be reached from some roots and that can change is noted once; ``restore`` gives each of these objects the
-content that it had. Nothing is copied: objects made since are dropped, those of then are the same objects again. What
-runs (greenlets) is not part of it: operations under way must have been ended. Guest memory, engines and tasks are the
-machine's (``Machine.restore``). A class whose objects only remember what they would find out again says so with
-``IS_CACHE = True``: they are left alone.
+Process context's state (allocators, symbols, ftrace's records, trampolines, locks, ...) is in Python objects. The
+checkpoint records the content of every mutable object reachable from some roots; ``restore`` puts it back. Nothing is
+copied: objects made since are dropped, the recorded ones keep their identity. Running greenlets are not included:
+operations under way must have ended. Guest memory, engines and tasks belong to ``Machine.restore``. A class whose
+objects only cache values declares ``IS_CACHE = True``: they are not recorded.
 """
 
 import types
@@ -17,13 +16,13 @@ from typing import Any
 
 _PACKAGES = ("asm", "emu", "trampoline")
 _ATOMS = frozenset({int, str, bytes, float, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType})
-"""What leads to nothing that can change; so do objects of their subclasses, such as members of enumerations."""
+"""Types of immutable leaves, including their subclasses, such as members of enumerations."""
 
 
 class Checkpoint:
-    """The present content of what can be reached from ``roots``, but not through ``outside``.
+    """Current content of the objects reachable from ``roots``, but not through ``outside``.
 
-    ``packages``: objects of these packages' classes are followed; all others are taken for immutable.
+    ``packages``: objects of classes of these packages are followed; all others are taken for immutable.
     """
 
     def __init__(self, roots: Iterable[object], outside: Iterable[object], packages: Iterable[str] = _PACKAGES) -> None:
@@ -38,13 +37,13 @@ class Checkpoint:
         self._find(list(roots), self._seen)
 
     def extend(self, roots: Iterable[object]) -> None:
-        """Note what can be reached from more roots, and was not until now, with its present content: only for what
-        has not changed since the checkpoint was made, or did not exist then.
+        """Record objects newly reachable from more roots, with their current content. Valid only for objects that have
+        not changed since the checkpoint, or did not exist then.
         """
         self._find(list(roots), self._seen)
 
     def restore(self) -> None:
-        """Give every object back the content that it had."""
+        """Restore the recorded content of every object."""
         for mapping, content in self._dicts:
             mapping.clear()
             mapping.update(content)
@@ -74,7 +73,7 @@ class Checkpoint:
             todo += [found for found in self._note(thing) if type(found) not in _ATOMS]
 
     def _note(self, thing: object) -> Iterable[object]:
-        """Note what can change, and give what it leads to."""
+        """Record a mutable object; returns the objects that it refers to."""
         kind = type(thing)
         if kind in (dict, Counter, defaultdict, OrderedDict):
             assert isinstance(thing, dict)
@@ -125,7 +124,7 @@ class Checkpoint:
 
 @cache
 def _fields_of(kind: type) -> tuple[bool, bool, tuple[str, ...]]:
-    """Of a class: whether its objects are caches, whether they stay as they are, and their attributes in slots."""
+    """Properties of a class: whether its objects are caches, whether they are immutable, and its slots."""
     parameters = getattr(kind, "__dataclass_params__", None)
     slots = tuple(name for base in kind.__mro__ for name in _slots_of(base) if name not in ("__dict__", "__weakref__"))
     return getattr(kind, "IS_CACHE", False), parameters is not None and bool(parameters.frozen), slots
@@ -137,7 +136,7 @@ def _slots_of(base: type) -> tuple[str, ...]:
 
 
 def _reader(names: Sequence[str]) -> Callable[[object], Sequence[Any]]:
-    """Reads these attributes at once."""
+    """Function that reads these attributes at once."""
     if len(names) == 1:
         (name,) = names
         return lambda thing: (getattr(thing, name),)

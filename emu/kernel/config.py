@@ -1,7 +1,7 @@
-"""Kernel configurations: how a kernel was built, as far as its routines' instructions depend on it.
+"""Kernel configurations: build options that affect the instructions of the kernel's routines.
 
-A configuration is data that the templates of ``emu.kernel.routines`` and ``trampoline.callees`` read. What the code
-generator of a release does is a flavour and independent of this.
+The templates of ``emu.kernel.routines`` and ``trampoline.callees`` read a configuration. The code generator of a
+release is a flavour and independent of it.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ class Config:
     preempt_count: bool
     """CONFIG_PREEMPT_COUNT: preempt_disable() and rcu_read_lock() count; without it they are no instruction."""
     preemption: bool
-    """CONFIG_PREEMPTION: preempt_enable() reschedules when the count falls to 0 and somebody asked for it."""
+    """CONFIG_PREEMPTION: preempt_enable() reschedules when the count falls to 0 and a reschedule is needed."""
     dont_migrate: bool
-    """rcu_read_lock_dont_migrate() (7.0): where RCU readers can't be preempted, they need no migrate_disable()."""
+    """rcu_read_lock_dont_migrate() (6.18): with non-preemptible RCU readers it needs no migrate_disable()."""
     inline_migrate: bool
-    """migrate_disable() and migrate_enable() are inline in the kernel proper (6.18), a call before."""
+    """migrate_disable() and migrate_enable() are inline in the kernel proper (6.18), calls before."""
     inline_update_prog_stats: bool
-    """update_prog_stats() is always inline (7.0); before, the compiler left the part behind its test out of line."""
+    """update_prog_stats() is always inline (6.18); before, the compiler left the part after its test out of line."""
     srcu_tasks_trace: bool
     """RCU tasks trace readers are SRCU-fast readers (7.0); before, they counted in the task alone."""
     stack_protector: bool
-    """CONFIG_STACKPROTECTOR_STRONG: functions that hand out the address of a local check a canary."""
+    """CONFIG_STACKPROTECTOR_STRONG: functions that pass on the address of a local check a canary."""
 
 
 VOLUNTARY = Config(
@@ -67,4 +67,4 @@ no migrate_disable().
 """
 
 CONFIGS = {config.name: config for config in (VOLUNTARY, LAZY, NONE)}
-"""Every configuration by its name."""
+"""All configurations by name."""

@@ -1,4 +1,4 @@
-"""What tasks, CPUs and references count between calls: it is that of the tasks that sleep in their midst."""
+"""Balance of per-task, per-CPU and reference counters between calls: only sleeping tasks may hold any."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,12 +13,12 @@ _ENTERED, _LEFT = (
     [PERCPU.offset("rcu_tasks_trace_srcu_ctrs") + n * srcu_ctr.size + srcu_ctr.offset(field) for n in range(2)]
     for field in ("srcu_locks", "srcu_unlocks")
 )
-"""Where a CPU counts readers of RCU-tasks-trace (7.0)."""
+"""Per-CPU SRCU counters of RCU-tasks-trace readers (7.0)."""
 _GIVEN_UP = int.from_bytes(bytes([POISON] * 4), "little")
 
 
 def unbalanced(kernel: Kernel) -> Iterator[str]:
-    """What is not balanced while nobody runs, each in a sentence."""
+    """Imbalances while no task runs, each as a sentence."""
     machine = kernel.machine
     tasks = [task for task in machine.tasks if task.state is TaskState.SLEEPING]
     pinned = sum(any(machine.read(task.address + _PINNED, 2)) for task in tasks)
@@ -40,7 +40,7 @@ def unbalanced(kernel: Kernel) -> Iterator[str]:
 
 
 def written_since(kernel: Kernel, offsets: Iterable[int]) -> Iterator[str]:
-    """Which per-CPU counters at these offsets were changed after they had been freed, each in a sentence."""
+    """Per-CPU counters at these offsets that were changed after they had been freed, each as a sentence."""
     for offset in offsets:
         values = kernel.percpu.values(offset, 4)
         if not kernel.percpu.name(offset) and any(value != _GIVEN_UP for value in values):

@@ -1,13 +1,13 @@
-"""Refusals of the synthetic kernel, with the kernel's own error codes."""
+"""Errors of the synthetic kernel, with the kernel's error codes."""
 
 import errno
 
 from emu.errors import EmuError
 
 ENOTSUPP = 524
-"""The kernel's internal "not supported" (include/linux/errno.h); Python's ``errno`` does not know it."""
+"""The kernel's internal "not supported" (include/linux/errno.h), missing in Python's ``errno``."""
 
-# Python knows 95 by its other name in user space.
+# Python knows 95 by another name (EOPNOTSUPP of user space).
 _KERNEL_NAMES = {ENOTSUPP: "ENOTSUPP", errno.EOPNOTSUPP: "EOPNOTSUPP"}
 
 
@@ -17,7 +17,7 @@ def errno_name(code: int) -> str:
 
 
 class KernelError(EmuError):
-    """A refusal that the kernel would give; ``errno`` is positive (16 for -EBUSY)."""
+    """An error that the kernel would return; ``errno`` is positive (16 for -EBUSY)."""
 
     def __init__(self, code: int, what: str) -> None:
         super().__init__(f"{what} (-{errno_name(code)})")

@@ -1,7 +1,7 @@
 """The synthetic kernel: text, symbols, per-CPU data, tasks and the services that patch and wait.
 
-Booting is deterministic: the same arguments give the same guest memory. What trampolines need beyond the kernel proper
-(their callees) comes in from outside, as routines and constants.
+Booting is deterministic: equal arguments produce equal guest memory. The callees of trampolines are passed in as
+routines and constants.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ from emu.machine.task import Task
 from emu.machine.vcpu import Call, Vcpu
 
 TEXT_SIZE = 2 << 20
-"""Guest memory for the kernel's text, and for what is added behind stamped text, which has its own."""
+"""Guest memory for the kernel's text, and for additions after stamped text, which has its own."""
 EXEC_SIZE = 16 << 20
 """Address space for modules and images."""
 SLAB_SIZE = 4 << 20
@@ -53,12 +53,12 @@ VMALLOC_SIZE = 2 << 20
 PERCPU_SIZE = 128 << 10
 """Dynamic per-CPU memory of a CPU."""
 STACK_CANARY = 0x5BD1E995A3C4F700
-"""Any constant: runs must repeat."""
+"""An arbitrary constant: runs must repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelState:
-    """A kernel at one instant: the machine's snapshot, and the content of Python's objects."""
+    """State of a kernel: the machine's snapshot, and the content of Python objects."""
 
     snapshot: Snapshot
     python: Checkpoint
@@ -67,8 +67,8 @@ class KernelState:
 class Kernel:
     """One booted kernel on a machine of its own.
 
-    ``entry``: how traceable functions begin. ``functions``: those of the kernel's text. ``routines`` and
-    ``constants``: code and names from outside, laid out in front of them. ``packs``: images share pages. Sizes are
+    ``entry``: layout of the entry of traceable functions. ``functions``: those of the kernel's text. ``routines`` and
+    ``constants``: additional code and names, laid out before them. ``packs``: images share pages. Sizes are in
     bytes: ``exec_size`` of address space for modules and images, the others of guest memory.
     """
 
@@ -98,10 +98,10 @@ class Kernel:
         self.modules = Modules()
         self.functions = FunctionTable()
         self.symbols = AssemblySymbols(self.kallsyms, {**asm_symbols(), **(constants or {})})
-        """Everything that assembly text may name: kernel symbols (the kernel's own before modules'), fields of
+        """All names for assembly text: kernel symbols (the kernel's own before modules'), fields of
         structures."""
         self.on_clock: list[Callable[[int], None]] = []
-        """Told by how many nanoseconds virtual time was advanced."""
+        """Called with the number of nanoseconds by which virtual time was advanced."""
         self._keys: dict[str, list[tuple[int, int]]] = {}
         self._text_end = layout.text
         self._text_limit = layout.text + text_size
@@ -139,13 +139,13 @@ class Kernel:
         self.percpu = PerCpu(machine, self.process, self.percpu_areas, PERCPU.size, percpu_size)
 
     def map_data(self, address: int, size: int) -> None:
-        """Make a range readable and writable at a place of the caller's choice; pages that are there already stay."""
+        """Make a range readable and writable at an address chosen by the caller; mapped pages stay."""
         for page in range(address & -PAGE_SIZE, address + size, PAGE_SIZE):
             if not self.machine.is_mapped(page):
                 self.machine.map(page, PAGE_SIZE, Prot.READ | Prot.WRITE, name="data")
 
     def module_data(self, size: int, alignment: int) -> int:
-        """Guest address of ``size`` zeroed bytes of data within reach of modules and kernel text."""
+        """Allocate ``size`` zeroed bytes of data within reach of modules and kernel text; returns the guest address."""
         address = round_up(self._data_end, alignment)
         self._data_end = address + max(size, 1)
         self.map_data(address, max(size, 1))
@@ -173,12 +173,12 @@ class Kernel:
         return self.machine.task(name, address, args, struct=task_struct_address)
 
     def remove_task(self, task: Task) -> None:
-        """Forget a kernel thread, its task_struct and its stack. MachineError while a vCPU runs it."""
+        """Remove a kernel thread, its task_struct and its stack. MachineError while a vCPU runs it."""
         self.machine.remove_task(task)
         self.slab.free(task.address)
 
     def current(self, vcpu: Vcpu) -> int:
-        """Guest address of the task_struct that runs on a vCPU."""
+        """Guest address of the task_struct of a vCPU's current task."""
         return int(PERCPU.view(self.machine, self.percpu_areas[vcpu.index]).current_task)
 
     def _nesting(self, task: Task, flavour: RcuFlavour) -> int:
@@ -215,7 +215,7 @@ class Kernel:
                 self._place(source)
 
     def _place(self, source: FunctionSource) -> list[PlacedFunction]:
-        """Lay out functions behind the kernel's text and make them known."""
+        """Lay out functions after the kernel's text and register them."""
         placed = source.place(self._text_end, self.entry, self.symbols)
         for function in placed:
             self._load(function)
@@ -236,7 +236,7 @@ class Kernel:
         self.adopt(function)
 
     def adopt(self, function: PlacedFunction) -> None:
-        """Make a function that stands in guest memory known: its symbol, its listing, its patch site."""
+        """Register a function in guest memory: its symbol, its listing, its patch site."""
         self.machine.add_image(function.image)
         address = function.address
         self.kallsyms.add(function.name, address, function.size, function.module)
@@ -246,8 +246,8 @@ class Kernel:
         self.functions[key] = function
 
     def add_text(self, source: TextSource) -> StampedText:
-        """Add thousands of functions to the kernel's text, which grows as it must. OutOfMemory; asm.AsmError for a
-        body that can't be assembled; nothing is added then.
+        """Add thousands of functions to the kernel's text, which grows as needed. OutOfMemory; asm.AsmError for a body
+        that can't be assembled; nothing is added then.
         """
         text = source.stamp(self._text_end, self.entry, self.symbols)
         machine, end = self.machine, round_up(text.end, PAGE_SIZE)
@@ -265,13 +265,13 @@ class Kernel:
         return text
 
     def add_functions(self, *functions: FunctionText) -> list[PlacedFunction]:
-        """Add functions of one's own to the kernel's text. Raises asm.AsmError for a body that can't be assembled."""
+        """Add functions to the kernel's text. Raises asm.AsmError for a body that can't be assembled."""
         return self._place(AssemblyFunctions(functions))
 
     def add_routines(self, *routines: Routine, constants: Mapping[str, int] | None = None) -> list[PlacedFunction]:
-        """Add routines to the kernel's text, the sites of their static keys with them, which must be off.
+        """Add routines to the kernel's text, with the sites of their static keys, which must be off.
 
-        ``constants``: what their texts refer to beside the kernel's symbols. Raises asm.AsmError.
+        ``constants``: names in their texts other than the kernel's symbols. Raises asm.AsmError.
         """
         guest = tuple(FunctionText(routine.name, routine.text, traceable=False) for routine in routines)
         entries = {routine.name: routine.jump_entries for routine in routines}
@@ -286,7 +286,7 @@ class Kernel:
         return made
 
     def add_symbol_at(self, address: int, name: str) -> None:
-        """Let an address that somebody else chose (a recorded boot's) lead to a symbol: a jmp stands there."""
+        """Make a given address (of a recorded boot) lead to a symbol, by a jmp."""
         self._map_text(address, 5)
         self.machine.load(address, jmp_rel32(address, self.kallsyms.address(name)))
 
@@ -296,12 +296,12 @@ class Kernel:
                 self.machine.map(page, PAGE_SIZE, Prot.READ | Prot.EXEC, name="kernel text")
 
     def is_kernel_text(self, address: int) -> bool:
-        """Whether an address is the kernel's own text (``is_kernel_text``): of a function here, not of a module."""
+        """True for the kernel's own text (``is_kernel_text``): a function's, not a module's."""
         symbol = self.kallsyms.at(address)
         return symbol is not None and not symbol.module and symbol.name in self.functions
 
     def function(self, name: str) -> PlacedFunction:
-        """A function by name, ``module:name`` where it must be a module's; of several the first by address.
+        """A function by name, ``module:name`` for a module's; the first by address if there are several.
         KernelError (-ENOENT).
         """
         found = self.function_at(self.kallsyms.lookup(name).address)
@@ -310,14 +310,14 @@ class Kernel:
         return found
 
     def function_at(self, address: int) -> PlacedFunction | None:
-        """The function that covers an address, None where there is none."""
+        """The function that covers an address, or None."""
         found = self.functions.stamped_at(address)
         if found is None and (symbol := self.kallsyms.at(address)) is not None:
             found = self.functions.single.get(f"{symbol.module}:{symbol.name}" if symbol.module else symbol.name)
         return found
 
     def point_patch(self, address: int) -> None:
-        """The point at which a patch can be made to fail, before anything is written."""
+        """Pass the point at which a patch can be made to fail, before anything is written."""
         self.process.point(PointKind.PATCH, f"site at {address:#x}")
 
     # Static keys ----------------------------------------------------------------------------------------------------
@@ -332,9 +332,9 @@ class Kernel:
     # Modules --------------------------------------------------------------------------------------------------------
 
     def load_module(self, name: str, source: FunctionSource) -> Module:
-        """Load a module: its functions go into executable memory of their own and can be traced.
+        """Load a module: its functions get executable memory of their own and can be traced.
 
-        -EEXIST for a name that is taken, -ENOMEM; nothing stays behind then.
+        -EEXIST for a name in use, -ENOMEM; then nothing stays allocated.
         """
         self.modules.check_free(name)
         end = max(f.address + f.size for f in source.place(PAGE_SIZE, self.entry, self.symbols))
@@ -366,7 +366,7 @@ class Kernel:
     def call(
         self, function: str | int, *args: int, stack_args: Iterable[int] = (), cpu: int = 0, **options: Any
     ) -> Call:
-        """Call a function on a vCPU, as its callers would; register arguments first, then those on the stack."""
+        """Call a function on a vCPU: register arguments first, then those on the stack."""
         address = function if isinstance(function, int) else self.kallsyms.address(function)
         try:
             return self.machine.vcpus[cpu].call(address, *args, stack_args=tuple(stack_args), **options)
@@ -374,7 +374,7 @@ class Kernel:
             self.rcu.settle()
 
     def advance_clock(self, nanoseconds: int) -> None:
-        """Let virtual time pass: what sched_clock() answers on every CPU."""
+        """Advance virtual time, the value of sched_clock() on every CPU."""
         for area in self.percpu_areas:
             view = PERCPU.view(self.machine, area)
             view.sched_clock += nanoseconds
@@ -386,11 +386,10 @@ class Kernel:
     def checkpoint(
         self, roots: Iterable[object] = (), outside: Iterable[object] = (), *, python: Checkpoint | None = None
     ) -> KernelState:
-        """The present state, for ``restore``. No operation may be under way: a greenlet can't be kept.
+        """The current state, for ``restore``. No operation may be under way: a greenlet can't be saved.
 
-        ``roots``: Python objects beside the kernel that may change; ``outside``: objects that are left alone.
-        ``python``: of an earlier state, where no Python code has changed anything since. MachineError while a vCPU
-        runs.
+        ``roots``: Python objects besides the kernel that may change; ``outside``: objects to ignore. ``python``: of an
+        earlier state, if no Python code has changed anything since. MachineError while a vCPU runs.
         """
         machine = self.machine
         if python is None:
@@ -401,12 +400,12 @@ class Kernel:
         return KernelState(machine.snapshot(), python)
 
     def restore(self, state: KernelState) -> None:
-        """Back to a state of this kernel. MachineError for another one's, and while a vCPU runs."""
+        """Return to a state of this kernel. MachineError for another one's, and while a vCPU runs."""
         self.machine.restore(state.snapshot)
         state.python.restore()
 
     def close(self) -> None:
-        """Give the machine back."""
+        """Free the machine."""
         self.machine.close()
 
     def __enter__(self) -> "Kernel":
@@ -417,4 +416,4 @@ class Kernel:
 
 
 def _nothing(vcpu: Vcpu) -> None:
-    """A host call for what a single run never needs: restoring affinities, rescheduling."""
+    """A host call without effect: restoring affinities, rescheduling."""

@@ -1,4 +1,4 @@
-"""percpu_ref in process context: initialise, kill, release (lib/percpu-refcount.c). Guest code gets and puts."""
+"""percpu_ref in process context: init, kill, release (lib/percpu-refcount.c). Guest code does get and put."""
 
 from collections.abc import Callable, Collection
 
@@ -23,10 +23,10 @@ class PercpuRefs:
         self._machine, self._slab, self._percpu, self._rcu = machine, slab, percpu, rcu
         self._release: dict[int, Callable[[], None]] = {}
         self.release_address = 0
-        """Guest address of ``percpu_ref_release``, where the last put of a killed ref calls."""
+        """Guest address of ``percpu_ref_release``, which the last put of a killed ref calls."""
 
     def init(self, ref: int, release: Callable[[], None], name: str) -> None:
-        """``percpu_ref_init``: a live ref with count 1 at the guest address ``ref``. -ENOMEM leaves nothing behind."""
+        """``percpu_ref_init``: a live ref with count 1 at guest address ``ref``. -ENOMEM: nothing is allocated."""
         counter = self._percpu.alloc(8, f"percpu_ref of {name}")
         try:
             data = self._slab.alloc(percpu_ref_data.size, f"percpu_ref_data of {name}")
@@ -48,7 +48,7 @@ class PercpuRefs:
         self._rcu.call(RcuFlavour.RCU, lambda: self._switched(ref))
 
     def count(self, ref: int) -> int:
-        """References held, the initial one of a live ref included."""
+        """Number of references, including the initial one of a live ref."""
         head = percpu_ref.view(self._machine, ref)
         total = int(percpu_ref_data.view(self._machine, head.data).count)
         if total >= PERCPU_COUNT_BIAS >> 1:
@@ -57,11 +57,11 @@ class PercpuRefs:
 
     @property
     def initialised(self) -> Collection[int]:
-        """The refs that have not been given up by ``exit``."""
+        """The refs without ``exit`` so far."""
         return self._release.keys()
 
     def exit(self, ref: int) -> None:
-        """``percpu_ref_exit``: free what the ref holds. Nothing happens for one that was never initialised."""
+        """``percpu_ref_exit``: free the memory of a ref. No effect on one that was never initialised."""
         if self._release.pop(ref, None) is None:
             return
         head = percpu_ref.view(self._machine, ref)
@@ -69,12 +69,12 @@ class PercpuRefs:
         self._slab.free(head.data)
 
     def released(self, vcpu: Vcpu) -> None:
-        """Host call behind ``percpu_ref_release``: guest code put the last reference of the ref in rdi."""
+        """Host call ``percpu_ref_release``: guest code put the last reference of the ref in rdi."""
         self._release[vcpu.args(1)[0]]()
 
     def _switched(self, ref: int) -> None:
-        """``percpu_ref_switch_to_atomic_rcu``: every CPU counts atomically now; add what they had counted, drop
-        the initial one.
+        """``percpu_ref_switch_to_atomic_rcu``: every CPU counts atomically now; add the per-CPU counts, drop the
+        initial one.
         """
         head = percpu_ref.view(self._machine, ref)
         counted = sum(self._percpu.values(head.percpu_count_ptr & ~PERCPU_REF_ATOMIC_DEAD))

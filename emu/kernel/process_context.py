@@ -1,8 +1,8 @@
-"""Process context: what the kernel does between guest instructions, interruptible wherever the kernel is.
+"""Process context: the kernel's work between guest instructions, interruptible at the kernel's own points.
 
-An operation is an ordinary function that calls ``point`` wherever another CPU could run, an interrupt could come in, or
-it could fail. Without a driver it runs straight through. A driver runs each as a ``ControlTask``, which stops at every
-point and goes on when told to (greenlet).
+An operation is an ordinary function that calls ``point`` wherever another CPU could run, an interrupt could occur, or
+it could fail. Without a driver it runs straight through. A driver runs it as a ``ControlTask`` (greenlet), which stops
+at every point until it is resumed.
 """
 
 import enum
@@ -17,7 +17,7 @@ from emu.errors import EmuError
 
 
 class PointKind(enum.StrEnum):
-    """Where an operation can be interrupted."""
+    """Kinds of points at which an operation can be interrupted."""
 
     LOCK = "lock"
     UNLOCK = "unlock"
@@ -27,9 +27,9 @@ class PointKind(enum.StrEnum):
     ALLOC = "alloc"
     GRACE_PERIOD = "grace period"
     PUBLISH = "publish"
-    """A pointer is about to be set that CPUs follow without a lock (rcu_assign_pointer)."""
+    """Before a store of a pointer that CPUs follow without a lock (rcu_assign_pointer)."""
     STORE = "store"
-    """Guest memory that others may know of is about to be written; only where somebody asked for such points."""
+    """Before a write to published guest memory; only on request."""
 
 
 CAN_FAIL = frozenset({PointKind.ALLOC, PointKind.PATCH})
@@ -38,30 +38,30 @@ CAN_FAIL = frozenset({PointKind.ALLOC, PointKind.PATCH})
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One place at which an operation stopped."""
+    """One point at which an operation stopped."""
 
     kind: PointKind
     what: str
     on: object = None
-    """What it is about: the Lock, the vCPU's index of an IPI, the grace period, the range written (address, size)."""
+    """Its subject: the Lock, the vCPU's index of an IPI, the grace period, the range written (address, size)."""
 
 
 class MemoryWatch(Protocol):
-    """Is told of guest memory that process context allocates, writes and frees (see ``ProcessContext.memory``)."""
+    """Observer of guest memory that process context allocates and frees (see ``ProcessContext.memory``)."""
 
     def allocated(self, address: int, size: int) -> None:
-        """Memory that only who asked for it knows of."""
+        """Called for new memory, still private to its allocator."""
 
     def freed(self, address: int, size: int, name: str) -> None:
-        """Memory that nobody may use any more."""
+        """Called for memory that must not be used any more."""
 
 
 class Deadlock(EmuError):
-    """An operation waits for what can't happen."""
+    """An operation waits for an event that can't happen."""
 
 
 class Lock:
-    """A sleeping lock of process context (a mutex). Taking it is a point; so is giving it back."""
+    """A sleeping lock of process context (a mutex). Acquire and release are points."""
 
     def __init__(self, process: "ProcessContext", name: str) -> None:
         self._process, self.name = process, name
@@ -70,20 +70,20 @@ class Lock:
 
     @property
     def is_mine(self) -> bool:
-        """Whether the operation that runs now holds it."""
+        """True if the running operation holds it."""
         return self._owner is getcurrent()
 
     def defer(self, work: Callable[[], None]) -> None:
-        """Let whoever holds it do this as soon as it has given it back."""
+        """Run ``work`` as soon as the holder has released it."""
         self._deferred.append(work)
 
     @property
     def held(self) -> bool:
-        """Whether somebody holds it."""
+        """True if it is held."""
         return self._owner is not None
 
     def acquire(self) -> None:
-        """Wait until it is free, then take it. Raises Deadlock where nobody could give it back."""
+        """Wait until it is free, then take it. Raises Deadlock if no holder can release it."""
         self._process.point(PointKind.LOCK, self.name, self)
         while self._owner is not None:
             if self._owner is getcurrent() or not self._process.is_driven:
@@ -111,7 +111,7 @@ class Lock:
         if kind is None:
             self.release()
         else:
-            # An operation that fails is not interrupted on its way out.
+            # A failing operation is not interrupted while its exception propagates.
             self._give_back()
 
     def _give_back(self) -> None:
@@ -122,8 +122,7 @@ class Lock:
 
 
 class ControlTask:
-    """An operation that stops at every point. ``at`` is the point where it stands, None before the first and at
-    the end.
+    """An operation that stops at every point. ``at`` is the current point, None before the first and at the end.
     """
 
     def __init__(self, process: "ProcessContext", operation: Callable[[], Any], name: str) -> None:
@@ -145,7 +144,7 @@ class ControlTask:
         self.at = None
 
     def step(self) -> Point | None:
-        """Go on to the next point; None when the operation has ended. Its exception is raised here."""
+        """Resume it up to the next point; None when the operation has ended. Its exception is raised here."""
         if self.done:
             return None
         self._greenlet.parent = getcurrent()
@@ -160,8 +159,7 @@ class ControlTask:
         return self.at
 
     def abandon(self) -> None:
-        """End it where it stands: nothing of what it still had to do is done but its ``finally`` clauses, and what
-        these raise is forgotten.
+        """End it at its current point: only its ``finally`` clauses run, and their exceptions are ignored.
         """
         self._greenlet.parent = getcurrent()
         with suppress(Exception):
@@ -169,7 +167,7 @@ class ControlTask:
         self.done, self.at = True, None
 
     def finish(self) -> Any:
-        """Run it to its end; what the operation returned."""
+        """Run it to its end; returns the operation's result."""
         while not self.done:
             self.step()
         return self.result
@@ -183,17 +181,17 @@ class ProcessContext:
         self._countdown: dict[PointKind, int] = {}
         self._failure: dict[PointKind, Callable[[str], Exception]] = {}
         self.watchers: list[Callable[[Point], None]] = []
-        """Called at every point, before anything else happens there."""
+        """Called at every point, before anything else."""
         self.memory: MemoryWatch | None = None
-        """Who wants to know of memory that is allocated and freed."""
+        """Observer of allocated and freed memory."""
 
     @property
     def is_driven(self) -> bool:
-        """Whether the operation that runs now stops at its points."""
+        """True if the running operation stops at its points."""
         return bool(self._running) and self._running[-1]._greenlet is getcurrent()
 
     def point(self, kind: PointKind, what: str, on: object = None) -> None:
-        """A place where an operation can be interrupted, overtaken or made to fail."""
+        """Pass a point where an operation can be interrupted, overtaken or made to fail."""
         here = Point(kind, what, on)
         for watcher in self.watchers:
             watcher(here)
@@ -215,10 +213,10 @@ class ProcessContext:
         on: Callable[[int], object] = lambda number: None,
         singly: bool = False,
     ) -> Iterator[slice]:
-        """``count`` steps, each after its point, in stretches that nothing can come between, to be done at once.
+        """``count`` steps, each after its point, in slices to be done without interruption.
 
-        That is all steps where points of this kind would do nothing, and else one. ``what`` makes the text of a step's
-        point from its number, ``on`` what the point is about. ``singly``: one by one anyhow.
+        One slice of all steps if points of this kind would have no effect, else slices of one. ``what`` makes the text
+        of a step's point from its number, ``on`` its subject. ``singly``: always slices of one.
         """
         if not (singly or self.watchers or kind in self._countdown or self.is_driven):
             yield slice(count)
@@ -228,12 +226,12 @@ class ProcessContext:
             yield slice(number, number + 1)
 
     def start(self, operation: Callable[[], Any], name: str = "") -> ControlTask:
-        """An operation that a driver steps from point to point; it has not begun yet."""
+        """Create an operation that a driver steps from point to point; it has not begun yet."""
         return ControlTask(self, operation, name or getattr(operation, "__name__", "operation"))
 
     @contextmanager
     def fail_at(self, kind: PointKind, nth: int, failure: Callable[[str], Exception]) -> Iterator[None]:
-        """Within the block, the ``nth`` point of a kind (from 1) raises what ``failure`` makes of the point's text."""
+        """Make the ``nth`` point (from 1) of a kind raise ``failure(text)`` in the block. ValueError for a bad kind."""
         if kind not in CAN_FAIL:
             raise ValueError(f"a {kind} can't fail; only {', '.join(sorted(CAN_FAIL))}")
         self._countdown[kind], self._failure[kind] = nth, failure

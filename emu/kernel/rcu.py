@@ -1,6 +1,6 @@
 """Grace periods: RCU, RCU-tasks and RCU-tasks-trace, which wait for different readers.
 
-Driven deterministically: a grace period takes note of the tasks that it must wait for and ends when each has passed a
+Driven deterministically: a grace period records the tasks that it must wait for and ends when each has passed a
 quiescent state; ``poll`` ends those that can end and runs their callbacks in order. Time is virtual.
 
 ===============  ==============================================  ==========================================
@@ -11,7 +11,7 @@ RCU              tasks in the middle of kernel code              sleeping volunt
 RCU_TASKS        the same, preempted ones too                    sleeping voluntarily or returning
 RCU_TASKS_TRACE  tasks inside rcu_read_lock_trace(), asleep      leaving the section
                  or not
-SRCU             whoever is counted in, asleep or not            counting itself out
+SRCU             readers counted in, asleep or not               leaving the section
 ===============  ==============================================  ==========================================
 """
 
@@ -31,13 +31,13 @@ _T = TypeVar("_T")
 
 
 class RcuFlavour(enum.StrEnum):
-    """The kinds of grace period."""
+    """RCU flavours, each with its own grace periods."""
 
     RCU = "rcu"
     RCU_TASKS = "rcu_tasks"
     RCU_TASKS_TRACE = "rcu_tasks_trace"
     SRCU = "srcu"
-    """Of one per-CPU count, whose readers may sleep (``call_srcu``)."""
+    """Readers of one per-CPU count, which may sleep (``call_srcu``)."""
 
 
 GRACE_PERIOD_NS = {
@@ -46,12 +46,12 @@ GRACE_PERIOD_NS = {
     RcuFlavour.RCU_TASKS_TRACE: 20_000_000,
     RcuFlavour.SRCU: 20_000_000,
 }
-"""Virtual time that an unhindered grace period takes: an assumption, changeable (``Rcu.durations``)."""
+"""Virtual time of a grace period without readers: an assumption, changeable (``Rcu.durations``)."""
 
 
 @dataclass(eq=False, slots=True)
 class GracePeriod:
-    """One grace period that is not over: whom it waits for, and what is to be done then."""
+    """One pending grace period: its readers and its callbacks."""
 
     flavour: RcuFlavour
     number: int
@@ -62,7 +62,7 @@ class GracePeriod:
 
 
 class Rcu:
-    """The grace periods of one kernel. ``nesting`` gives a task's depth of rcu_read_lock or rcu_read_lock_trace."""
+    """The grace periods of one kernel. ``nesting`` returns a task's depth of rcu_read_lock or rcu_read_lock_trace."""
 
     def __init__(
         self, machine: Machine, process: ProcessContext, events: EventStream, nesting: Callable[[Task, RcuFlavour], int]
@@ -75,25 +75,25 @@ class Rcu:
         self._bulk: dict[tuple[RcuFlavour, Callable[..., None]], list[Any]] = {}
         self._sharers = 0
         self.begun = 0
-        """Grace periods of all flavours that have begun since the start."""
+        """Number of grace periods of all flavours since the start."""
         self.durations = dict(GRACE_PERIOD_NS)
         self.now_ns = 0
-        """Virtual time: grace periods push it on."""
+        """Virtual time in nanoseconds, advanced by grace periods."""
         self.automatic = True
-        """Whether ``settle`` ends grace periods by itself; a scheduler turns that off and calls ``poll``."""
+        """True if ``settle`` ends grace periods by itself; a scheduler turns that off and calls ``poll``."""
 
     @property
     def pending(self) -> int:
-        """Grace periods that are not over."""
+        """Number of pending grace periods."""
         return len(self._pending)
 
     @property
     def periods(self) -> "Sequence[GracePeriod]":
-        """Those, the oldest first."""
+        """The pending grace periods, oldest first."""
         return self._pending
 
     def completed(self, flavour: RcuFlavour) -> int:
-        """Grace periods of a flavour that are over."""
+        """Number of completed grace periods of a flavour."""
         return self._numbers[flavour] - sum(gp.flavour is flavour for gp in self._pending)
 
     def call(self, flavour: RcuFlavour, callback: Callable[[], None]) -> None:
@@ -102,7 +102,7 @@ class Rcu:
         self._begin_wanted()
 
     def call_bulk(self, flavour: RcuFlavour, callback: Callable[[list[_T]], None], item: _T) -> None:
-        """As ``call``, for items that are freed together: those whose grace period is the same come in one list
+        """As ``call``, for items that are freed together: items of the same grace period are passed in one list
         (``kvfree_rcu``).
         """
         items = self._bulk.get((flavour, callback))
@@ -114,7 +114,7 @@ class Rcu:
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """Callbacks that the block asks for share a grace period of each flavour, which begins when the block ends."""
+        """Within the block, new callbacks share one grace period of each flavour, which begins when the block ends."""
         self._sharers += 1
         try:
             yield
@@ -123,18 +123,18 @@ class Rcu:
             self._begin_wanted()
 
     def call_srcu(self, count: int, callback: Callable[[], None]) -> None:
-        """``call_srcu`` for readers that count themselves in and out at a per-CPU address, each on the CPU where it is:
-        run ``callback`` when the counts of all CPUs add up to 0. No new readers may come.
+        """``call_srcu`` for readers that count themselves in and out at a per-CPU address: run ``callback`` when the
+        counts of all CPUs add up to 0. No new readers may start.
         """
         self._counts.append(count)
         self.call(RcuFlavour.SRCU, callback)
 
     def synchronize(self, flavour: RcuFlavour) -> None:
-        """Wait for a grace period. Raises Deadlock where no reader can go on while we wait."""
+        """Wait for a grace period. Raises Deadlock if no reader can continue meanwhile."""
         period = self._begin(flavour, [], [])
         self._process.point(PointKind.GRACE_PERIOD, f"synchronize_{flavour}", period)
         while period in self._pending:
-            # Where somebody else ends grace periods, a driven operation only waits.
+            # If a scheduler ends grace periods, a driven operation only waits.
             waits = self._process.is_driven and not self.automatic
             if waits or (not self.poll() and period in self._pending):
                 if not self._process.is_driven:
@@ -143,21 +143,21 @@ class Rcu:
                 self._process.point(PointKind.GRACE_PERIOD, f"synchronize_{flavour}", period)
 
     def poll(self) -> int:
-        """End the grace periods whose readers have all passed and run their callbacks; how many ended.
+        """End the grace periods whose readers have all finished and run their callbacks; returns the number ended.
 
-        What these callbacks ask for in turn shares grace periods.
+        New callbacks of these callbacks share grace periods.
         """
         ended = 0
         with self.sharing():
             for period in list(self._pending):
-                # A callback may have let others end grace periods.
+                # A callback may have ended other grace periods.
                 if period in self._pending and self._is_over(period):
                     self._end(period)
                     ended += 1
         return ended
 
     def ready(self) -> "list[GracePeriod]":
-        """The grace periods that can end now, the oldest of each flavour, and note who passed a quiescent state."""
+        """Record quiescent states; returns the grace periods that can end now, the oldest of each flavour."""
         found: dict[RcuFlavour, GracePeriod] = {}
         for period in self._pending:
             if self._is_over(period):
@@ -165,12 +165,12 @@ class Rcu:
         return list(found.values())
 
     def note_quiescence(self) -> None:
-        """Note who passed a quiescent state: a task returned, slept or was preempted, and may run again."""
+        """Record quiescent states: a task returned, slept or was preempted, and may run again."""
         for period in self._pending:
             self._is_over(period)
 
     def can_end(self) -> "list[GracePeriod]":
-        """As ``ready``; who passed a quiescent state is not noted, so that looking changes nothing."""
+        """As ``ready``, without recording quiescent states: has no side effects."""
         holdouts = [(period, dict(period.holdouts)) for period in self._pending]
         found = self.ready()
         for period, tasks in holdouts:
@@ -179,7 +179,7 @@ class Rcu:
         return found
 
     def end_oldest(self, flavour: RcuFlavour) -> None:
-        """End the oldest grace period of a flavour that can end, and run its callbacks. Deadlock where none can."""
+        """End the oldest grace period of a flavour that can end, and run its callbacks. Deadlock if none can."""
         period = next((period for period in self.ready() if period.flavour is flavour), None)
         if period is None:
             raise Deadlock(f"no grace period of {flavour} can end")
@@ -187,7 +187,7 @@ class Rcu:
             self._end(period)
 
     def is_pending(self, period: object) -> bool:
-        """Whether a grace period is not over."""
+        """True if a grace period is pending."""
         return period in self._pending
 
     def _end(self, period: "GracePeriod") -> None:
@@ -198,7 +198,7 @@ class Rcu:
             callback()
 
     def settle(self) -> None:
-        """End everything that can end, callbacks' own grace periods included."""
+        """End everything that can end, including grace periods that callbacks start."""
         if self.automatic:
             while self.poll():
                 pass
@@ -229,7 +229,7 @@ class Rcu:
         return period
 
     def _readers(self, counts: Iterable[int]) -> bool:
-        """Whether somebody is counted in at one of these per-CPU addresses."""
+        """True if a reader is counted in at one of these per-CPU addresses."""
         bases = [vcpu.gs_base for vcpu in self._machine.vcpus]
         read = self._machine.read_u64
         return any(sum(read(base + count) for base in bases) % (1 << 64) for count in counts)

@@ -1,8 +1,8 @@
 """The guest structures of the kernel proper: tasks, run queues, per-CPU data, percpu_ref, SRCU, ftrace.
 
-Names are the kernel's. Offsets are those of a 6.12 kernel (Debian 6.12.107, from its BTF), so a dump reads like one
-of a real machine and code recorded there finds what it expects; only the fields that somebody uses are declared.
-Everything goes through the declarations: moving a field here moves it in assembly text and in Python.
+Names are the kernel's. Offsets are those of a 6.12 kernel (Debian 6.12.107, from its BTF), so a dump reads like one of
+a real machine, and code recorded there finds the expected data; only fields in use are declared. All code uses the
+declarations: moving a field here moves it in assembly text and in Python.
 """
 
 from emu.machine.guest_struct import (
@@ -90,7 +90,7 @@ task_struct = Struct(
         "rcu_tasks_idle_cpu": s32(0x82C),
         "trc_reader_nesting": s32(0x858),
         "trc_reader_special": u32(0x860),
-        # 7.0: the reader's SRCU counter. It takes the place of 6.12's trc_holdout_list, which is gone there.
+        # 7.0: the reader's SRCU counter. It replaces 6.12's trc_holdout_list.
         "trc_reader_scp": u64(0x868),
         "pid": s32(0x980),
         "tgid": s32(0x984),
@@ -121,7 +121,7 @@ percpu_ref = Struct(
     "percpu_ref",
     size=0x10,
     fields={
-        "percpu_count_ptr": u64(0x00),  # a per-CPU pointer to an unsigned long; the two low bits say how it stands
+        "percpu_count_ptr": u64(0x00),  # a per-CPU pointer to an unsigned long; the two low bits are its state
         "data": u64(0x08),
     },
 )
@@ -150,7 +150,7 @@ pt_regs = Struct(
     size=0xA8,
     fields={name: u64(8 * position) for position, name in enumerate(_PT_REGS)},
 )
-"""What a stub saves of the registers (``struct ftrace_regs`` is one); arguments in di, si, dx, cx, r8, r9."""
+"""Registers saved by a stub (``struct ftrace_regs`` contains one); arguments in di, si, dx, cx, r8, r9."""
 
 ftrace_ops = Struct(
     "ftrace_ops",
@@ -184,7 +184,7 @@ ftrace_func_entry = Struct(
 klp_func = Struct("klp_func", size=0x98, fields={"new_func": u64(0x08), "old_func": u64(0x18)})
 
 PREEMPT_NEED_RESCHED = 0x80000000
-"""Top bit of ``preempt_count``, inverted: *clear* when a reschedule is wanted, so that one ``dec`` tests for both."""
+"""Top bit of ``preempt_count``, inverted: *clear* when a reschedule is needed, so that one ``dec`` tests for both."""
 PREEMPT_ENABLED = PREEMPT_NEED_RESCHED
 """``preempt_count`` of a CPU that may be preempted and need not reschedule (arch/x86/include/asm/preempt.h)."""
 
@@ -195,12 +195,12 @@ PERCPU = Struct(
         # fixed_percpu_data: the compiler's stack protector reads it at gs:0x28.
         "stack_canary": u64(0x28),
         "this_cpu_off": u64(0x8000),
-        # What sched_clock() answers, in nanoseconds of virtual time.
+        # Value of sched_clock(), in nanoseconds of virtual time.
         "sched_clock": u64(0x8008),
         # rcu_tasks_trace_srcu_struct's counters of this CPU (7.0).
         "rcu_tasks_trace_srcu_ctrs": embedded(0x8010, srcu_ctr).array(2),
         "runqueues": embedded(0x33000, rq),
-        # pcpu_hot, where the recorded 6.12 boots have it: their images count the call depth at gs:0x35010.
+        # pcpu_hot, at the recorded 6.12 boots' address: their images count the call depth at gs:0x35010.
         "current_task": u64(0x35000),
         "preempt_count": u32(0x35008),
         "cpu_number": s32(0x3500C),
@@ -232,7 +232,7 @@ def asm_symbols() -> dict[str, int]:
 
 
 def initialise_percpu(memory: GuestMemory, base: int, cpu: int, *, current: int, stack_canary: int = 0) -> StructView:
-    """Fill in the static per-CPU area of one CPU at a guest address; its view.
+    """Fill in the static per-CPU area of one CPU at a guest address; returns its view.
 
     ``base`` is also GS base and ``this_cpu_off``: per-CPU addresses count from 0. ``current``: the task that runs.
     """
@@ -247,14 +247,14 @@ def initialise_percpu(memory: GuestMemory, base: int, cpu: int, *, current: int,
 
 
 def initialise_srcu(memory: GuestMemory, address: int, ctrs: str = "rcu_tasks_trace_srcu_ctrs") -> StructView:
-    """Fill in an srcu_struct at a guest address; its view. ``ctrs``: the per-CPU field with its readers' counters."""
+    """Fill in an srcu_struct at a guest address; returns its view. ``ctrs``: the per-CPU field of its counters."""
     domain = srcu_struct.view(memory, address)
     domain.srcu_ctrp = PERCPU.offset(ctrs)
     return domain
 
 
 def initialise_task(memory: GuestMemory, address: int, *, pid: int, comm: str = "", cpus: int = 1) -> StructView:
-    """Fill in a task_struct at a guest address; its view. It may run on the first ``cpus`` CPUs."""
+    """Fill in a task_struct at a guest address; returns its view. It may run on the first ``cpus`` CPUs."""
     task = task_struct.view(memory, address)
     task.pid = task.tgid = pid
     task.comm = comm.encode()[:15]

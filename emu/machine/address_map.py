@@ -1,4 +1,4 @@
-"""Where things lie in the guest's address space."""
+"""Address map of the guest: base addresses of its regions."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,8 @@ def round_up(number: int, to: int) -> int:
 class AddressMap:
     """Bases of the regions of the guest's address space; those of x86_64 Linux unless said otherwise.
 
-    Guest virtual addresses (Documentation/arch/x86/x86_64/mm.rst). A boot with KASLR is another value. The machine
-    itself places host-call stubs and the stacks of its tasks; all else is where builders of a kernel put things.
+    Guest virtual addresses (Documentation/arch/x86/x86_64/mm.rst). A boot with KASLR uses another value. The machine
+    itself maps only host-call stubs and the stacks of its tasks; the builder of a kernel uses the other regions.
     """
 
     text: int = 0xFFFFFFFF81000000
@@ -30,11 +30,11 @@ class AddressMap:
     host_calls: int = 0xFFFFFFFFBF000000
     """Stubs of host calls, within reach of ``call rel32`` from text and modules."""
     poke: int = 0x00007F0000000000
-    """Where a writable alias of text may be mapped (the kernel's ``poking_addr`` is a user address as well)."""
+    """Addresses for a writable alias of text (the kernel's ``poking_addr`` is a user address as well)."""
     stacks: int = 0xFFFFC90000800000
     """Kernel stacks, each with an unmapped guard page below."""
 
 
 def is_canonical(address: int) -> bool:
-    """Whether a 64-bit address is one that 4-level paging can translate."""
+    """True if 4-level paging can translate a 64-bit address."""
     return 0 <= address < 1 << 47 or (1 << 64) - (1 << 47) <= address < 1 << 64

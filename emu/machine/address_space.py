@@ -1,4 +1,4 @@
-"""Guest memory by virtual address: mappings, reads and writes, text and the ways in which it may change."""
+"""Guest memory by virtual address: mappings, reads and writes, and changes of text."""
 
 import operator
 import struct
@@ -25,7 +25,7 @@ _U16, _U32, _U64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """What ``AddressSpace.map`` was told about a range."""
+    """A mapped range, as it was passed to ``AddressSpace.map``."""
 
     start: int
     end: int
@@ -34,7 +34,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class SpaceRecord:
-    """What a snapshot keeps of an address space beside RAM, where the page tables are."""
+    """State of an address space in a snapshot, in addition to RAM, which holds the page tables."""
 
     allocator: tuple[int, tuple[int, ...], dict[int, int]]
     regions: tuple[Region, ...]
@@ -53,11 +53,11 @@ class AddressSpace:
         self.images = ImageMap()
         self.vcpus: list[Vcpu] = []
         self.text_aliases: dict[int, int] = {}
-        """Page numbers through which the guest may write to text, and the frame."""
+        """Page numbers of writable aliases of text, with their frames."""
         self.text_users: dict[int, tuple[int, ...]] = {}
         """The page numbers at which a frame is executable. A snapshot may hold the same dictionary: copied on write."""
         self.before_store: Callable[[int, int], None] | None = None
-        """Called before the host writes data (address, size): who schedules lets others run first."""
+        """Called before the host writes data (address, size), so that a schedule can run other threads first."""
         self.after_code: Callable[[int, int], None] | None = None
         """Called after code was placed or text was written (address, end)."""
         self._text_users_shared = False
@@ -67,7 +67,7 @@ class AddressSpace:
     # Mappings -------------------------------------------------------------------------------------------------------
 
     def map(self, address: int, size: int, prot: Prot, name: str = "") -> None:
-        """Map zeroed memory. MachineError where something is mapped already; OutOfMemory. Nothing is changed then."""
+        """Map zeroed memory. MachineError if part of the range is mapped, OutOfMemory; nothing is changed then."""
         page, count = self._free_range(address, size)
         wanted = count + self.tables.tables_needed(page, count)
         if wanted > self.free_frames:
@@ -77,7 +77,7 @@ class AddressSpace:
         self._install(page, frames, prot, name)
 
     def alias(self, address: int, size: int, prot: Prot, of: int, name: str = "") -> None:
-        """Map the memory that is mapped at ``of`` a second time."""
+        """Map the memory at guest address ``of`` a second time. MachineError, NotMapped, OutOfMemory."""
         page, count = self._free_range(address, size)
         page_range(of, size)
         first = of >> PAGE_SHIFT
@@ -91,7 +91,7 @@ class AddressSpace:
         self._install(page, frames, prot, name or "alias")
 
     def unmap(self, address: int, size: int) -> None:
-        """Take mappings out; memory that is mapped nowhere else is freed. NotMapped for a hole: nothing is changed."""
+        """Remove mappings; memory without another mapping is freed. NotMapped for a hole: nothing is changed."""
         page, count = page_range(address, size)
         for number in range(page, page + count):
             self._entry(number << PAGE_SHIFT)
@@ -107,7 +107,7 @@ class AddressSpace:
         self._cut_regions(address, address + size)
 
     def protect(self, address: int, size: int, prot: Prot) -> None:
-        """Change what guest code may do with mapped memory."""
+        """Change the protection of mapped memory."""
         page, count = page_range(address, size)
         entries = [self._entry(number << PAGE_SHIFT) for number in range(page, page + count)]
         self._before_mapping_change()
@@ -121,20 +121,20 @@ class AddressSpace:
             vcpu.mappings_changed()
 
     def is_mapped(self, address: int) -> bool:
-        """Whether something is mapped at an address."""
+        """True if an address is mapped."""
         return self.page_entry(address) != 0
 
     def page_entry(self, address: int) -> int:
-        """The page-table entry for an address, 0 where nothing is mapped."""
+        """The page-table entry for an address, 0 if nothing is mapped."""
         return self.tables.entry(address >> PAGE_SHIFT) if is_canonical(address) else 0
 
     @property
     def free_frames(self) -> int:
-        """Frames of RAM that nothing uses."""
+        """Number of unused frames of RAM."""
         return self.ram.allocator.free_frames
 
     def regions_at(self, address: int) -> str | None:
-        """What ``map`` was told about an address, for messages."""
+        """Names and protections of the regions at an address, for messages."""
         position = bisect_right(self._regions, address, key=lambda region: region.start)
         region = self._regions[position - 1] if position else None
         return region.name or None if region is not None and address < region.end else None
@@ -142,7 +142,7 @@ class AddressSpace:
     def _free_range(self, address: int, size: int) -> tuple[int, int]:
         page, count = page_range(address, size)
         if not is_canonical(address) or not is_canonical(address + size - 1):
-            raise MachineError(f"{address:#x} + {size:#x} bytes is no range of canonical addresses")
+            raise MachineError(f"{address:#x} + {size:#x} bytes is not a range of canonical addresses")
         taken = self.tables.mapped_in(page, count)
         if taken is not None:
             raise MachineError(f"{taken << PAGE_SHIFT:#x} is mapped already")
@@ -178,7 +178,7 @@ class AddressSpace:
         return self.text_users
 
     def _find_writable_aliases(self, frame: int) -> None:
-        """A frame becomes text: mappings of it that the guest may write through are to be watched."""
+        """Watch the writable mappings of a frame that becomes text."""
         for region in self._regions:
             for page in range(region.start >> PAGE_SHIFT, region.end >> PAGE_SHIFT):
                 entry = self.tables.entry(page)
@@ -211,7 +211,7 @@ class AddressSpace:
     # Memory ---------------------------------------------------------------------------------------------------------
 
     def read(self, address: int, size: int) -> bytes:
-        """Bytes of guest memory, as memory holds them (a vCPU may see other text). NotMapped."""
+        """Bytes of guest memory as RAM holds them (a vCPU may see older text). NotMapped."""
         offset = address & PAGE_MASK
         if offset + size <= PAGE_SIZE:
             start = (frame_of(self._entry(address)) << PAGE_SHIFT) + offset
@@ -219,7 +219,7 @@ class AddressSpace:
         return b"".join(self.ram.bytes[start : start + length] for start, length in self._pieces(address, size))
 
     def read_each(self, addresses: Sequence[int], size: int) -> list[bytes]:
-        """As ``read``, of the same size at each address."""
+        """As ``read``, ``size`` bytes at each address."""
         memory = self.ram.bytes
         starts = self._starts(addresses, repeat(size), {})
         return [
@@ -247,11 +247,11 @@ class AddressSpace:
         self._store(address, data)
 
     def fill(self, address: int, size: int, byte: int) -> None:
-        """Overwrite what nobody may use any more: nobody is let in between (``before_store``). NotMapped."""
+        """Overwrite freed memory, without a call of ``before_store``. NotMapped."""
         self._store(address, bytes((byte,)) * size)
 
     def atomic_add_u64(self, address: int, value: int) -> int:
-        """Add to eight bytes as a locked instruction does; the new value, modulo 2^64. As ``write``."""
+        """Add to eight bytes as a locked instruction does; returns the new value, modulo 2^64. Errors as ``write``."""
         if self.before_store is not None:
             self.before_store(address, 8)
         total = self.read_u64(address) + value & ADDRESS_MASK
@@ -316,7 +316,7 @@ class AddressSpace:
         return entry
 
     def _pieces(self, address: int, size: int) -> list[tuple[int, int]]:
-        """(offset in RAM, length) of the parts of a range, page by page."""
+        """(offset in RAM, length) of each page's part of a range."""
         pieces = []
         end = address + size
         while address < end:
@@ -335,8 +335,8 @@ class AddressSpace:
             done += length
 
     def _starts(self, addresses: Iterable[int], sizes: Iterable[int], frames: dict[int, int]) -> list[int]:
-        """Where in RAM each range begins, 0 for one that goes on in another page. ``frames`` is given the frames of
-        all, by page number. NotMapped.
+        """Offset in RAM of each range, 0 for a range that crosses a page boundary. Adds the frames of all pages to
+        ``frames``, by page number. NotMapped.
         """
         found = []
         page = base = -1
@@ -357,7 +357,7 @@ class AddressSpace:
     # Text -----------------------------------------------------------------------------------------------------------
 
     def load(self, address: int, data: bytes) -> None:
-        """Fill memory with code that nobody has executed yet: every vCPU sees it at once."""
+        """Write code that no vCPU has executed yet: every vCPU sees it at once."""
         self._pieces(address, len(data))
         end = address + len(data)
         self.before_text_change(address, end)
@@ -378,10 +378,10 @@ class AddressSpace:
         self.write_texts([address], [bytes(data)])
 
     def write_texts(self, addresses: Sequence[int], texts: Sequence[bytes]) -> list[bytes]:
-        """Patch text at several addresses, one after the other, as ``write_text`` does; the bytes that stood there.
+        """Patch text at several addresses, one after the other, as ``write_text`` does; returns the old bytes.
 
-        NotMapped and MachineError before anything is written. What is given and what is returned must not change: it is
-        kept until every vCPU has adopted the writes.
+        NotMapped and MachineError before anything is written. Neither the arguments nor the result may be changed: they
+        are kept until every vCPU has adopted the writes.
         """
         frames: dict[int, int] = {}
         memory, old = self.ram.bytes, []
@@ -412,12 +412,12 @@ class AddressSpace:
         return old
 
     def poison(self, address: int, size: int, name: str) -> None:
-        """Fill freed executable memory with int3, and remember whose it was: executing it is a fault that names it."""
+        """Fill freed executable memory with int3 and record its name: executing it is a fault that shows the name."""
         self.load(address, INT3 * size)
         self.images.set_freed(address, address + size, name)
 
     def adopt_guest_text_writes(self) -> None:
-        """After a run: text that the guest wrote through a writable alias is what every vCPU executes from now on."""
+        """After a run: text that the guest wrote through a writable alias becomes visible to every vCPU."""
         for page, frame in self.text_aliases.items():
             if self.tables.is_dirty(page):
                 self.tables.clear_dirty(page)
@@ -428,14 +428,14 @@ class AddressSpace:
                         vcpu.text_changed(user << PAGE_SHIFT, user + 1 << PAGE_SHIFT)
 
     def before_text_change(self, start: int, end: int) -> None:
-        """Text is about to change for all vCPUs, other than by a write that they adopt."""
+        """Called before text changes for all vCPUs at once, other than by a pending write."""
         for vcpu in self.vcpus:
             if vcpu.counter is not None:
                 vcpu.counter.invalidate(start, end)
             vcpu.text_changed(start, end)
 
     def capture(self) -> SpaceRecord:
-        """What a snapshot keeps."""
+        """State for a snapshot."""
         self._text_users_shared = True
         return SpaceRecord(
             self.ram.allocator.state(), tuple(self._regions), self.text_users, dict(self.text_aliases),
@@ -443,7 +443,7 @@ class AddressSpace:
         )
 
     def restore_space(self, record: SpaceRecord) -> None:
-        """Back to what ``capture`` gave, once RAM is restored."""
+        """Return to a state from ``capture``, after RAM is restored."""
         self.tables.restored(record.tables)
         self.ram.allocator.restore(record.allocator)
         self._regions = list(record.regions)

@@ -1,4 +1,4 @@
-"""What a vCPU is made of: an engine on the shared memory, its view of the text and its counter."""
+"""Parts of a vCPU: an engine on the shared memory, its view of the text and its counter."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -22,11 +22,11 @@ _CR0_WP_PG = 1 << 16 | 1 << 31
 _CR4_PAE_FSGSBASE = 1 << 5 | 1 << 16
 _EFER, _NXE = 0xC0000080, 1 << 11
 _MANY_STALE = 32
-"""From so many ranges, or pages in one range, on it is cheaper to throw all translations away."""
+"""Number of ranges, or of pages in a range, from which flushing all translations is cheaper."""
 
 
 class Core:
-    """An engine that runs code at the machine's addresses, and what this CPU sees of it.
+    """An engine that runs code at the machine's addresses, with this CPU's view of the text.
 
     Memory is sequentially consistent: vCPUs take turns on one host thread.
     """
@@ -37,7 +37,7 @@ class Core:
         self.view = TextView(ram, machine.tables, machine.view_frames)
         uc = new_engine()
         uc.mem_map_ptr(0, ram.size, UC_PROT_ALL, ram.host_address)
-        # Whoever keeps the engine keeps the memory it runs on.
+        # A reference to the engine keeps the memory alive that it runs on.
         uc.__dict__["ram"] = ram
         uc.reg_write(UC_X86_REG_CR3, self.view.root << PAGE_SHIFT)
         uc.reg_write(UC_X86_REG_CR4, uc.reg_read(UC_X86_REG_CR4) | _CR4_PAE_FSGSBASE)
@@ -69,7 +69,7 @@ class Core:
 
     @property
     def counter(self) -> InstructionCounter | None:
-        """What counts this vCPU's instructions, if anything does."""
+        """The counter of this vCPU's instructions, None if there is none."""
         return self._counter
 
     @counter.setter
@@ -78,7 +78,7 @@ class Core:
         self.engine.stop_with(counter.request_stop if counter is not None else None)
 
     def execute(self, rip: int) -> tuple[Exit, int]:
-        """Run from an address until something happens; gives what, and rip."""
+        """Run from an address until an exit; returns the exit and rip."""
         if self.view.stale or self._tlb_stale or self._stale or self._all_stale:
             self._synchronise()
         if self._counting:
@@ -100,7 +100,7 @@ class Core:
         return reached, reached_rip
 
     def settle_counter(self) -> None:
-        """End the run that Ctrl-C, or an error of the counter, kept from being ended."""
+        """End the counter's run after Ctrl-C or an error of the counter prevented that."""
         if self._counting and self.counter is not None:
             with suppress(CountingError):
                 while True:
@@ -108,7 +108,7 @@ class Core:
         self._counting = False
 
     def forget_exception(self) -> None:
-        """The engine takes a second page fault for a double fault, as nothing ever delivers the first one."""
+        """Clear the engine's pending exception: it would take a second page fault for a double fault."""
         saved, gs_base = self.regs.save(), self.regs.gs_base
         self.uc.context_restore(self._pristine)
         self.regs.load(saved)
@@ -117,7 +117,7 @@ class Core:
     # Text -----------------------------------------------------------------------------------------------------------
 
     def pending(self) -> list[TextWrite]:
-        """Writes to text that this vCPU has not adopted, in order; those it sees already are among them."""
+        """Writes to text that this vCPU has not adopted, in order, including those that it already sees."""
         return list(self.view.pending)
 
     def see_new(self, address: int) -> None:
@@ -146,7 +146,7 @@ class Core:
         return self.view.apply(address, self.machine.read(address, size))
 
     def text_changed(self, start: int, end: int) -> None:
-        """Text was changed otherwise than by a pending write: translations of it are no good."""
+        """Flush translations of text that was changed other than by a pending write."""
         if self._all_stale:
             return
         if len(self._stale) == _MANY_STALE or end - start > _MANY_STALE * PAGE_SIZE:
@@ -155,7 +155,7 @@ class Core:
             self._stale.append((start, end))
 
     def mappings_changed(self) -> None:
-        """Translations of addresses that the engine remembers may be wrong."""
+        """Flush address translations that the engine has cached."""
         self._tlb_stale = True
 
     def _synchronise(self) -> None:

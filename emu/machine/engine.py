@@ -1,4 +1,4 @@
-"""One Unicorn engine and the ways in which a run of it ends."""
+"""One Unicorn engine, and the exits of its runs."""
 
 import enum
 from collections.abc import Callable, Sequence
@@ -34,6 +34,7 @@ from emu.host.hook_code import (
     new_cell,
     new_watch,
 )
+from emu.host.stop_request import StopRequest
 from emu.host.watchdog import Watched
 from emu.machine.registers import Registers
 
@@ -42,18 +43,18 @@ UNLIMITED = 1 << 62
 
 
 class Exit(enum.IntEnum):
-    """Why a run ended."""
+    """Reason why a run ended."""
 
     HALT = 0
-    """A ``hlt`` was executed; rip is behind it."""
+    """A ``hlt`` was executed; rip is after it."""
     INTERRUPT = 1
     """An exception or a software interrupt; its number is ``Engine.interrupt_number``."""
     LIMIT = 2
     """The instructions that ``Engine.limit`` allowed were executed."""
     TICK = 3
-    """The watchdog asked; nothing happened, the run may go on."""
+    """Stopped by the watchdog; the run may be resumed."""
     ERROR = 4
-    """Unicorn gave an error; its number is ``Engine.error``."""
+    """Unicorn returned an error; its number is ``Engine.error``."""
 
 
 def new_engine() -> UcIntel:
@@ -63,13 +64,8 @@ def new_engine() -> UcIntel:
     return uc
 
 
-def stopper(handle: int) -> Callable[[bool], object]:
-    """Ends a run from any thread, wherever it is."""
-    return lambda wanted: libunicorn.emu_stop(handle) if wanted else None
-
-
 class DataWatch:
-    """A range of physical addresses of one engine; runs end behind the first instruction that accesses it."""
+    """A range of physical addresses of one engine; a run ends after the first instruction that accesses it."""
 
     def __init__(self, engine: "Engine", start: int, size: int, *, reads: bool, writes: bool) -> None:
         self._engine = engine
@@ -80,7 +76,7 @@ class DataWatch:
 
     @property
     def left(self) -> int | None:
-        """Instructions that the limit still allowed behind the one that accessed the range; None where none did."""
+        """Instructions left of the limit after the one that accessed the range; None without an access."""
         return self.words[WATCH_LEFT] - 1 if self.words[WATCH_LEFT] else None
 
     def clear(self) -> None:
@@ -88,14 +84,14 @@ class DataWatch:
         self.words[WATCH_LEFT] = 0
 
     def remove(self) -> None:
-        """Watch no more."""
+        """Remove the watch."""
         libunicorn.hook_del(self._engine.handle, self._hook)
         libunicorn.flush_translations(self._engine.handle)
 
 
 class Engine:
-    """Runs of one engine. Events end a run instead of calling Python: what they mean is found out afterwards, with no
-    engine on the host's stack, so that runs nest, text can be written and tasks switched at any event.
+    """Runs of one engine. Events end a run instead of calling Python: they are examined after the run, with no engine
+    on the host's stack, so that runs nest, and text can be written and tasks switched at any event.
     """
 
     def __init__(self, uc: UcIntel) -> None:
@@ -105,14 +101,16 @@ class Engine:
         self._cell = new_cell()
         self._cell_address = addressof(self._cell)
         self._hooks = hooks_for(self._cell)
-        self._watched = Watched(stopper(self.handle))
+        self._stop: StopRequest | None = StopRequest(self.handle)
+        self._watched = Watched(self._stop)
         self._limit_hook = 0
         self._hook = self._hooks.instruction
         self._log: VisitLog | None = None
         self._access_hook = 0
         self.error = 0
-        # Whoever keeps the engine keeps what its hooks refer to.
-        uc.__dict__["tramplab"] = (self._cell, self._hooks)
+        # A reference to the engine keeps alive what its hooks refer to.
+        self._kept: list[object] = [self._cell, self._hooks, self._stop]
+        uc.__dict__["tramplab"] = self._kept
         self._interrupt_hook = libunicorn.hook_add(
             self.handle, UC_HOOK_INTR, self._hooks.interrupt, self._cell_address
         )
@@ -124,19 +122,18 @@ class Engine:
 
     @property
     def left(self) -> int:
-        """Instructions that the limit still allows; negative when it ended a run."""
+        """Instructions left of the limit; negative when the limit ended a run."""
         return self._cell[LEFT]
 
     @property
     def is_limited(self) -> bool:
-        """Whether runs count down ``left``."""
+        """True if runs count ``left`` down."""
         return self._limit_hook != 0
 
     def limit(self, instructions: int | None) -> None:
-        """Let runs from now on execute so many instructions in all; None lifts the limit.
+        """Limit the total number of instructions of the following runs; None removes the limit.
 
-        Each iteration of a rep counts. The first limited run after an unlimited one, and the other way round, throws
-        away all translations.
+        Each iteration of a rep counts. Changing between limited and unlimited runs discards all translations.
         """
         if instructions is None:
             if self._limit_hook:
@@ -150,11 +147,11 @@ class Engine:
             libunicorn.flush_translations(self.handle)
 
     def count_marked(self, ranges: Sequence[tuple[int, int, int]], log: VisitLog | None = None) -> None:
-        """Let limits count marked instructions only, so that a run ends before the next one of these.
+        """Let limits count marked instructions only: a run ends before the next marked one.
 
-        ``ranges``: at most two of (guest address, size, host address of a byte for each guest address, not 0 where an
-        instruction is marked). None: every instruction counts. ``log``: marked instructions that limited runs execute,
-        and all memory accesses, are noted there.
+        ``ranges``: at most two of (guest address, size in bytes, host address of one byte per guest address, non-zero
+        for a marked instruction); empty: every instruction counts. ``log`` receives the marked instructions that
+        limited runs execute, and all memory accesses.
         """
         self._set_ranges(ranges, STOPPING_RANGES[:MARKED_RANGES])
         self._note_visits(log)
@@ -164,26 +161,26 @@ class Engine:
     def stop_at(self, ranges: Sequence[tuple[int, int, int]]) -> None:
         """Let limited runs end before marked instructions: ``left`` is below -1 then. Every instruction counts.
 
-        ``ranges``: at most three, as ``count_marked`` has them. None: they end nowhere but at the limit.
+        ``ranges``: at most three, in the form of ``count_marked``; empty: runs end at the limit only.
         """
         self._set_ranges(ranges, STOPPING_RANGES)
         self._note_visits(None)
         self._hook = self._hooks.stopping if ranges else self._hooks.instruction
 
     def hold(self, *, held: bool) -> bool:
-        """Let runs end neither at marked instructions nor at watched data, or again; gives what was so before."""
+        """Disable, or enable again, stops at marked instructions and watched data; returns the previous setting."""
         before = bool(self._cell[HELD])
         self._cell[HELD] = held
         return before
 
     def watch(self, start: int, size: int, *, reads: bool, writes: bool) -> DataWatch:
-        """End limited runs behind an instruction that accesses a range of physical addresses."""
+        """End limited runs after an instruction that accesses a range of physical addresses."""
         return DataWatch(self, start, size, reads=reads, writes=writes)
 
     def _set_ranges(self, ranges: Sequence[tuple[int, int, int]], words: Sequence[int]) -> None:
-        """Write them into these words of the cell."""
+        """Write the ranges to these words of the cell."""
         if len(ranges) > len(words):
-            raise ValueError(f"{len(ranges)} ranges; there is room for {len(words)}")
+            raise ValueError(f"{len(ranges)} ranges, but at most {len(words)} are possible")
         self.limit(None)
         for number, word in enumerate(words):
             start, size, marks = ranges[number] if number < len(ranges) else (0, 0, 0)
@@ -203,7 +200,7 @@ class Engine:
         libunicorn.flush_translations(self.handle)
 
     def take_visits(self) -> bytes:
-        """What was logged since the last time; see VisitLog."""
+        """Visits logged since the last call; see VisitLog."""
         log, up_to = self._log, self._cell[LOG_NEXT]
         if log is None or up_to == log.start:
             return b""
@@ -211,7 +208,7 @@ class Engine:
         return log.taken(up_to)
 
     def run(self, rip: int) -> Exit:
-        """Run from an address until something happens."""
+        """Run from a guest address until an exit."""
         cell, watched = self._cell, self._watched
         cell[INTERRUPT] = -1
         watched.begin()
@@ -231,12 +228,20 @@ class Engine:
         return Exit.HALT
 
     def stop_with(self, request: Callable[[bool], object] | None) -> None:
-        """Let the watchdog end runs by ``request``, None for the engine's own way."""
-        self._watched.replace(request or stopper(self.handle))
+        """Make the watchdog end runs by ``request``; None for the engine's own request, at the start of a block."""
+        if self._stop is not None:
+            self._stop.remove()
+        self._stop = StopRequest(self.handle) if request is None else None
+        self._kept[-1] = self._stop
+        stop = request or self._stop
+        assert stop is not None
+        self._watched.replace(stop)
 
     def close(self) -> None:
-        """Take the hooks out. The engine itself lives as long as somebody holds it."""
+        """Remove the hooks. The engine itself lives as long as it is referenced."""
         self._watched.close()
         self.limit(None)
         self._note_visits(None)
+        if self._stop is not None:
+            self._stop.remove()
         libunicorn.hook_del(self.handle, self._interrupt_hook)

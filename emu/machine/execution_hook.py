@@ -1,4 +1,4 @@
-"""Being told when a vCPU reaches an address, without touching guest text."""
+"""Callbacks when a vCPU reaches an address, without changing guest text."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,10 +8,10 @@ from emu.machine.vcpu import Vcpu
 
 
 def watch_execution(vcpu: Vcpu, addresses: Iterable[int], reached: Callable[[int], None]) -> Callable[[], None]:
-    """Call ``reached`` with the address each time one of ``addresses`` is about to be executed; what is returned ends
-    that.
+    """Call ``reached`` with the address each time one of ``addresses`` is about to be executed; returns a function
+    that ends this.
 
-    Runs between the call and the end are slower: the engine calls out at each of the addresses.
+    Runs meanwhile are slower: the engine calls Python at each of the addresses.
     """
     uc = vcpu.uc
     watched = sorted(set(addresses))

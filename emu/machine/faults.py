@@ -1,4 +1,4 @@
-"""From an exception in the guest to an error that says what happened."""
+"""Conversion of exceptions in the guest to errors that describe them."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -35,16 +35,16 @@ _KINDS = {
 }
 
 FAULTS = frozenset(_KINDS) - {1, 4}
-"""Exceptions that leave rip on the instruction that raised them, which was not executed."""
+"""Exceptions that leave rip at the instruction that raised them, which was not executed."""
 
 
 def kind_of(number: int) -> str:
-    """An exception in words."""
+    """Name of an exception."""
     return _KINDS.get(number, f"unhandled interrupt {number:#x}")
 
 
 def access_of(vcpu: "Vcpu", rip: int, address: int) -> Access:
-    """What the access was that gave a page fault at ``address``."""
+    """Kind of the access that caused a page fault at ``address``."""
     entry = vcpu.machine.page_entry(address)
     fetched = address == rip or (not address & PAGE_MASK and 0 < address - rip < LONGEST_INSTRUCTION)
     if fetched and (not frame_of(entry) or entry & NX):
@@ -55,7 +55,7 @@ def access_of(vcpu: "Vcpu", rip: int, address: int) -> Access:
 
 
 def _code(read: Callable[[int, int], bytes], rip: int) -> bytes:
-    """The bytes of the instruction at ``rip``, as far as they are mapped."""
+    """Bytes of the instruction at ``rip``, as far as they are mapped."""
     room = -rip & PAGE_MASK or PAGE_MASK + 1
     first = read(rip, min(LONGEST_INSTRUCTION, room))
     if room >= LONGEST_INSTRUCTION:
@@ -67,7 +67,7 @@ def _code(read: Callable[[int, int], bytes], rip: int) -> bytes:
 
 
 def writes(code: bytes) -> bool:
-    """Whether the instruction, which touched memory that is not there, meant to write to it, and to nothing but it."""
+    """True if the faulting access was write-only."""
     decoder = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
     decoder.detail = True
     instruction = next(decoder.disasm(code, 0, 1), None)

@@ -1,6 +1,6 @@
-"""Guest structures, each declared once: assembly text names their fields, Python reads and writes through the same.
+"""Guest structures, each declared once: for field names in assembly text and for reads and writes from Python.
 
-A declaration gives a structure's size and the offset of every field that somebody uses. From it come
+A declaration contains a structure's size and the offset of every field that is used. It provides
 
 - symbols for assembly text: ``mov rax, qword ptr [rdi + percpu_ref.data]`` (``Struct.asm_symbols``),
 - a view for Python: ``percpu_ref.view(memory, address).data`` (``Struct.view``),
@@ -22,19 +22,19 @@ _LETTERS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 class GuestMemory(Protocol):
-    """What a view needs of a machine: guest virtual addresses, bytes."""
+    """Access to guest memory by virtual address, which a view needs."""
 
     def read(self, address: int, size: int) -> bytes:
-        """``size`` bytes at a guest address."""
+        """Read ``size`` bytes at a guest address."""
         ...
 
     def write(self, address: int, data: bytes) -> None:
-        """Put bytes at a guest address."""
+        """Write bytes at a guest address."""
         ...
 
 
 class StructError(EmuError):
-    """A declaration that contradicts itself, or a value that does not fit into its field."""
+    """A structure declaration that contradicts itself, or a value that does not fit into its field."""
 
 
 class NoFieldError(StructError, AttributeError):
@@ -57,7 +57,7 @@ class StructField:
 
     @property
     def span(self) -> int:
-        """Bytes from the first to the last element."""
+        """Size of the whole field in bytes."""
         return self.size * (1 if self.count is None else self.count)
 
     def array(self, count: int) -> "StructField":
@@ -91,7 +91,7 @@ def u64(offset: int) -> StructField:
 
 
 def raw(offset: int, size: int) -> StructField:
-    """Bytes that nobody counts with: a name, a tag."""
+    """Bytes that are no number: a name, a tag."""
     return StructField(offset, size, raw=True)
 
 
@@ -114,21 +114,18 @@ class Struct:
         end, last = 0, ""
         for key, field in sorted(self.fields.items(), key=lambda item: item[1].offset):
             if field.offset < 0 or field.offset + field.span > size:
-                raise StructError(f"{name}.{key}: {field.offset:#x}+{field.span:#x} is outside of {size:#x} bytes")
+                raise StructError(f"{name}.{key}: {field.offset:#x}+{field.span:#x} is outside {size:#x} bytes")
             if field.offset < end:
                 raise StructError(f"{name}.{key} at {field.offset:#x} overlaps {name}.{last}")
             if hasattr(StructView, key):
-                raise StructError(f"{name}.{key}: a view has a member of this name")
+                raise StructError(f"{name}.{key}: the name is reserved for a member of StructView")
             end, last = field.offset + field.span, key
 
     def __repr__(self) -> str:
         return f"<Struct {self.name} of {self.size:#x} bytes>"
 
     def field(self, path: str) -> StructField:
-        """The field at a path (``"pcref.data"``) with its offset from the start of this structure.
-
-        Raises NoFieldError.
-        """
+        """The field at a path (``"pcref.data"``), its offset from the start of this structure. Raises NoFieldError."""
         first, _, rest = path.partition(".")
         try:
             found = self.fields[first]
@@ -137,20 +134,20 @@ class Struct:
         if not rest:
             return found
         if found.struct is None:
-            raise NoFieldError(f"{self.name}.{first} is no structure, so it has no field {rest!r}")
+            raise NoFieldError(f"{self.name}.{first} is not a structure, so it has no field {rest!r}")
         inner = found.struct.field(rest)
         return StructField(found.offset + inner.offset, inner.size, inner.count, inner.signed, inner.raw, inner.struct)
 
     def offset(self, path: str) -> int:
-        """Bytes from the start of the structure to a field. Raises NoFieldError."""
+        """Offset of a field in bytes from the start of the structure. Raises NoFieldError."""
         return self.field(path).offset
 
     def codec(self, *paths: str, start: int = 0, end: int | None = None) -> Codec:
-        """Packs and unpacks several fields at once, each element of an array as a value of its own.
+        """Packer of several fields at once; each element of an array is a value of its own.
 
-        ``start`` and ``end``: the first byte of the structure that it covers, and the first one after it, by default
-        the end of the last field. Bytes of no field are packed as zeros. Raises NoFieldError; StructError for an
-        embedded structure, and for fields that are not in the order of their offsets.
+        ``start`` and ``end``: the range in bytes that is packed, ``end`` exclusive; by default up to the end of the
+        last field. Padding is packed as zeros. Raises NoFieldError, and StructError for an embedded structure or for
+        fields that are not in the order of their offsets.
         """
         text, at = "<", start
         for path in paths:
@@ -164,9 +161,9 @@ class Struct:
         return Codec(f"{text}{max((at if end is None else end) - at, 0)}x")
 
     def asm_symbols(self, base: int = 0) -> dict[str, int]:
-        """``{"bpf_prog.active": 0x28, ...}``: every field with its offset, plus ``base``.
+        """Offset plus ``base`` of every field, ``{"bpf_prog.active": 0x28, ...}``.
 
-        Fields of embedded structures are there too (``bpf_tramp_image.pcref.data``), and ``<name>.sizeof``.
+        Includes fields of embedded structures (``bpf_tramp_image.pcref.data``), and ``<name>.sizeof``.
         """
         symbols = {f"{self.name}.sizeof": self.size}
         symbols.update((f"{self.name}.{path}", base + offset) for path, offset in self._paths())
@@ -180,12 +177,12 @@ class Struct:
                     yield f"{key}.{path}", field.offset + offset
 
     def view(self, memory: GuestMemory, address: int) -> "StructView":
-        """The structure at a guest address: its fields are attributes that read and write guest memory."""
+        """The structure at a guest address: its attributes read and write the fields in guest memory."""
         return StructView(self, memory, address)
 
 
 def struct_symbols(structs: Iterable[Struct]) -> dict[str, int]:
-    """The symbols of several structures for assembly text."""
+    """Assembly symbols of several structures."""
     symbols: dict[str, int] = {}
     for struct in structs:
         symbols.update(struct.asm_symbols())
@@ -195,9 +192,9 @@ def struct_symbols(structs: Iterable[Struct]) -> dict[str, int]:
 class StructView:
     """A structure at a guest address.
 
-    ``view.active`` reads, ``view.active = 5`` writes. An array field gives an ArrayView and takes an iterable of
-    exactly its length; an embedded structure gives a StructView; a raw field gives and takes bytes (fewer of them are
-    followed by zeros). Raises NoFieldError, and StructError for a value that does not fit.
+    ``view.active`` reads, ``view.active = 5`` writes. An array field reads as an ArrayView and takes an iterable of
+    exactly its length; an embedded structure reads as a StructView; a raw field reads and takes bytes (fewer bytes are
+    padded with zeros). Raises NoFieldError, and StructError for a value that does not fit.
     """
 
     __slots__ = ("_address", "_memory", "_struct")
@@ -261,7 +258,7 @@ class ArrayView:
         return (self[index] for index in range(len(self)))
 
     def fill(self, values: Iterable[Any]) -> None:
-        """Write all elements; StructError when there are too many or too few, and nothing is written then."""
+        """Write all elements; StructError for a wrong number of them, and nothing is written then."""
         packed = [_pack(f"{self._where}[{index}]", self._field, value) for index, value in enumerate(values)]
         if len(packed) != len(self):
             raise StructError(f"{self._where} has {len(self)} elements, not {len(packed)}")

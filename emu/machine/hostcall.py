@@ -1,7 +1,7 @@
-"""Host calls: guest addresses that guest code calls, and a Python function answers.
+"""Host calls: guest addresses at which guest code calls a Python function.
 
-A stub is ``hlt``, which ends the run, and eight bytes further ``ret``, where the guest goes on: a host call is two
-guest instructions, and the return stack stays balanced.
+A stub is ``hlt``, which ends the run, and eight bytes further ``ret``, where the guest resumes: a host call counts as
+two guest instructions, and the return stack stays balanced.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ HostFunction = Callable[["Vcpu"], int | None]
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A name and the function behind it."""
+    """The name and the Python function of a host call."""
 
     name: str
     function: HostFunction
@@ -33,7 +33,7 @@ class HostCall:
 class HostCalls:
     """The stubs of a machine, in pages that hold nothing else.
 
-    The first one, at ``return_address``, is where a call from outside returns to.
+    The first one, at ``return_address``, is the return address of calls from outside.
     """
 
     def __init__(self, address: int) -> None:
@@ -44,11 +44,11 @@ class HostCalls:
 
     @property
     def code(self) -> bytes:
-        """The content of the pages; it never changes."""
+        """Content of the pages; it never changes."""
         return _STUB * (self.size // SLOT)
 
     def add(self, name: str, function: HostFunction) -> int:
-        """Guest address of a new stub. MachineError where there are none left."""
+        """Guest address of a new stub. MachineError if all stubs are in use."""
         if not self._free:
             raise MachineError(f"no stub left for the host call {name}")
         address = self._free.pop()
@@ -56,7 +56,7 @@ class HostCalls:
         return address
 
     def remove(self, address: int) -> HostCall:
-        """Take a host call back; calling its stub is a fault from now on."""
+        """Remove a host call; calling its stub is a fault from now on. MachineError if there is none."""
         call = self._calls.pop(address, None)
         if call is None:
             raise MachineError(f"no host call at {address:#x}")
@@ -68,11 +68,11 @@ class HostCalls:
         return self._calls.get(address)
 
     def is_stub(self, address: int) -> bool:
-        """Whether a stub, used or not, begins at an address."""
+        """True if a stub, used or not, begins at an address."""
         return 0 <= address - self.address < self.size and (address - self.address) % SLOT == 0
 
     def name(self, address: int) -> str | None:
-        """Name of the host call in whose stub an address lies."""
+        """Name of the host call whose stub contains an address."""
         if not 0 <= address - self.address < self.size:
             return None
         found = self._calls.get(address - (address - self.address) % SLOT)

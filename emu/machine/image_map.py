@@ -1,4 +1,4 @@
-"""What lies where in executable memory: images with their listings, and the names of images that were freed."""
+"""Images in executable memory with their listings, and the names of freed images."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from emu.machine.frame_words import StackNames
 
 
 class ImageText(Protocol):
-    """A range of text, ``start`` to ``end``, whose images are made when they are asked for."""
+    """A range of text, ``start`` to ``end``, whose images are built on request."""
 
     @property
     def start(self) -> int:
@@ -20,7 +20,7 @@ class ImageText(Protocol):
 
     @property
     def end(self) -> int:
-        """The address behind the last."""
+        """The address after the last."""
         ...
 
     def image_at(self, address: int) -> Image | None:
@@ -30,7 +30,7 @@ class ImageText(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ImagesRecord:
-    """What a snapshot keeps of the images."""
+    """State of the images in a snapshot."""
 
     starts: tuple[int, ...]
     images: dict[int, Image]
@@ -40,7 +40,7 @@ class ImagesRecord:
 
 
 class ImageMap:
-    """The images of a machine by address."""
+    """Images of a machine, by address."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -51,21 +51,21 @@ class ImageMap:
         """Start, end and name, sorted; none overlaps another."""
 
     def add(self, image: Image) -> None:
-        """Make an image known. MachineError if it overlaps one that is."""
+        """Register an image. MachineError if it overlaps a registered one."""
         end = image.end
         if self._is_known(image.address, end):
-            raise MachineError(f"an image is already known between {image.address:#x} and {end:#x}")
+            raise MachineError(f"an image is already registered between {image.address:#x} and {end:#x}")
         insort(self._starts, image.address)
         self._images[image.address] = image
 
     def add_text(self, text: ImageText) -> None:
-        """Make all images of a range known. MachineError if it overlaps what is."""
+        """Register all images of a range. MachineError if it overlaps a registered image or range."""
         if self._is_known(text.start, text.end):
-            raise MachineError(f"an image is already known between {text.start:#x} and {text.end:#x}")
+            raise MachineError(f"an image is already registered between {text.start:#x} and {text.end:#x}")
         self._texts.append(text)
 
     def remove_text(self, text: ImageText) -> None:
-        """Forget a range."""
+        """Remove a range."""
         self._texts.remove(text)
 
     def _is_known(self, start: int, end: int) -> bool:
@@ -77,18 +77,18 @@ class ImageMap:
         )
 
     def remove(self, address: int) -> None:
-        """Forget the image that begins at an address."""
+        """Remove the image that begins at an address. MachineError if there is none."""
         if self._images.pop(address, None) is None:
             raise MachineError(f"no image at {address:#x}")
         del self._starts[bisect_left(self._starts, address)]
         self._stacks.pop(address, None)
 
     def name_stack(self, address: int, names: Callable[[], StackNames]) -> None:
-        """Say what the words of the frame are called that the image which begins at an address makes, when asked."""
+        """Name the words of the stack frame of the image at an address; ``names`` is called on demand."""
         self._stacks[address] = names
 
     def stack_names(self, image: Image) -> StackNames | None:
-        """What the words of an image's frame are called, where somebody said so."""
+        """Names of the words of an image's stack frame, None if there are none."""
         names = self._stacks.get(image.address)
         return names() if names is not None else None
 
@@ -104,12 +104,12 @@ class ImageMap:
         return image if address < image.end else None
 
     def listed(self) -> list[Image]:
-        """The images that were made known one by one, by address."""
+        """Images that were registered one by one, by address."""
         return [self._images[start] for start in self._starts]
 
     @property
     def texts(self) -> tuple[ImageText, ...]:
-        """The ranges whose images are made when they are asked for."""
+        """Ranges whose images are built on request."""
         return tuple(self._texts)
 
     def line(self, address: int) -> Line | None:
@@ -123,12 +123,12 @@ class ImageMap:
         return line.phase if line is not None else None
 
     def set_freed(self, start: int, end: int, name: str) -> None:
-        """Remember what was freed in a range."""
+        """Record the name of freed memory."""
         self.set_used(start, end)
         insort(self._freed, (start, end, name))
 
     def set_used(self, start: int, end: int) -> None:
-        """A range is in use again."""
+        """Mark a range as in use again."""
         first = last = self._freed_before(start)
         kept = []
         while last < len(self._freed) and self._freed[last][0] < end:
@@ -141,27 +141,27 @@ class ImageMap:
         self._freed[first:last] = kept
 
     def freed(self, address: int) -> str | None:
-        """The name of what was freed at an address, None if that is in use or was never used."""
+        """Name of the freed memory at an address; None if it is in use or was never used."""
         position = self._freed_before(address)
         if position < len(self._freed) and self._freed[position][0] <= address:
             return self._freed[position][2]
         return None
 
     def _freed_before(self, address: int) -> int:
-        """The position of the first freed range that ends behind an address."""
+        """Index of the first freed range that ends after an address."""
         position = bisect_left(self._freed, (address,))
         if position and self._freed[position - 1][1] > address:
             position -= 1
         return position
 
     def capture(self) -> ImagesRecord:
-        """What a snapshot keeps."""
+        """State for a snapshot."""
         return ImagesRecord(
             tuple(self._starts), dict(self._images), tuple(self._texts), tuple(self._freed), dict(self._stacks)
         )
 
     def restore(self, record: ImagesRecord) -> None:
-        """Back to what ``capture`` gave."""
+        """Return to a state from ``capture``."""
         self._starts, self._images = list(record.starts), dict(record.images)
         self._texts, self._freed = list(record.texts), list(record.freed)
         self._stacks = dict(record.stacks)

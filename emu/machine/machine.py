@@ -1,4 +1,4 @@
-"""A machine: shared memory, vCPUs, host calls, tasks, snapshots, and everything that is known about its memory."""
+"""The machine: shared memory, vCPUs, host calls, tasks, snapshots, and names for its addresses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,10 +35,10 @@ class _State:
 
 
 class Machine(AddressSpace):
-    """An x86_64 machine with ``ram_bytes`` of RAM, of which only its own stubs and stacks are mapped at first.
+    """An x86_64 machine with ``ram_bytes`` of RAM; only its own stubs and stacks are mapped at first.
 
     Addresses are guest virtual ones unless said otherwise. ``counting`` is a method of ``emu.counting`` ("auto",
-    "native", "portable", "each"; CountingError for another one), or "off".
+    "native", "portable", "each"; CountingError for any other), or "off".
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class Machine(AddressSpace):
         self.layout = layout
         self.view_frames = ViewFrames(self.ram)
         self.on_int3: list[Callable[[Vcpu], bool]] = []
-        """Asked in turn after an int3 (rip is behind it) until one gives True: it has set rip."""
+        """Called in turn after an int3 (rip is after it) until one returns True: it has set rip."""
         self.on_fault: list[Callable[[Vcpu, int], bool]] = []
-        """Asked in turn, with the instruction's address, after a page fault or a general protection fault until one
-        gives True: it has set rip, and what the instruction would have left (``fixup_exception``)."""
+        """Called in turn, with the instruction's address, after a page fault or a general protection fault until one
+        returns True: it has set rip, and the registers that the instruction would have set (``fixup_exception``)."""
         self.symbolize: Callable[[int], str | None] | None = None
         """Name of the function at an address."""
         self.current_offset: int | None = None
-        """Offset of ``current`` in the per-CPU area; None: no such word is kept."""
+        """Offset of ``current`` in the per-CPU area; None without such a word."""
         self.max_ticks = 600
-        """Tenths of a second of host time after which a run is a GuestTimeout: a net, not a result."""
+        """Limit on a run's host time in tenths of a second, then GuestTimeout: a safety net, not part of any result."""
         self._history = History(self.ram)
         self._stack_slots: list[int] = []
         self._next_stack = layout.stacks
@@ -82,37 +82,37 @@ class Machine(AddressSpace):
             if counting != "off":
                 vcpu.counter = counter_for(vcpu.uc, vcpu.read_code, cast(Method, counting))
 
-    # What is known about memory -------------------------------------------------------------------------------------
+    # Names of addresses ---------------------------------------------------------------------------------------------
 
     def add_image(self, image: Image) -> None:
-        """Make an image's listing known to faults and counts. Its bytes are not loaded."""
+        """Register an image's listing for faults and counts. Its bytes are not loaded."""
         self.images.add(image)
 
     def add_text(self, text: ImageText) -> None:
-        """Make the listings of a whole range of text known, as ``add_image`` does for one image."""
+        """Register the listings of a whole range of text, as ``add_image`` does for one image."""
         self.images.add_text(text)
 
     def remove_text(self, text: ImageText) -> None:
-        """Forget the listings of a range."""
+        """Remove the listings of a range."""
         for vcpu in self.vcpus:
             vcpu.collect_counts()
         self.images.remove_text(text)
 
     def remove_image(self, address: int) -> None:
-        """Forget the image that begins at an address."""
+        """Remove the image that begins at an address."""
         for vcpu in self.vcpus:
             vcpu.collect_counts()
         self.images.remove(address)
 
     def function_at(self, address: int) -> str | None:
-        """Name of the function, or host call, at an address."""
+        """Name of the function or host call at an address."""
         found = self.host_calls.name(address)
         if found is None and self.symbolize is not None:
             found = self.symbolize(address)
         return found
 
     def describe(self, address: int) -> str | None:
-        """What an address is, in words: symbol+offset, and the listing's line."""
+        """Description of an address: symbol+offset, and the listing's line."""
         place = self.function_at(address)
         image = self.images.at(address)
         if image is None:
@@ -131,22 +131,23 @@ class Machine(AddressSpace):
         return aggregate(by_address, counter.unbalanced_returns, self.images.phase, self.function_at)
 
     def host_call(self, name: str, fn: HostFunction) -> int:
-        """Guest address that guest code may call: ``fn`` then runs with the vCPU, its result goes to rax.
+        """Guest address of a stub for guest code to call: ``fn`` runs with the vCPU, its result goes to rax.
 
-        None leaves rax alone. What ``fn`` raises ends the run and comes out of ``Vcpu.call``.
+        None leaves rax unchanged. What ``fn`` raises ends the run and is raised by ``Vcpu.call``. MachineError if all
+        stubs are in use.
         """
         return self.host_calls.add(name, fn)
 
     def remove_host_call(self, address: int) -> HostCall:
-        """Take a host call back."""
+        """Remove a host call. MachineError if there is none at the address."""
         return self.host_calls.remove(address)
 
     # Tasks ----------------------------------------------------------------------------------------------------------
 
     def task(self, name: str, function: int, args: tuple[int, ...] = (), *, struct: int = 0) -> Task:
-        """A new kernel thread with a stack of its own, which will call a function; ``Vcpu.run`` runs it.
+        """A new kernel thread with its own stack, which will call a function; ``Vcpu.run`` runs it.
 
-        ``struct`` is the guest address of its task_struct.
+        ``struct`` is the guest address of its task_struct. OutOfMemory if there is no room for the stack.
         """
         task = Task(name, self._new_stack(name), address=struct)
         task.entry = (function, tuple(args))
@@ -154,7 +155,7 @@ class Machine(AddressSpace):
         return task
 
     def remove_task(self, task: Task) -> None:
-        """Forget a task that no vCPU runs and free its stack."""
+        """Remove a task that no vCPU runs and free its stack. MachineError if its state does not allow that."""
         if task.state is TaskState.RUNNING or task not in self.tasks:
             raise MachineError(f"task {task.name} is {task.state}")
         self.tasks.remove(task)
@@ -174,9 +175,9 @@ class Machine(AddressSpace):
     # Snapshots ------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """The machine's present state. Costs what was written since the last snapshot or restore: ``pages_copied``.
+        """The machine's current state. Costs what was written since the last snapshot or restore: ``pages_copied``.
 
-        Guest memory, mappings, registers, tasks, pending text and image names are in it; host calls are not.
+        Contains guest memory, mappings, registers, tasks, pending text and image names, but not host calls.
         MachineError while a vCPU runs.
         """
         dirty = self._harvest()
@@ -191,7 +192,7 @@ class Machine(AddressSpace):
         return self._history.take(dirty, state)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Back to a state of this machine, older or newer. Costs the pages that differ: ``pages_copied``.
+        """Return to a state of this machine, older or newer. Costs the pages that differ: ``pages_copied``.
 
         MachineError for another machine's snapshot, and while a vCPU runs.
         """
@@ -203,7 +204,7 @@ class Machine(AddressSpace):
             vcpu.collect_counts()
         if self.text_users is state.space.text_users:
             for frame in self._history.differing(snapshot, dirty) & self.text_users.keys():
-                # What is translated is what stands there now: the rest of the page need not be translated again.
+                # The engine's translations are of the current text: unchanged parts of the page keep theirs.
                 first, end = _difference(self.ram.page(frame), snapshot.page(frame))
                 for page in self.text_users[frame] if first < end else ():
                     self.before_text_change((page << PAGE_SHIFT) + first, (page << PAGE_SHIFT) + end)
@@ -225,7 +226,7 @@ class Machine(AddressSpace):
         return self._history.pages_copied
 
     def _harvest(self) -> set[int]:
-        """Frames written since the last snapshot or restore, by host and guest; counting begins anew."""
+        """Frames written since the last snapshot or restore, by host and guest; tracking restarts."""
         if any(vcpu.is_running for vcpu in self.vcpus):
             raise MachineError("a vCPU is running")
         for vcpu in self.vcpus:
@@ -236,7 +237,7 @@ class Machine(AddressSpace):
         return dirty
 
     def close(self) -> None:
-        """Give everything back. Nothing may be called afterwards but this."""
+        """Free all resources. Only ``close`` may be called afterwards."""
         if not self._closed:
             self._closed = True
             for vcpu in self.vcpus:
@@ -254,7 +255,7 @@ _PIECE = 64
 
 
 def _difference(one: bytes, other: bytes) -> tuple[int, int]:
-    """Where two pages differ, in pieces of 64 bytes: where the first begins and the last ends, (0, 0) for nowhere."""
+    """Range in which two pages differ, rounded to 64 bytes: offsets of its start and end, (0, 0) for equal pages."""
     if one == other:
         return 0, 0
     pieces = range(0, PAGE_SIZE, _PIECE)

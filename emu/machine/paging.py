@@ -1,4 +1,4 @@
-"""The guest's page tables: 4 levels, 4 KiB pages, in guest RAM itself, as the engines walk them."""
+"""Page tables of the guest: 4 levels, 4 KiB pages, in guest RAM, as the engines walk them."""
 
 import enum
 from array import array
@@ -27,7 +27,7 @@ ALL_MARKS = _ALL_DIRTY | _ALL_ACCESSED
 
 
 class Prot(enum.Flag):
-    """What guest code may do with a page. A page is readable whenever it is mapped."""
+    """Protection of a page. A mapped page is always readable."""
 
     READ = 1
     WRITE = 2
@@ -59,13 +59,13 @@ class PageTables:
         self.root = ram.allocator.take(1)[0]
         self.generation = 0
         self.version = 0
-        """Another number for every state of the entries, but for their A and D bits."""
+        """A different number for every state of the entries, except for their A and D bits."""
         self._versions = 0
         self.known: dict[int, int] = {}
-        """Leaf entries that were looked up since the last change, by page number."""
+        """Leaf entries looked up since the last change, by page number."""
 
     def entry(self, page: int) -> int:
-        """The leaf entry of a page number, without its D bit being current; 0 where nothing is mapped."""
+        """The leaf entry of a page number, its D bit perhaps out of date; 0 if the page is not mapped."""
         found = self.known.get(page)
         if found is None:
             position = self._leaf_position(page)
@@ -75,7 +75,7 @@ class PageTables:
         return found
 
     def restored(self, version: int) -> None:
-        """The tables are in RAM as they were in a version; cached translations are dropped if that was another one."""
+        """Note that RAM holds the tables of a version; cached translations of another version are dropped."""
         if self.version != version:
             self.version = version
             self.known.clear()
@@ -86,7 +86,7 @@ class PageTables:
         self.version = self._versions
 
     def tables_needed(self, page: int, count: int) -> int:
-        """Tables that mapping ``count`` pages from ``page`` on would add."""
+        """Number of tables that mapping ``count`` pages from ``page`` on would add."""
         needed = 0
         for depth in range(3):
             span = 9 * (3 - depth)
@@ -96,7 +96,7 @@ class PageTables:
         return needed
 
     def map(self, page: int, entries: Sequence[int]) -> None:
-        """Install leaf entries from ``page`` on. OutOfMemory, and nothing changed, where tables are lacking."""
+        """Install leaf entries from ``page`` on. OutOfMemory, and nothing changed, if RAM for tables is lacking."""
         missing = self.tables_needed(page, len(entries))
         if missing > self._ram.allocator.free_frames:
             raise OutOfMemory(missing, self._ram.allocator.free_frames)
@@ -106,7 +106,7 @@ class PageTables:
         self._changed()
 
     def set_entry(self, page: int, entry: int) -> None:
-        """Replace the leaf entry of a page that is mapped, for the same frame; its D bit stays."""
+        """Replace the leaf entry of a mapped page, for the same frame; its D bit stays. NotMapped."""
         position = self._leaf_position(page)
         if not position:
             raise NotMapped(page << PAGE_SHIFT)
@@ -116,7 +116,7 @@ class PageTables:
         self._changed()
 
     def unmap(self, page: int) -> int:
-        """Take a page out; gives its entry. Tables that become empty are freed."""
+        """Unmap a page and return its entry. Tables that become empty are freed. NotMapped."""
         path = self._path(page)
         entry = self._words[path[-1]]
         if entry & DIRTY:
@@ -135,7 +135,7 @@ class PageTables:
         return entry
 
     def mapped_in(self, page: int, count: int) -> int | None:
-        """The first page of a range that is mapped, or None."""
+        """The first mapped page of a range, or None."""
         number = page
         while number < page + count:
             table = self._table_at(number, 3)
@@ -149,7 +149,7 @@ class PageTables:
         return None
 
     def is_dirty(self, page: int) -> bool:
-        """Whether the guest wrote to a page through this mapping since its D bit was cleared."""
+        """True if the guest wrote to a page through this mapping since its D bit was cleared."""
         position = self._leaf_position(page)
         return bool(position and self._words[position] & DIRTY)
 
@@ -162,7 +162,7 @@ class PageTables:
     def harvest(self) -> set[int]:
         """Frames that the guest wrote to since the last harvest. Clears the bits: TLBs must be flushed afterwards.
 
-        Only tables with their A bit set are looked at, so the cost is that of what was walked since.
+        Reads only tables whose A bit is set, so the cost depends on what was walked since.
         """
         dirty: set[int] = set()
         for directory_pointers in self._children(self.root, marked=False):
@@ -172,12 +172,12 @@ class PageTables:
         return dirty
 
     def merge_marks(self, table: int, private: int, page: int, depth: int) -> None:
-        """Carry the A and D bits of a private copy of the table at ``depth`` over ``page`` into the shared table."""
+        """Copy the A and D bits of a private copy of the table at ``depth`` over ``page`` to the shared table."""
         mine, theirs = self._integer(table), self._integer(private)
         merged = mine | theirs & ALL_MARKS
         if merged != mine:
             self._ram.set_page(table, merged.to_bytes(PAGE_SIZE, "little"))
-            # The upper levels must lead a harvest here.
+            # The A bits of the upper levels must lead a harvest here.
             upper = self.root
             for level, shift in enumerate(LEVEL_SHIFTS[:depth]):
                 position = upper * 512 + (page >> (shift - PAGE_SHIFT) & 511)
@@ -186,7 +186,7 @@ class PageTables:
                 upper = frame_of(self._words[position])
 
     def table_over(self, page: int, depth: int) -> int:
-        """The table at ``depth`` (0 the root, 3 the leaves') that translates a page, as a frame; 0 if there is none."""
+        """Frame of the table at ``depth`` (0 the root, 3 the leaves') that translates a page; 0 if there is none."""
         return self._table_at(page, depth)
 
     def _children(self, table: int, *, marked: bool) -> Iterator[int]:
@@ -274,7 +274,7 @@ def _entries_in(bits: int) -> Iterator[int]:
 
 
 def page_range(address: int, size: int) -> tuple[int, int]:
-    """Page number and count of a page-aligned range; MachineError where it isn't one."""
+    """Page number and count of a page-aligned range. MachineError for any other range."""
     if address % PAGE_SIZE or size % PAGE_SIZE or size <= 0:
         raise MachineError(f"{address:#x} + {size:#x} bytes is not a range of whole pages")
     return address >> PAGE_SHIFT, size >> PAGE_SHIFT

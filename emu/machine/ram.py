@@ -10,11 +10,10 @@ ZERO_PAGE = bytes(PAGE_SIZE)
 
 
 class Ram:
-    """``frames`` frames of guest RAM, and as many again that views of stale text are built in (see
-    ``emu.machine.text_view``).
+    """``frames`` frames of guest RAM, and as many again for views of stale text (see ``emu.machine.text_view``).
 
-    ``bytes`` and ``words`` are the same memory; host pages are only committed when touched. ``dirty`` holds the frames
-    that the *host* wrote since the last snapshot; guest writes are known from D bits.
+    ``bytes`` and ``words`` are the same memory; host pages are committed when first touched. ``dirty`` holds the frames
+    that the *host* wrote since the last snapshot; D bits show the guest's writes.
     """
 
     def __init__(self, size: int) -> None:
@@ -38,10 +37,9 @@ class Ram:
 
 
 class FrameAllocator:
-    """Frames of guest RAM, handed out lowest first, the last freed one again before any new one.
+    """Frames of guest RAM, lowest first; the last freed one is reused before any new one.
 
-    A frame mapped twice is shared: it returns when its last user frees it. Frame 0 stays unused, so that no frame
-    number is false.
+    A frame mapped twice is shared: its last user frees it. Frame 0 stays unused, so that no frame number is false.
     """
 
     def __init__(self, ram: Ram) -> None:
@@ -53,11 +51,11 @@ class FrameAllocator:
 
     @property
     def free_frames(self) -> int:
-        """Frames that can still be had."""
+        """Number of free frames."""
         return self._ram.frames - self._next + len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """``count`` zeroed frames, or OutOfMemory and nothing taken."""
+        """Allocate ``count`` zeroed frames. OutOfMemory, and nothing is allocated."""
         if count > self.free_frames:
             raise OutOfMemory(count, self.free_frames)
         reused = min(count, len(self._free))
@@ -75,15 +73,15 @@ class FrameAllocator:
         return frames
 
     def share(self, frame: int) -> None:
-        """Another user of a frame."""
+        """Add a user of a frame."""
         self._extra_users[frame] = self._extra_users.get(frame, 0) + 1
 
     def is_shared(self, frame: int) -> bool:
-        """Whether a frame has more than one user."""
+        """True if a frame has more than one user."""
         return frame in self._extra_users
 
     def give_back(self, frame: int) -> None:
-        """One user less."""
+        """Remove a user of a frame."""
         users = self._extra_users.get(frame, 0)
         if users > 1:
             self._extra_users[frame] = users - 1
@@ -93,9 +91,9 @@ class FrameAllocator:
             self._free.append(frame)
 
     def state(self) -> tuple[int, tuple[int, ...], dict[int, int]]:
-        """What a snapshot keeps of the allocator."""
+        """State of the allocator for a snapshot."""
         return self._next, tuple(self._free), dict(self._extra_users)
 
     def restore(self, state: tuple[int, tuple[int, ...], dict[int, int]]) -> None:
-        """Back to a state that ``state`` gave; frames touched since stay known as touched."""
+        """Return to a state from ``state``; frames touched since then stay known as touched."""
         self._next, self._free, self._extra_users = state[0], list(state[1]), dict(state[2])

@@ -12,7 +12,7 @@ GENERAL = (
     *("r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15"),
 )
 SAVED = (*GENERAL, "rip", "rflags")
-"""What a switch between tasks saves and restores, in this order. Neither GS base nor CR3: those are the CPU's."""
+"""Registers that a task switch saves and restores, in this order. GS base and CR3 belong to the CPU."""
 ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
 """System V argument registers."""
 
@@ -34,7 +34,7 @@ class RegisterBatch:
         self._pointers = (ctypes.c_void_p * len(names))(*(base + 8 * index for index in range(len(names))))
 
     def read(self) -> list[int]:
-        """The registers' values, in the order of their names."""
+        """Values of the registers, in the order of their names."""
         libunicorn.reg_read_batch(self._engine, self._ids, self._pointers, self._count)
         return self._values[:]
 
@@ -60,7 +60,7 @@ class _Register:
 
 
 class Registers:
-    """Registers of an engine that isn't running: ``regs.rax``, ``regs.rip = ...``; values are taken modulo 2^64."""
+    """Registers of an idle engine: ``regs.rax``, ``regs.rip = ...``; values are taken modulo 2^64."""
 
     def __init__(self, engine: int) -> None:
         self.engine = engine
@@ -90,7 +90,7 @@ class Registers:
     cr2 = _Register(x86_const.UC_X86_REG_CR2)
 
     def save(self) -> list[int]:
-        """The registers named in ``SAVED``."""
+        """Values of the registers named in ``SAVED``."""
         return self._all.read()
 
     def load(self, values: list[int]) -> None:

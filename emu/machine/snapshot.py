@@ -1,4 +1,4 @@
-"""Snapshots: the pages that changed since the last one, and what the machine knows beside its RAM."""
+"""Snapshots: the pages that changed since the last one, and the machine's state outside RAM."""
 
 from dataclasses import dataclass, field
 
@@ -27,7 +27,7 @@ class Snapshot:
 
 
 class History:
-    """The snapshots of one machine and where its RAM stands among them."""
+    """Snapshots of one machine, and the one that its RAM is based on."""
 
     def __init__(self, ram: Ram) -> None:
         self._ram = ram
@@ -37,19 +37,19 @@ class History:
         """Pages that the last snapshot or restore copied."""
 
     def take(self, dirty: set[int], state: object) -> Snapshot:
-        """A snapshot of the present state; ``dirty`` are the frames written since the last snapshot or restore."""
+        """Take a snapshot of the current state; ``dirty``: frames written since the last snapshot or restore."""
         pages = {frame: self._ram.page(frame) for frame in dirty}
         self.pages_copied = len(pages)
         self._base = Snapshot(self._base, self._lineage, pages, state)
         return self._base
 
     def check(self, snapshot: Snapshot) -> None:
-        """MachineError unless the snapshot is this machine's."""
+        """Raise MachineError unless the snapshot is of this machine."""
         if snapshot.lineage is not self._lineage:
-            raise MachineError("a snapshot of another machine")
+            raise MachineError("the snapshot is of another machine")
 
     def restore(self, snapshot: Snapshot, dirty: set[int]) -> set[int]:
-        """Bring RAM back to a snapshot; gives the frames whose content changed."""
+        """Bring RAM to a snapshot's content; returns the frames whose content changed."""
         changed = set()
         for frame in self.differing(snapshot, dirty):
             content = snapshot.page(frame)
@@ -61,11 +61,11 @@ class History:
         return changed
 
     def differing(self, snapshot: Snapshot, dirty: set[int]) -> set[int]:
-        """Frames whose content may be another one in a snapshot, if ``dirty`` were written since the last."""
+        """Frames that may differ from a snapshot; ``dirty``: frames written since the last snapshot or restore."""
         return dirty | self._between(snapshot)
 
     def _between(self, target: Snapshot) -> set[int]:
-        """Frames in which RAM's base and another snapshot may differ: those on the way by their common ancestor."""
+        """Frames that may differ between RAM's base and another snapshot: those on the path via their ancestor."""
         ours, theirs = _ancestry(self._base), _ancestry(target)
         common = set(ours) & set(theirs)
         frames: set[int] = set()

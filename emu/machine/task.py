@@ -8,16 +8,16 @@ from emu.machine.registers import GENERAL, RSP, SAVED
 INITIAL_RFLAGS = 0x202
 """Interrupts enabled, and the bit that is always set."""
 PT_REGS_ROOM = 0xB0
-"""Bytes at the top of a stack that kernels keep for user space's registers (``task_pt_regs``): nothing is called from
-there, but code that reads beyond the arguments of the first call finds memory.
+"""Bytes at the top of a kernel stack for user space's registers (``task_pt_regs``): the first call begins below,
+so that code that reads beyond its arguments finds mapped memory.
 """
 
 
 class TaskState(enum.StrEnum):
-    """What a task is doing."""
+    """State of a task."""
 
     RUNNABLE = "runnable"
-    """Waiting for a CPU: never started, woken up, or preempted."""
+    """Waiting for a CPU: new, woken up, or preempted."""
     RUNNING = "running"
     SLEEPING = "sleeping"
     DONE = "done"
@@ -25,7 +25,7 @@ class TaskState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """What a snapshot keeps of a task."""
+    """State of a task in a snapshot."""
 
     address: int
     state: TaskState
@@ -40,8 +40,8 @@ class TaskRecord:
 class Task:
     """One kernel thread: its task_struct, its stack, and its registers while no CPU runs it.
 
-    ``address`` is its task_struct in guest memory, which ``current`` gives while it runs. Neither GS base nor CR3 is
-    among the registers, so that it may go on on another vCPU.
+    ``address`` is its task_struct in guest memory, the value of ``current`` while it runs. GS base and CR3 are not
+    among the registers, so that it may continue on another vCPU.
     """
 
     def __init__(self, name: str, stack_top: int, *, address: int = 0) -> None:
@@ -50,33 +50,33 @@ class Task:
         self.registers = [0] * len(GENERAL) + [0, INITIAL_RFLAGS]
         self.registers[RSP] = self.first_rsp
         self.in_kernel = False
-        """Whether it is in the middle of guest code: running, preempted or asleep there."""
+        """True in the middle of guest code: running, preempted or asleep there."""
         self.voluntary_switches = 0
-        """How often it gave up a CPU by sleeping (``nvcsw``)."""
+        """Number of voluntary context switches, by sleeping (``nvcsw``)."""
         self.value = 0
-        """What its function returned, once it is DONE."""
+        """Return value of its function, once it is DONE."""
         self.entry: tuple[int, tuple[int, ...]] | None = None
         """Function and arguments of a task that hasn't started."""
         self.return_rsp = 0
 
     @property
     def first_rsp(self) -> int:
-        """Where its calls begin."""
+        """Stack pointer at which its calls begin."""
         return self.stack_top - PT_REGS_ROOM
 
     def wake(self) -> bool:
-        """Make a sleeping task runnable; False if it wasn't asleep (``try_to_wake_up``)."""
+        """Make a sleeping task runnable; False if it was not asleep (``try_to_wake_up``)."""
         if self.state is not TaskState.SLEEPING:
             return False
         self.state = TaskState.RUNNABLE
         return True
 
     def register(self, name: str) -> int:
-        """A saved register of a task that isn't running."""
+        """Saved register of a task that is not running."""
         return self.registers[SAVED.index(name)]
 
     def capture(self) -> TaskRecord:
-        """What a snapshot keeps of a task."""
+        """State for a snapshot."""
         return TaskRecord(
             self.address,
             self.state,
@@ -89,7 +89,7 @@ class Task:
         )
 
     def restore(self, record: TaskRecord) -> None:
-        """Back to what ``capture`` gave."""
+        """Return to a state from ``capture``."""
         self.address, self.state, self.registers = record.address, record.state, list(record.registers)
         self.in_kernel, self.voluntary_switches = record.in_kernel, record.voluntary_switches
         self.value, self.entry, self.return_rsp = record.value, record.entry, record.return_rsp

@@ -1,8 +1,8 @@
-"""Text as one vCPU sees it: shared, or with writes that it has not adopted yet undone.
+"""Text as one vCPU sees it: the shared text, with the writes undone that it has not adopted yet.
 
-A write to text reaches a CPU for certain only when that CPU serialises. Until then it may execute old or new bytes;
-here that is an explicit choice for each write. While a vCPU runs with writes pending that it does not see, the pages
-they touch are private copies, reached through private page tables; no result depends on what a translation cache holds.
+A write to text is certain to reach a CPU only when that CPU serialises. Until then the CPU may execute old or new
+bytes; here that is an explicit choice for each write. While a vCPU runs with pending writes that it does not see, the
+pages they touch are private copies, reached through private page tables; no result depends on a translation cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,9 +37,9 @@ class TextWrite:
 
 @dataclass(eq=False, slots=True)
 class TextWrites:
-    """Writes that were made together, each a TextWrite when somebody asks for it. The sequences must not change.
+    """Writes that were made together; each TextWrite is built on demand. The sequences must not change.
 
-    ``serial`` is the first one's, the next one's is one more.
+    ``serial`` is that of the first write; the others follow.
     """
 
     addresses: Sequence[int]
@@ -58,7 +58,7 @@ class TextWrites:
         return max(address + len(new) for address, new in zip(self.addresses, self.new, strict=True))
 
     def only(self, chosen: Sequence[bool]) -> "TextWrites":
-        """Those for which ``chosen`` is true, numbered without a gap."""
+        """The writes for which ``chosen`` is true, numbered without gaps."""
         addresses, old, new = compress(self.addresses, chosen), compress(self.old, chosen), compress(self.new, chosen)
         return TextWrites(tuple(addresses), tuple(old), tuple(new), self.serial)
 
@@ -70,7 +70,7 @@ class TextWrites:
 
 
 class ViewFrames:
-    """Frames beyond guest RAM for root tables and private copies: no snapshot holds them, they are built anew."""
+    """Frames above guest RAM for root tables and private copies: not in snapshots, rebuilt on restore."""
 
     def __init__(self, ram: Ram) -> None:
         self._next, self._limit = ram.frames, 2 * ram.frames
@@ -78,11 +78,11 @@ class ViewFrames:
 
     @property
     def in_use(self) -> int:
-        """Frames taken, one for each vCPU's root among them."""
+        """Number of frames in use, including one for each vCPU's root."""
         return self._next - self._limit // 2 - len(self._free)
 
     def take(self) -> int:
-        """A frame with any content."""
+        """Allocate a frame with undefined content. OutOfMemory."""
         if self._free:
             return self._free.pop()
         if self._next == self._limit:
@@ -91,7 +91,7 @@ class ViewFrames:
         return self._next - 1
 
     def give_back(self, frames: list[int]) -> None:
-        """Return frames, the last taken first."""
+        """Free frames, the last allocated first."""
         self._free.extend(reversed(frames))
 
 
@@ -110,11 +110,11 @@ class TextView:
         self._generation = -1
         self._changed = True
         self._is_copy = False
-        """Whether the root has the shared root's entries, those of ``_generation``."""
+        """True if the root has the shared root's entries of generation ``_generation``."""
 
     @property
     def pending(self) -> list[TextWrite]:
-        """The writes that this vCPU has not adopted, in order."""
+        """Writes that this vCPU has not adopted, in order."""
         for writes in self._unread:
             self._pending.extend(writes)
         self._unread.clear()
@@ -122,17 +122,17 @@ class TextView:
 
     @property
     def pending_ranges(self) -> list[tuple[int, int]]:
-        """First and last addresses (exclusive) of ranges in which all of them lie; writes made together share one."""
+        """Start and end (exclusive) of the ranges that contain them; writes made together share one."""
         parts: list[TextWrite | TextWrites] = [*self._pending, *self._unread]
         return [(part.start, part.end) for part in parts]
 
     def add(self, writes: TextWrites) -> None:
-        """Writes that this vCPU does not see yet."""
+        """Add writes that this vCPU does not see yet."""
         self._unread.append(writes)
         self._changed = True
 
     def see(self, address: int) -> list[TextWrite]:
-        """See the new bytes of the pending writes that cover an address; gives those writes."""
+        """See the new bytes of the pending writes that cover an address; returns these writes. MachineError if none."""
         found = [write for write in self.pending if write.address <= address < write.end]
         if not found:
             raise MachineError(f"no write to {address:#x} is pending")
@@ -141,26 +141,26 @@ class TextView:
         return found
 
     def adopt(self) -> None:
-        """See everything: nothing is pending any more."""
+        """Adopt all pending writes."""
         self._pending, self._unread = [], []
         self.seen.clear()
         self._reindex()
 
     def restore(self, pending: list[TextWrite], seen: set[int]) -> None:
-        """The state that a snapshot kept."""
+        """Return to a snapshot's state."""
         if not (pending or seen or self._pending or self._unread or self.seen):
             return
         self._pending, self._unread, self.seen = list(pending), [], set(seen)
         self._reindex()
 
     def discard(self, start: int, end: int) -> None:
-        """Forget pending writes to a range whose memory goes away."""
+        """Drop pending writes to a range that is unmapped."""
         if any(write.address < end and start < write.end for write in self.pending):
             self._pending = [write for write in self.pending if write.address >= end or write.end <= start]
             self._reindex()
 
     def apply(self, address: int, content: bytes) -> bytes:
-        """``content``, which is what shared memory holds at ``address``, as this vCPU sees it."""
+        """This vCPU's view of ``content``, the shared memory at ``address``."""
         if not (self._pending or self._unread):
             return content
         self._index()
@@ -181,16 +181,16 @@ class TextView:
 
     @property
     def private_pages(self) -> set[int]:
-        """Page numbers that this vCPU sees private copies of."""
+        """Numbers of the pages of which this vCPU sees private copies."""
         return {prefix for depth, prefix in self._private if depth == 4}
 
     @property
     def stale(self) -> bool:
-        """Whether ``build`` has something to do before this vCPU may run."""
+        """True if ``build`` must be called before this vCPU may run."""
         return self._changed or self._generation != self._tables.generation
 
     def build(self) -> list[int]:
-        """Bring the vCPU's page tables up to date. Gives the pages that are private; the TLB must be flushed."""
+        """Bring the vCPU's page tables up to date. Returns the private pages; the TLB must be flushed."""
         self.drop()
         if not self._is_copy or self._generation != self._tables.generation:
             self._ram.set_page(self.root, self._ram.page(self._tables.root))
@@ -202,9 +202,9 @@ class TextView:
         return pages
 
     def drop(self) -> None:
-        """Free the private pages, after carrying the A and D bits of private tables over to the shared ones.
+        """Free the private pages, after copying the A and D bits of private tables to the shared ones.
 
-        Must come before any change to the shared tables, and before D bits are harvested.
+        Call it before any change to the shared tables, and before D bits are harvested.
         """
         if not self._private:
             return
@@ -229,7 +229,7 @@ class TextView:
         self._indexed = len(pending)
 
     def _install(self, page: int) -> None:
-        """Private tables down to a private copy of a page, in this vCPU's root."""
+        """Add private tables that lead to a private copy of a page to this vCPU's root."""
         words = self._ram.words
         table = self.root
         for depth, shift in enumerate((*LEVEL_SHIFTS, PAGE_SHIFT), start=1):

@@ -1,7 +1,7 @@
-"""Where a function's frame is at each of its instructions: found by following its stack operations.
+"""Position of a function's frame at each of its instructions, found by following its stack operations.
 
 The canonical frame address (CFA) is the stack pointer before the call that entered the function: the return address
-lies 8 bytes below it. "Call Frame Information" in the DWARF standard.
+is 8 bytes below it. "Call Frame Information" in the DWARF standard.
 """
 
 import re
@@ -22,10 +22,10 @@ _WORD = 8
 
 @dataclass(frozen=True, slots=True)
 class UnwindRow:
-    """How to leave the function from an instruction on: the CFA is ``base`` plus ``offset`` bytes.
+    """Unwinding rule from one instruction on: the CFA is ``base`` plus ``offset`` bytes.
 
-    ``saved``: for callee-saved registers, how many bytes below the CFA the caller's value is. ``base`` is empty where
-    the frame is not known.
+    ``saved``: distance in bytes of the caller's value below the CFA, by callee-saved register. ``base`` is empty if the
+    frame is not known.
     """
 
     base: str
@@ -35,30 +35,30 @@ class UnwindRow:
 
 @dataclass(frozen=True, slots=True)
 class StackState:
-    """What is known before an instruction. ``rsp`` and ``rbp``: how many bytes these are below the CFA; None where that
-    is not known, or rbp does not point into the frame.
+    """State of the stack before an instruction. ``rsp`` and ``rbp``: distance in bytes below the CFA; None if it is not
+    known, or rbp does not point into the frame.
     """
 
     rsp: int | None = _WORD
     rbp: int | None = None
     saved: tuple[tuple[str, int], ...] = ()
-    """As in a Row."""
+    """As in UnwindRow."""
     changed: frozenset[str] = frozenset()
-    """Callee-saved registers that no longer hold what the caller left in them."""
+    """Callee-saved registers that no longer hold the caller's value."""
     pushed: tuple[tuple[int, int], ...] = ()
-    """What is on the stack: distance from the CFA (negative), and the address of the push instruction."""
+    """Words on the stack: distance from the CFA (negative), and the address of the push instruction."""
     replaced: bool = False
-    """The return value stands where the return address was: the next one is a word above it."""
+    """True if the return value has replaced the return address: the next return address is one word above it."""
 
     def frame(self, rsp: int, rbp: int) -> int | None:
-        """The CFA, from the two registers."""
+        """The CFA, computed from the two registers."""
         if self.rsp is not None:
             return rsp + self.rsp
         return rbp + self.rbp if self.rbp is not None else None
 
     @property
     def row(self) -> UnwindRow:
-        """How to leave the function from here: by the return address that is left, where one was dropped."""
+        """Unwinding rule; uses the return address that is left, if one was dropped."""
         up = _WORD if self.replaced else 0
         if self.rbp is not None:
             base, offset = "rbp", self.rbp + up
@@ -70,7 +70,7 @@ class StackState:
         return UnwindRow(base, offset, tuple((name, below + up) for name, below in self.saved))
 
     def at(self, rsp: int | None) -> "StackState":
-        """The same with the stack pointer elsewhere: what is below it is no part of the stack."""
+        """The same state with another stack pointer: words below it are no longer part of the stack."""
         kept = self.pushed if rsp is None else tuple(word for word in self.pushed if word[0] >= -rsp)
         return replace(self, rsp=rsp, pushed=kept)
 
@@ -82,13 +82,13 @@ class StackState:
         return replace(self, rsp=below, pushed=(*self.pushed, (-below, address)))
 
     def stored(self, name: str, below: int | None) -> "StackState":
-        """A register is stored so many bytes below the CFA: kept in mind where it is the caller's value."""
+        """State after a register is stored ``below`` bytes below the CFA: recorded if it holds the caller's value."""
         if below is None or name not in CALLEE_SAVED or name in self.changed or name in dict(self.saved):
             return self
         return replace(self, saved=tuple(sorted((*self.saved, (name, below)))))
 
     def loaded(self, name: str, below: int | None) -> "StackState":
-        """A register gets what is so many bytes below the CFA, or something else: None."""
+        """State after a register is loaded from ``below`` bytes below the CFA, or with another value: None."""
         state = self
         if name == "rbp":
             state = replace(state, rbp=None)
@@ -102,10 +102,10 @@ class StackState:
 
 
 def unwind_rows(code: bytes, address: int, replaced_at: int | None = None) -> list[tuple[int, UnwindRow]]:
-    """The rows of a function placed at an address, each from an offset in bytes on; the first is from 0 on.
+    """Rows of a function placed at a guest address, with the offset in bytes from which each is valid; the first is 0.
 
-    ``replaced_at``: the instruction that overwrites the return address, where one does (``StackNames``). Where bytes
-    can't be decoded, and where nothing leads, the row before goes on.
+    ``replaced_at``: the instruction that overwrites the return address, if there is one (``StackNames``). For bytes
+    that can't be decoded or are unreachable, the row before stays valid.
     """
     try:
         instructions = decode(code, address)
@@ -124,7 +124,7 @@ def unwind_rows(code: bytes, address: int, replaced_at: int | None = None) -> li
 
 
 def stack_state(image: Image, address: int, replaced_at: int | None = None) -> StackState | None:
-    """Before an instruction of an image; None where nothing is known of it."""
+    """State before an instruction of an image; None if it is not known."""
     return _states(image.code, image.address, replaced_at).get(address)
 
 
@@ -137,7 +137,7 @@ def _states(code: bytes, address: int, replaced_at: int | None) -> dict[int, Sta
 
 
 def _follow(instructions: list[Instruction], replaced_at: int | None) -> dict[int, StackState]:
-    """The state before each instruction that can be come to."""
+    """State before each reachable instruction."""
     by_address = {instruction.address: instruction for instruction in instructions}
     states: dict[int, StackState] = {}
     if not instructions:
@@ -152,7 +152,7 @@ def _follow(instructions: list[Instruction], replaced_at: int | None) -> dict[in
             states[at] = state
             for after, then in _successors(by_address[at], state):
                 todo.append((after, replace(then, replaced=True) if at == replaced_at else then))
-        # Behind a jump that is a nop as yet (a static key's): out of line, in the frame that the function has then.
+        # After a jump that is still a nop (a static key's): the out-of-line code, with the frame at the jump.
         left = next((one.address for one in unvisited if one.address not in states and _is_code(one)), None)
         if left is None:
             return states
@@ -174,7 +174,7 @@ def _successors(instruction: Instruction, state: StackState) -> Iterator[tuple[i
     if mnemonic == "call":
         yield after, state
         if target is not None:
-            # A call inside the function: it leaves a return address that the function itself takes off.
+            # A call inside the function: it pushes a return address that the function itself removes.
             yield target, state.after_push(instruction.address)
         return
     if mnemonic.startswith("j") and target is not None:
@@ -184,7 +184,7 @@ def _successors(instruction: Instruction, state: StackState) -> Iterator[tuple[i
 
 
 def _effect(instruction: Instruction, state: StackState) -> StackState:
-    """What an instruction does to the frame."""
+    """State of the frame after an instruction."""
     mnemonic, operands = instruction.mnemonic, instruction.operands
     first, _, second = (part.strip() for part in operands.partition(","))
     match mnemonic:
@@ -218,12 +218,12 @@ def _effect(instruction: Instruction, state: StackState) -> StackState:
 
 
 def _pointer(operand: str, state: StackState) -> int | None:
-    """CFA - operand, for one that is the stack or frame pointer."""
+    """CFA minus an operand that is the stack or frame pointer."""
     return {"rsp": state.rsp, "rbp": state.rbp}.get(operand)
 
 
 def _place(operand: str, state: StackState) -> int | None:
-    """How many bytes below the CFA a memory operand is; None where that is not known."""
+    """Distance of a memory operand below the CFA in bytes; None if it is not known."""
     found = _STACK_WORD.fullmatch(operand if "ptr" in operand else f"qword ptr {operand}")
     if found is None:
         return None
@@ -244,5 +244,5 @@ _WHOLE = {
 
 
 def _whole(name: str) -> str:
-    """The 64-bit register that a name is a part of."""
+    """The 64-bit register that a register name is a part of."""
     return _WHOLE.get(name, name)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class RunStopReason(enum.StrEnum):
-    """Why a task gave its vCPU back."""
+    """Reason why a task gave its vCPU back."""
 
     RETURNED = "returned"
     SLEEPING = "sleeping"
@@ -42,7 +42,7 @@ class Call:
 
     @property
     def counts(self) -> InstructionCounts | None:
-        """What it executed, nested calls included; None for a nested call, and where nothing is counted."""
+        """Instructions executed, nested calls included; None for a nested call, and without counting."""
         if self._vcpu is not None:
             self._counts, self._vcpu = self._vcpu.counts(), None
         return self._counts
@@ -50,7 +50,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class RunStop:
-    """How a run of a task ended; ``value`` is what its function returned, once it has."""
+    """End of a run of a task; ``value`` is its function's return value, once it has returned."""
 
     reason: RunStopReason
     task: Task
@@ -59,7 +59,7 @@ class RunStop:
 
 @dataclass(frozen=True, slots=True)
 class VcpuRecord:
-    """What a snapshot keeps of a vCPU."""
+    """State of a vCPU in a snapshot."""
 
     registers: list[int]
     gs_base: int
@@ -74,7 +74,7 @@ class Vcpu(Core):
     def __init__(self, machine: "Machine", index: int) -> None:
         super().__init__(machine, index)
         self.idle = Task(f"swapper/{index}", 0)
-        """The task on which calls from outside run."""
+        """Task that runs calls from outside."""
         self.idle.state = TaskState.RUNNING
         self.regs.load(self.idle.registers)
         self.task = self.idle
@@ -86,31 +86,31 @@ class Vcpu(Core):
         self._depth = 0
         self._outer_left = 0
         self.host_entries = 0
-        """How often code outside the guest was run for this vCPU: host calls, traps, faults that were repaired."""
+        """Number of times that code outside the guest ran for this vCPU: host calls, traps, repaired faults."""
         self._request: RunStopReason | None = None
         self._last_call: weakref.ref[Call] | None = None
 
     @property
     def is_running(self) -> bool:
-        """Whether a call or a run is under way, a host call of it perhaps."""
+        """True while a call or a run is under way, including its host calls."""
         return self._depth > 0
 
     @property
     def is_nested(self) -> bool:
-        """Whether what runs was called from within a host call."""
+        """True while a call from within a host call is under way."""
         return self._depth > 1
 
     def unanswered(self) -> GuestFault:
-        """The fault of an int3, behind which the vCPU stands, that nobody knows."""
+        """The fault of an int3 without a handler; rip is after the int3."""
         return self._fault("unhandled int3", self.regs.rip - 1)
 
     @property
     def left(self) -> int:
-        """Instructions that the limit of the outermost run still allows; a nested call is one with its host call."""
+        """Instructions left of the outermost run's limit; a nested call counts as one, with its host call."""
         return self._outer_left if self._depth > 1 else self.engine.left
 
     def cut_short(self) -> None:
-        """From a host call or an answer to a trap: end the outermost run before its next instruction."""
+        """End the outermost run before its next instruction. For host calls and int3 handlers."""
         if self._depth > 1:
             self._outer_left = 0
         else:
@@ -121,11 +121,11 @@ class Vcpu(Core):
     def call(
         self, address: int, *args: int, stack_args: Sequence[int] = (), max_instructions: int | None = None
     ) -> Call:
-        """Call a function on the current task, as System V has it: up to six register arguments, then the stack's.
+        """Call a function on the current task, by the System V convention: six register arguments, then the stack's.
 
-        Runs until it returns. What sleeps on the way is woken at once. From within a host call the call nests: the
-        registers are as before afterwards. GuestFault, GuestTimeout (``max_instructions`` executed and not returned),
-        and whatever a host call raised.
+        Runs until it returns. A task that sleeps on the way is woken at once. A call from within a host call nests,
+        and restores the registers. GuestFault, GuestTimeout (``max_instructions`` executed without a return), and
+        exceptions of host calls.
         """
         if self._depth:
             saved = self.regs.save()
@@ -154,7 +154,7 @@ class Vcpu(Core):
         return self._returned(base)
 
     def _enter(self, address: int, args: Sequence[int], stack_args: Sequence[int], stack: int) -> int:
-        """Registers and stack as a call instruction leaves them; gives rsp after the return."""
+        """Set registers and stack as a call instruction does; returns rsp after the return."""
         if len(args) > len(ARGUMENTS):
             stack_args = (*args[len(ARGUMENTS) :], *stack_args)
             args = args[: len(ARGUMENTS)]
@@ -173,10 +173,10 @@ class Vcpu(Core):
         return value
 
     def run(self, task: Task, *, preempt_after: int | None = None) -> RunStop:
-        """Run a task until it returns, sleeps, or has executed so many instructions; then the vCPU is idle again.
+        """Run a task until it returns, sleeps, or has executed ``preempt_after`` instructions; then the vCPU is idle.
 
-        MachineError if the task is not runnable or the vCPU is busy. A task whose code faults is DONE; one that Ctrl-C
-        interrupts is preempted.
+        MachineError if the task is not runnable or the vCPU is busy. A task whose code faults is DONE; Ctrl-C preempts
+        the task.
         """
         if self._depth or task is self.idle:
             raise MachineError(f"vcpu {self.index} is running {self.task.name}, and can't run {task.name}")
@@ -189,9 +189,9 @@ class Vcpu(Core):
         return stop
 
     def advance(self, limit: int | None = None) -> RunStop | None:
-        """Let the current task, which ``switch_to`` made it, go on; None where it is to go on after the limit.
+        """Resume the current task, which ``switch_to`` set; None if it reached the limit and can be resumed.
 
-        Where it stops for another reason, or its code faults, the vCPU is idle again.
+        After any other stop or a fault the vCPU is idle again.
         """
         task = self.task
         try:
@@ -216,7 +216,7 @@ class Vcpu(Core):
         return RunStop(reason, task, task.value if reason is RunStopReason.RETURNED else None)
 
     def yield_task(self) -> None:
-        """Take the vCPU from its task, which is runnable then."""
+        """Take the vCPU from its task, which becomes runnable."""
         self.task.state = TaskState.RUNNABLE
         self._switch_away()
 
@@ -225,7 +225,7 @@ class Vcpu(Core):
         task.state, task.in_kernel = TaskState.DONE, False
 
     def switch_to(self, task: Task) -> None:
-        """Make a runnable task this vCPU's current one, without running it; one that is new stands at its entry."""
+        """Make a runnable task this vCPU's current one, without running it; a new one is at its entry. MachineError."""
         if task is self.task:
             return
         if task.state is not TaskState.RUNNABLE:
@@ -244,7 +244,7 @@ class Vcpu(Core):
         task = self.task
         task.registers = self.regs.save()
         if self.machine.host_calls.is_stub(task.register("rip") - 1):
-            # Ctrl-C struck between a stub's hlt and its function: the stub is to be executed again.
+            # Ctrl-C came between a stub's hlt and its function: execute the stub again.
             task.registers[RIP] -= 1
         self.regs.load(self.idle.registers)
         self.idle.state = TaskState.RUNNING
@@ -273,7 +273,7 @@ class Vcpu(Core):
     def step(self, n: int = 1) -> RunStopReason | None:
         """Execute ``n`` instructions from the current registers; RETURNED if the task's function returned, else None.
 
-        A host call is two: its stub's hlt, with which the function runs, and its ret. Each iteration of a rep is one.
+        A host call is two: its stub's hlt, which runs the function, and its ret. Each iteration of a rep is one.
         """
         return self._drive(self.regs.rip, n, sleeps=False)
 
@@ -288,9 +288,9 @@ class Vcpu(Core):
     # Running --------------------------------------------------------------------------------------------------------
 
     def _drive(self, rip: int, limit: int | None, *, sleeps: bool = True) -> RunStopReason | None:
-        """Run from ``rip`` until the outermost function returns or the task is to stop, answering what comes up.
+        """Run from ``rip`` until the outermost function returns or the task must stop, and handle exits on the way.
 
-        None: the limit was reached. Unless it ``sleeps``, a task that wants to is woken at once.
+        None: the limit was reached. Without ``sleeps``, a task that sleeps is woken at once.
         """
         engine = self.engine
         outer = engine.left if self._depth and engine.is_limited else None
@@ -408,12 +408,12 @@ class Vcpu(Core):
     # Snapshots ------------------------------------------------------------------------------------------------------
 
     def capture(self) -> VcpuRecord:
-        """What a snapshot keeps."""
+        """State for a snapshot."""
         view = self.view
         return VcpuRecord(self.regs.save(), self.gs_base, self.task, list(view.pending), set(view.seen))
 
     def restore(self, record: VcpuRecord) -> None:
-        """Back to what ``capture`` gave."""
+        """Return to a state from ``capture``."""
         self.regs.load(record.registers)
         self.gs_base, self.task = record.gs_base, record.task
         self.view.restore(record.pending, record.seen)
@@ -422,30 +422,30 @@ class Vcpu(Core):
     # Counting -------------------------------------------------------------------------------------------------------
 
     def counts(self) -> InstructionCounts | None:
-        """What was executed since the last ``reset_counts``, which every call from outside begins with; or None."""
+        """Instructions executed since the last ``reset_counts``, which every call from outside begins with; or None."""
         self.settle_counter()
         return self.machine.counts_of(self.counter) if self.counter is not None else None
 
     def reset_counts(self) -> None:
-        """Begin to count anew."""
+        """Restart counting."""
         if self.counter is not None:
             self.settle_counter()
             self.collect_counts()
             self.counter.reset()
 
     def collect_counts(self) -> None:
-        """Let the last call's counts be worked out while the counter and the images still have what they need."""
+        """Compute the last call's counts while the counter and the images still have the data for it."""
         call = self._last_call() if self._last_call is not None else None
         if call is not None:
             _ = call.counts
         self._last_call = None
 
     def close(self) -> None:
-        """Take everything out of the engine and let go of it."""
+        """Remove all hooks from the engine and release it."""
         counter = self.counter
         if counter is not None:
             self.settle_counter()
             self.collect_counts()
-            self.counter = None  # first, so that the watchdog has nothing to do with it
+            self.counter = None  # first, so that the watchdog does not use it
             counter.remove()
         self.engine.close()

@@ -1,6 +1,6 @@
-"""What a run executed, in order and exactly: calls, phases and events by vCPU, and how often each instruction ran.
+"""Exact recordings of runs: calls, phases and events by vCPU, in order, and executions of each instruction.
 
-``record(kernel)`` watches every vCPU while a block runs; the modules beside it write a ``Recording`` down: ``chrome``
+``record(kernel)`` watches every vCPU while a block runs; the modules of ``export`` write a ``Recording``: ``chrome``
 (Perfetto, chrome://tracing), ``speedscope``, ``callgrind`` (KCachegrind, callgrind_annotate), ``collapsed`` (flame
 graph tools).
 """

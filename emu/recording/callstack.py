@@ -1,14 +1,14 @@
-"""Who has called whom, made out of the blocks that a task executes and of where its stack pointer is then.
+"""Call stacks, computed from the blocks that a task executes and its stack pointer at each.
 
-A frame lives until the stack pointer is above the word that holds its return address, whatever moved it there: a
-``ret``, or a trampoline that drops the return address into the traced function and returns to that one's caller. So no
-way of calling or returning has to be known:
+A frame lives until the stack pointer is above the word of its return address, moved by any instruction: a ``ret``, or a
+trampoline that drops the return address into the traced function and returns to that one's caller. So no particular way
+of calling or returning has to be known:
 
 - a call instruction, or an int3 whose handler emulates one, makes a frame at the word that it pushed;
-- a jump into another function makes a frame in its caller's place, which goes with it: a tail call. It is drawn inside
-  the function that jumped. A jump back there ends it;
-- a ``ret`` to what was pushed before is a jump;
-- whoever drops its return address and goes on is in its caller's place from then on.
+- a jump into another function makes a frame in its caller's place, which ends with it: a tail call. It is drawn inside
+  the function that jumped. A jump back ends it;
+- a ``ret`` to a pushed address that is not its caller's is a jump;
+- a function that drops its return address and continues takes its caller's place.
 """
 
 import enum
@@ -19,10 +19,10 @@ from emu.recording.timeline import Track
 
 
 class Way(enum.Enum):
-    """How the execution came to a block."""
+    """Way in which the execution reached a block."""
 
     PLAIN = "plain"
-    """Straight on, or by a jump."""
+    """Sequentially, or by a jump."""
     CALL = "call"
     RETURN = "return"
     START = "start"
@@ -31,9 +31,9 @@ class Way(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """Instructions of a block that belong to one function and one phase; ``start`` is where they begin.
+    """Instructions of a block that belong to one function and one phase; ``start`` is the first address.
 
-    ``addresses`` leaves out what is none of the guest's own, such as the hlt of a host call's stub.
+    ``addresses`` contains only guest instructions, for instance not the hlt of a host call's stub.
     """
 
     start: int
@@ -48,7 +48,7 @@ class _Frame:
     base: int
     """Guest address of the word with the return address."""
     inherited: str | None
-    """The phase in which it was reached."""
+    """Phase in which it was reached."""
     phase: CallNode | None = None
 
     @property
@@ -57,7 +57,7 @@ class _Frame:
 
 
 _NOWHERE = 1 << 64
-"""The base of a frame that no ``ret`` can leave."""
+"""Base of a frame that no ``ret`` can leave."""
 
 
 class CallStack:
@@ -71,7 +71,7 @@ class CallStack:
         self._last = 0
         self._nodes: dict[tuple[CallNode, NodeKind, str, int, int], CallNode] = {}
         self.segments: dict[tuple[CallNode, Segment], int] = {}
-        """How often each segment was executed whole, by the node in which."""
+        """Complete executions of each segment, by node."""
 
     def show(self, track: Track | None) -> None:
         """Draw the frames on another track from now on."""
@@ -89,7 +89,7 @@ class CallStack:
                 track.enter(node)
 
     def execute(self, segments: tuple[Segment, ...], executed: int, rsp: int, way: Way) -> None:
-        """A block whose first ``executed`` instructions were executed, reached in some way with this stack pointer."""
+        """Add a block of which ``executed`` instructions were executed, reached by ``way`` with this stack pointer."""
         track = self.track
         assert track is not None
         for number, segment in enumerate(segments):
@@ -118,12 +118,12 @@ class CallStack:
             self._last = addresses[-1]
 
     def leave_above(self, rsp: int) -> None:
-        """The stack pointer is here: frames whose return address is below are gone."""
+        """Remove frames whose return address is below the stack pointer."""
         while self._frames and self._frames[-1].base < rsp:
             self._pop()
 
     def close(self) -> None:
-        """End every frame that has not ended."""
+        """End all frames."""
         while self._frames:
             self._pop()
 
@@ -144,13 +144,13 @@ class CallStack:
         self._settle(segment, rsp)
 
     def _drop_below(self, rsp: int) -> None:
-        """The innermost frame goes on although the stack pointer is above its return address."""
+        """Keep the innermost frame although the stack pointer is above its return address."""
         if self._frames and self._frames[-1].base < rsp:
             bases = [frame.base for frame in self._frames if frame.base >= rsp]
             self._frames[-1].base = bases[-1] if bases else _NOWHERE
 
     def _settle(self, segment: Segment, rsp: int) -> None:
-        """The innermost frame is to be that of the segment's function."""
+        """Make the innermost frame that of the segment's function."""
         frames = self._frames
         if not frames:
             self._push(segment, rsp, 0)
@@ -210,7 +210,7 @@ class CallStack:
         return self._node(self._root, NodeKind.TASK, self._task or "", 0, 0)
 
     def _node(self, parent: CallNode, kind: NodeKind, name: str, entry: int, site: int) -> CallNode:
-        # A phase is one node however it was come to.
+        # A phase is one node however it was reached.
         key = (parent, kind, name, entry, site) if kind is NodeKind.FUNCTION else (parent, kind, name, 0, 0)
         node = self._nodes.get(key)
         if node is None:

@@ -1,4 +1,4 @@
-"""A recording: the tree of what was reached from where, and the line of time on which it was entered and left."""
+"""A recording: the tree of calls and phases, and the timeline of entering and leaving its nodes."""
 
 import enum
 from collections.abc import Iterator
@@ -11,22 +11,22 @@ from emu.events import Event
 
 
 class NodeKind(enum.StrEnum):
-    """What a node of the tree is."""
+    """Kind of a tree node."""
 
     ROOT = "root"
-    """Where nothing has been called yet; it executes nothing."""
+    """The root, above all calls; it executes nothing."""
     TASK = "task"
     """A kernel thread. Calls from outside, which run on a CPU's own task, have none above them."""
     FUNCTION = "function"
     PHASE = "phase"
-    """A stretch of a function whose instructions serve one phase, with what is called from there."""
+    """A stretch of a function whose instructions serve one phase, with its callees."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutedInsn:
-    """An instruction as it was executed: its bytes at ``address``, its text, and to what it belongs.
+    """An executed instruction: its bytes at ``address``, its text, and its image and function.
 
-    ``image`` is the address at which its image begins, ``function`` where none is known ``emu.counting.counts.OTHER``.
+    ``image`` is the start address of its image, ``function`` is ``emu.counting.counts.OTHER`` if unknown.
     """
 
     address: int
@@ -40,11 +40,11 @@ class ExecutedInsn:
 
 @dataclass(eq=False, slots=True)
 class CallNode:
-    """A function, a phase or a task, as it was reached on one path.
+    """A function, a phase or a task, reached on one path.
 
     ``entry`` is the address of its first instruction, ``site`` of the one that called it or jumped there, 0 for a call
-    from outside. ``calls`` is how often it was entered. ``counts`` has the executions of each instruction in the node
-    itself, without those of its children.
+    from outside. ``calls``: number of entries. ``counts``: executions of each instruction in the node itself, without
+    its children.
     """
 
     kind: NodeKind
@@ -58,12 +58,12 @@ class CallNode:
 
     @property
     def label(self) -> str:
-        """Its name in a picture: phases in brackets."""
+        """Name in a picture: phases in brackets."""
         return f"[{self.name}]" if self.kind is NodeKind.PHASE else self.name
 
     @property
     def function(self) -> "CallNode":
-        """The node itself, or the function that a phase is a part of."""
+        """The node itself, or the function of a phase."""
         node = self
         while node.kind is NodeKind.PHASE and node.parent is not None:
             node = node.parent
@@ -76,7 +76,7 @@ class CallNode:
 
     @property
     def total(self) -> int:
-        """Instructions executed in it and below."""
+        """Instructions executed in it and its descendants."""
         return sum(node.own for node in self.walk())
 
     @property
@@ -90,7 +90,7 @@ class CallNode:
         return tuple(reversed(path))
 
     def walk(self) -> Iterator["CallNode"]:
-        """It and all nodes below, each before its children."""
+        """The node and its descendants, each before its children."""
         waiting = [self]
         while waiting:
             node = waiting.pop()
@@ -99,10 +99,10 @@ class CallNode:
 
 
 class TreeChange(NamedTuple):
-    """A node was entered, or left.
+    """Entry to, or exit from, a node.
 
-    ``position``: instructions that all vCPUs had executed before; ``own``: that this one had. A task that gives its CPU
-    away leaves all its nodes, and enters them again where it goes on.
+    ``position``: instructions that all vCPUs had executed before; ``own``: those of this vCPU. A task that leaves its
+    CPU leaves all its nodes, and enters them again when it resumes.
     """
 
     position: int
@@ -114,7 +114,7 @@ class TreeChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An event and when it happened. ``cpu`` is the vCPU that ran then, None for process context."""
+    """An event with its position. ``cpu`` is the vCPU that ran then, None for process context."""
 
     position: int
     own: int
@@ -124,9 +124,9 @@ class Mark:
 
 @dataclass(eq=False, slots=True)
 class Recording:
-    """What happened while a block ran; complete once the block is left.
+    """The record of a block; complete once the block is left.
 
-    ``changes`` and ``marks`` are in order of their positions; on each vCPU, what is entered is left, innermost first.
+    ``changes`` and ``marks`` are in order of their positions; on each vCPU, entries and exits are properly nested.
     """
 
     cpus: int
@@ -134,11 +134,11 @@ class Recording:
     changes: list[TreeChange] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     places: dict[int, ExecutedInsn] = field(default_factory=dict)
-    """What stood at each address that was executed; where it was patched meanwhile, what was executed last."""
+    """Instruction at each executed address; if it was patched meanwhile, the one executed last."""
     executed: list[int] = field(default_factory=list)
-    """Instructions, by vCPU."""
+    """Number of instructions, by vCPU."""
     unbalanced_returns: int = 0
-    """Of the vCPUs together, as their counters have it."""
+    """Number of instructions of all vCPUs, by their counters."""
 
     @property
     def instructions(self) -> int:
@@ -156,7 +156,7 @@ class Recording:
 
     @property
     def counts(self) -> InstructionCounts:
-        """The same as a call's counts, for all vCPUs."""
+        """The totals of all vCPUs in the form of a call's counts."""
         places = self.places
         return aggregate(
             self.by_address,
@@ -168,7 +168,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class NodeTotals:
-    """The totals of all nodes of a tree, worked out at once."""
+    """The totals of all nodes of a tree, computed at once."""
 
     root: CallNode
 

@@ -1,7 +1,7 @@
 """Recording a kernel's vCPUs while they run.
 
-A recorder stands in the place of a vCPU's counter, which goes on counting behind it, and hears of every block: the
-counter's own rules say which of them were executed, and how much of the last.
+A recorder replaces a vCPU's counter, forwards to it, and receives every block: the counter's own rules tell which of
+them were executed, and how much of the last.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ from emu.recording.timeline import Track
 
 _BLOCK_HOOK: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p)
 _MANY_ENTERED: Final = 1 << 16
-"""Blocks that are worked off within a run, so that a long one takes no more memory than a short one."""
+"""Number of blocks after which pending ones are processed within a run, to limit its memory."""
 _ENDS: Final = {BlockEnd.CALL: Way.CALL, BlockEnd.RETURN: Way.RETURN}
 _BELONGS: Final = attrgetter("function", "phase")
 
@@ -43,7 +43,7 @@ def record(kernel: Kernel) -> Iterator[Recording]:
     """Record every vCPU of a kernel, and the kernel's events, while the block runs.
 
     MachineError while a vCPU runs. A run takes some microseconds more for each block of code (a straight piece between
-    jumps). Counts are what they are without.
+    jumps). Counts are unchanged.
     """
     machine = kernel.machine
     if any(vcpu.is_running for vcpu in machine.vcpus):
@@ -76,7 +76,7 @@ class _Stacks:
         self._stacks: dict[Task, CallStack] = {}
 
     def of(self, task: Task, track: Track) -> CallStack:
-        """A task's, drawn on this track from now on."""
+        """A task's call stack, drawn on this track from now on."""
         stack = self._stacks.get(task)
         if stack is None:
             stack = self._stacks[task] = CallStack(self._root, None if task in self._idle else task.name)
@@ -87,7 +87,7 @@ class _Stacks:
         return stack
 
     def close(self, recording: Recording) -> None:
-        """End what has not ended, and sum up."""
+        """End all frames, and add up."""
         for stack in self._stacks.values():
             if stack.track is not None:
                 stack.close()
@@ -100,14 +100,14 @@ class _Stacks:
 
 @dataclass(eq=False, slots=True)
 class _Known:
-    """A block with what is known of its instructions."""
+    """A block with its decoded instructions."""
 
     block: Block
     segments: tuple[Segment, ...]
 
 
 class _VcpuRecorder:
-    """Hears of one vCPU's blocks, in the place of its counter."""
+    """Receiver of one vCPU's blocks, in place of its counter."""
 
     def __init__(self, vcpu: Vcpu, recording: Recording, stacks: _Stacks) -> None:
         self.vcpu = vcpu
@@ -118,16 +118,16 @@ class _VcpuRecorder:
         self._counter = vcpu.counter or counter_for(vcpu.uc, vcpu.read_code)
         self._known: dict[tuple[int, int], _Known] = {}
         self._entered: list[tuple[int, int, int]] = []
-        """Address, size and stack pointer of the blocks that were entered and not worked off."""
+        """Address, size and stack pointer of blocks that were entered and not yet processed."""
         self._held: tuple[_Known, int] | None = None
         """The last one, which may not have been executed to its end, and its stack pointer."""
         self._tip: Block | None = None
         """The same, or the repeated instruction at its end."""
         self._ways: dict[CallStack, Way] = {}
         self._left: dict[CallStack, tuple[int, int]] = {}
-        """Where each task stood when its last run ended: rip and the stack pointer."""
+        """State of each task at the end of its last run: rip and the stack pointer."""
         self._starts: set[int] = set()
-        """Stack pointers with which the host entered functions that have not run."""
+        """Stack pointers of host entries to functions that have not run yet."""
         self._stack: CallStack | None = None
         self._unbalanced = 0
         self._stop = False
@@ -138,7 +138,7 @@ class _VcpuRecorder:
         vcpu.counter = self
 
     def put_back(self) -> None:
-        """Let the vCPU have its counter again. Nothing where it was closed."""
+        """Restore the vCPU's counter. No effect if the vCPU was closed."""
         if self.vcpu.counter is not self:
             return
         self.vcpu.settle_counter()
@@ -148,11 +148,11 @@ class _VcpuRecorder:
         if self._own_counter:
             self._counter.remove()
 
-    # A counter's part ----------------------------------------------------------------------------------------------
+    # Interface of a counter ----------------------------------------------------------------------------------------
 
     @property
     def method(self) -> str:
-        """How it counts."""
+        """Counting method."""
         return self._counter.method
 
     @property
@@ -166,13 +166,13 @@ class _VcpuRecorder:
         return self._counter.unbalanced_returns
 
     def begin(self) -> None:
-        """Before each run."""
+        """Called before each run."""
         self._counter.begin()
         self._unbalanced = self._counter.unbalanced_returns
         self._stack = self._stacks.of(self.vcpu.task, self._track)
 
     def end(self, rip: int, faulted: bool) -> None:
-        """After each run: its blocks are worked off."""
+        """Called after each run: processes its blocks."""
         try:
             self._counter.end(rip, faulted)
         finally:
@@ -187,30 +187,30 @@ class _VcpuRecorder:
             raise error
 
     def push_return(self, return_address: int) -> None:
-        """The host entered a function."""
+        """Record an entry to a function by the host."""
         self._counter.push_return(return_address)
         self._starts.add(self.vcpu.regs.rsp)
 
     def request_stop(self, wanted: bool = True) -> None:
-        """From any thread: end the run when the next block is entered, or do not."""
+        """End the run when the next block is entered, or cancel that. May be called from any thread."""
         self._stop = wanted
 
     def invalidate(self, start: int, end: int) -> None:
-        """The text of a range changed."""
+        """Note that the text of a range changed."""
         self._counter.invalidate(start, end)
         for key in [key for key in self._known if key[0] < end and start < key[0] + key[1]]:
             del self._known[key]
 
     def counts(self) -> dict[int, int]:
-        """How often each instruction was executed since the reset."""
+        """Executions of each instruction since the reset."""
         return self._counter.counts()
 
     def reset(self) -> None:
-        """Zeroes the counts; the recording goes on."""
+        """Zero the counts; the recording continues."""
         self._counter.reset()
 
     def remove(self) -> None:
-        """The vCPU goes away."""
+        """Called when the vCPU is closed."""
         self._hook.remove()
         self._counter.remove()
 
@@ -225,7 +225,7 @@ class _VcpuRecorder:
                 stop_engine(engine)
             if len(self._entered) > _MANY_ENTERED:
                 self._work_off()
-        except BaseException as error:  # through the engine nothing can be raised: end() does
+        except BaseException as error:  # the engine can't propagate it: end() raises it
             self._error = self._error or error
             stop_engine(engine)
 
@@ -241,7 +241,7 @@ class _VcpuRecorder:
             self._held = known, rsp
 
     def _finish(self, rip: int) -> None:
-        """The run ended at ``rip``: the last block was executed up to there."""
+        """Process the end of a run at ``rip``: the last block was executed up to there."""
         if self._held is None or self._tip is None:
             return
         position = self._tip.position(rip)
@@ -249,7 +249,7 @@ class _VcpuRecorder:
         self._held = self._tip = None
 
     def _execute(self, missing: int | None) -> None:
-        """Work the held block off; so many of its instructions were not executed, None for a block that ended."""
+        """Process the held block, of which ``missing`` instructions were not executed, None for a complete block."""
         stack, held = self._stack, self._held
         assert stack is not None
         assert held is not None
@@ -263,7 +263,7 @@ class _VcpuRecorder:
         self._ways[stack] = Way.PLAIN if missing is not None else _ENDS.get(known.block.end, Way.PLAIN)
 
     def _way(self, stack: CallStack, address: int, rsp: int) -> Way:
-        """How a block was reached: as the block before ended, or as the host has set the registers between runs."""
+        """Way in which a block was reached: by the end of the block before, or by registers set by the host."""
         way = self._ways.get(stack, Way.PLAIN)
         left = self._left.pop(stack, None)
         if left is None and way is not Way.PLAIN:

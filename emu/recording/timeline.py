@@ -1,4 +1,4 @@
-"""The line of time: instructions of all vCPUs, one after the other, and a track for each vCPU."""
+"""The timeline: instructions of all vCPUs in sequence, and a track for each vCPU."""
 
 from typing import TYPE_CHECKING
 
@@ -9,22 +9,22 @@ if TYPE_CHECKING:
 
 
 class Track:
-    """What one vCPU enters and leaves. ``stack`` is that of the task which it runs."""
+    """Nodes that one vCPU enters and leaves. ``stack`` is that of its current task."""
 
     def __init__(self, recording: Recording, cpu: int) -> None:
         self.stack: CallStack | None = None
         self._recording, self._cpu = recording, cpu
 
     def advance(self, instructions: int) -> None:
-        """So many instructions were executed."""
+        """Add executed instructions."""
         self._recording.executed[self._cpu] += instructions
 
     def enter(self, node: CallNode) -> None:
-        """A node begins."""
+        """Enter a node."""
         self._change(node, enters=True)
 
     def leave(self, node: CallNode) -> None:
-        """The innermost node ends."""
+        """Leave the innermost node."""
         self._change(node, enters=False)
 
     def _change(self, node: CallNode, *, enters: bool) -> None:

@@ -1,4 +1,4 @@
-"""Who can go on: the interface that guest tasks, operations and grace periods have in common."""
+"""Interface of the actors of a schedule: guest tasks, operations and grace periods."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where an actor stood before a step: an address of guest code, or a point of an operation in words."""
+    """Position of an actor before a step: an address of guest code, or a point of an operation in words."""
 
     kind: str
     what: str = ""
     address: int = 0
 
     def text(self, world: "World") -> str:
-        """In words."""
+        """The position in words."""
         if self.kind == "code":
             return world.describe(self.address)
         if self.kind == PointKind.STORE:
@@ -33,41 +33,41 @@ class Where:
 
 
 class Actor(Protocol):
-    """One of those between whom a scheduler chooses. Made anew for every schedule."""
+    """An actor that a scheduler may choose. Built anew for every schedule."""
 
     letter: str
     name: str
 
     @property
     def finished(self) -> bool:
-        """Whether it has nothing to do any more; grace periods may get something to do again."""
+        """True if it has nothing left to do; for grace periods this may change back."""
         ...
 
     def actions(self) -> list[ScheduleAction]:
-        """What it can do now; nothing while it is blocked. The first is what it does without a choice."""
+        """Its possible next steps; none while it is blocked. The first is the step without a choice."""
         ...
 
     @property
     def thread(self) -> Thread | None:
-        """The thread that goes on; None while there is none."""
+        """The thread that makes the next step; None while there is none."""
         ...
 
     def moves(self, token: str) -> Sequence[Begin | Do]:
-        """Moves that a choice makes before the thread goes on, if it is on a CPU, or an operation, then."""
+        """Moves that a choice makes before the thread's step, if the thread can then make one."""
         ...
 
     def perform(self, action: ScheduleAction, steps: int) -> int:
-        """Do one of these, and go on for so many steps at most; how many were made. Violation."""
+        """Perform one of these actions, and up to ``steps`` steps; returns the number of steps made. Violation."""
         ...
 
     def where(self) -> Where:
-        """Where it stands."""
+        """Its position."""
         ...
 
     def footprint(self, action: ScheduleAction) -> Footprint:
-        """What its next step will touch; ``perform`` may add to it."""
+        """Places that its next step will touch; ``perform`` may add to it."""
         ...
 
     def end(self) -> None:
-        """The schedule is over, perhaps before its end: let go of everything."""
+        """End the schedule, perhaps early, and release all resources."""
         ...

@@ -1,11 +1,10 @@
-"""What schedules have covered: edges of guest code, and pairs of accesses that clash.
+"""Coverage of schedules: edges of guest code, and pairs of conflicting accesses.
 
 An **edge** is two visible instructions that a task executed one after the other, by their addresses (every branch that
-matters to others lies between two of them). A **pair** is two accesses of different actors to the same eight bytes,
-patched instruction or lock, one right after the other as far as the place is concerned, at least one of them a write: a
-read and the write before it, a write and the write or the reads before it. Of guest code every load and store counts,
-of operations stores, text writes and locks; what operations read is not seen. Memory that is one task's own does not
-count.
+matters to other actors is between two of them). A **pair** is two accesses of different actors to the same eight bytes,
+patched instruction or lock, consecutive for that place, at least one of them a write: a read and the write before it, a
+write and the write or the reads before it. Of guest code every load and store counts, of operations stores, text writes
+and locks; reads of operations are not observed. Memory of a single task does not count.
 """
 
 import sys
@@ -37,23 +36,23 @@ _BELOW = (
     "emu/schedule/ownership.py",
     "emu/schedule/coverage.py",
 )
-"""Files whose functions stores go through: the place of a store is who called them."""
+"""Files whose functions stores pass through: a store is attributed to their caller."""
 _MANY_STRETCHES = 1 << 13
 _ACCESSES = frozenset({PointKind.STORE, PointKind.TEXT_WRITE, PointKind.LOCK, PointKind.UNLOCK})
 
 
 @dataclass(slots=True)
 class Coverage:
-    """What was covered so far."""
+    """Coverage so far."""
 
     edges: set[tuple[int, int]] = field(default_factory=set)
     pairs: set[Pair] = field(default_factory=set)
-    """Two places, in the order in which they were passed; those of guest code are a symbol and an offset."""
+    """Two places, in the order in which they were passed; in guest code, a symbol and an offset."""
     states: set[tuple[str, str]] = field(default_factory=set)
-    """States of whatever has a life cycle, and what tasks were doing then, in words."""
+    """States of objects with a life cycle, and what tasks were doing then, in words."""
 
     def add(self, other: "Coverage") -> None:
-        """Add what another one has."""
+        """Add another one's coverage."""
         self.edges |= other.edges
         self.pairs |= other.pairs
         self.states |= other.states
@@ -61,7 +60,7 @@ class Coverage:
 
 @dataclass(slots=True)
 class _Passed:
-    """Who wrote to a place last, and who has read it since."""
+    """The last writer of a place, and the readers since then."""
 
     writer: object = None
     wrote: str = ""
@@ -70,14 +69,14 @@ class _Passed:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """What a task did in one go: visible instructions, and accesses (place, where, whether it writes)."""
+    """Continuous run of a task: visible instructions, and accesses (place, position, True for a write)."""
 
     path: tuple[int, ...]
     accesses: tuple[tuple[object, str, bool], ...]
 
 
 class CoverageWatch:
-    """Notes what schedules cover, as one of a world's invariants, which always holds. Made before ``World.open``."""
+    """Records coverage of schedules, as one of a world's invariants; never fails. Create it before ``World.open``."""
 
     IS_CACHE = True
 
@@ -95,22 +94,21 @@ class CoverageWatch:
         self._own_frames: set[int] = set()
         self._stretches: dict[bytes, _Stretch] = {}
         self._covered: set[bytes] = set()
-        """Stretches whose edges are in ``coverage``."""
+        """Runs whose edges are in ``coverage``."""
         world.visible.log_visits()
         world.kernel.process.watchers.append(self._at_point)
 
     def end(self) -> None:
-        """A schedule is over; the next one is perhaps not looked at."""
+        """End a schedule; the next one may not be recorded."""
         self._is_on = False
 
     def take(self) -> Coverage:
-        """What was covered since the last time."""
+        """Coverage since the last call."""
         found, self.coverage = self.coverage, Coverage()
         self._covered.clear()
         return found
 
     def begin(self, world: "World") -> None:
-        """See Invariant."""
         self._is_on = True
         self._arrived.clear()
         self._standing.clear()
@@ -122,17 +120,16 @@ class CoverageWatch:
             self._own_frames = set(self._find_own_frames())
 
     def after_step(self, world: "World", actor: Actor) -> None:
-        """See Invariant."""
         if isinstance(actor, GuestActor):
             for engine in self._engines:
                 visits = engine.take_visits()
                 if visits:
                     self._visited(actor, visits)
         if self._arrived or actor in self._standing:
-            self._went_on(actor)
+            self._add_passed_points(actor)
 
     def at_rest(self, world: "World") -> None:
-        """See Invariant."""
+        pass
 
     # Guest code -----------------------------------------------------------------------------------------------------
 
@@ -158,8 +155,8 @@ class CoverageWatch:
                 passed.wrote = where
 
     def _stretch(self, words: Sequence[int]) -> "_Stretch":
-        """What a stretch of guest code did, as far as others can tell: of accesses to one place, the reads before the
-        first write, the first write and the last one.
+        """Effects of a run of guest code that other actors can observe: of the accesses to one place, the reads before
+        the first write, the first write and the last one.
         """
         own, visible = self._own_frames, self._world.visible.instructions
         path: list[int] = []
@@ -185,7 +182,7 @@ class CoverageWatch:
         return _Stretch(tuple(path), tuple(accesses.values()))
 
     def _find_own_frames(self) -> Iterator[int]:
-        """Frames of the tasks' stacks, and of what schedules need not look at."""
+        """Frames of the tasks' stacks, and of memory that schedules ignore."""
         machine = self._machine
         ranges = [(task.stack_top - STACK_SIZE, task.stack_top) for task in machine.tasks]
         for start, end in [*ranges, *self._world.private]:
@@ -198,15 +195,15 @@ class CoverageWatch:
         if point.kind in _ACCESSES and self._is_on and self._world.actors:
             self._arrived.append((point, self._caller(sys._getframe(2))))
 
-    def _went_on(self, actor: Actor) -> None:
-        """An actor has passed points: the one where it stood, and those where it came, but for where it stands now."""
+    def _add_passed_points(self, actor: Actor) -> None:
+        """Record the points that an actor has passed: its old position and those after it, except its current one."""
         arrived, self._arrived = self._arrived, []
         before = self._standing.pop(actor, None)
         if before is not None:
             arrived.insert(0, before)
-        stands = actor.point if isinstance(actor, ControlActor | GraceActor) else None
+        present = actor.point if isinstance(actor, ControlActor | GraceActor) else None
         for point, where in arrived:
-            if point is stands:
+            if point is present:
                 self._standing[actor] = point, where
             else:
                 self._passes(actor, point, where)

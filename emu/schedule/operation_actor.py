@@ -17,23 +17,22 @@ if TYPE_CHECKING:
     from emu.schedule.simulation import World
 
 RELEASES = frozenset({PointKind.STORE, PointKind.TEXT_WRITE, PointKind.PUBLISH})
-"""Points after which others may know of what was allocated before."""
+"""Points that may publish what was allocated before."""
 
 
 class ScheduledOperation(OperationThread):
-    """An operation that also stops before its stores to memory that others may know of.
+    """An operation that also stops before its stores to published memory.
 
-    ``letter``: of the actor that owns the memory that it allocates, until others know of it.
+    ``letter``: of the actor that owns the memory that it allocates, until it is published.
     """
 
     def __init__(self, world: "World", letter: str, number: int, name: str, do: Callable[[], Any]) -> None:
         super().__init__(world.kernel, number, name, do)
         self._world, self._letter = world, letter
         self.extra = Footprint()
-        """Places that the present step turns out to touch are added here."""
+        """Receives the places that the current step touches."""
 
     def step(self) -> None:
-        """See OperationThread."""
         memory = self._world.memory
         memory.owner, memory.footprint = self._letter, self.extra
         try:
@@ -44,8 +43,8 @@ class ScheduledOperation(OperationThread):
             memory.owner = memory.footprint = None
 
     def go_on(self, steps: int) -> int:
-        """So many points at most, and not beyond one after which another actor might be able to go on that was not
-        before; returns how many. Violation, also for whatever is raised that is no KernelError.
+        """Pass up to ``steps`` points, but stop after one that may enable another actor; returns the number passed.
+        Violation, also for any exception other than KernelError.
         """
         world, rcu, memory = self._world, self._world.kernel.rcu, self._world.memory
         begun, made = rcu.begun, 0
@@ -79,7 +78,7 @@ class ScheduledOperation(OperationThread):
             memory.owner = memory.footprint = None
 
     def footprint(self) -> Footprint:
-        """What the next step will touch; the step may add to it."""
+        """Places that the next step will touch; the step may add to it."""
         found = self.extra = Footprint()
         found.reads.add(EVERYTHING)
         at = self.point
@@ -104,7 +103,7 @@ class ScheduledOperation(OperationThread):
         return found
 
     def stands(self, before: str) -> Where:
-        """Where it stands; ``before``: in words, before its first point."""
+        """Its position; ``before``: in words, before its first point."""
         at = self.point
         if at is None:
             return Where(before)
@@ -122,37 +121,30 @@ class ControlActor:
 
     @property
     def finished(self) -> bool:
-        """See Actor."""
         return self.thread.is_done
 
     @property
     def point(self) -> Point | None:
-        """Where it stands; None before its first point and at its end."""
+        """The point where it waits; None before its first point and at its end."""
         return self.thread.point
 
     def actions(self) -> list[ScheduleAction]:
-        """See Actor."""
         thread = self.thread
         return [] if thread.is_done or self._world.threads.waits_for(thread.point) else [self._step]
 
     def moves(self, token: str) -> list[Begin]:
-        """See Actor."""
         return []
 
     def perform(self, action: ScheduleAction, steps: int) -> int:
-        """See Actor."""
         return self.thread.go_on(steps)
 
     def where(self) -> Where:
-        """See Actor."""
         return Where("done") if self.finished else self.thread.stands("begins")
 
     def footprint(self, action: ScheduleAction) -> Footprint:
-        """See Actor."""
         return self.thread.footprint()
 
     def end(self) -> None:
-        """See Actor."""
         self.thread.abandon()
 
 
@@ -165,7 +157,7 @@ GRACE_VARIANTS = {
 
 
 class GraceActor:
-    """Ends grace periods whose readers have all passed, one at a time, and runs their callbacks."""
+    """Ends grace periods whose readers have all finished, one at a time, and runs their callbacks."""
 
     letter = GRACE_LETTER
     name = "grace periods"
@@ -186,16 +178,14 @@ class GraceActor:
 
     @property
     def finished(self) -> bool:
-        """See Actor."""
         return self._callbacks is None and not self._world.kernel.rcu.pending
 
     @property
     def point(self) -> Point | None:
-        """Where the callbacks stand; None where none run."""
+        """The point where the callbacks wait; None if none run."""
         return None if self.thread is None else self.thread.point
 
     def actions(self) -> list[ScheduleAction]:
-        """See Actor."""
         callbacks = self._callbacks
         if callbacks is not None:
             return [] if self._world.threads.waits_for(callbacks.point) else [self._step]
@@ -203,7 +193,6 @@ class GraceActor:
         return [self._ends[period.flavour] for period in rcu.ready()] if rcu.pending else []
 
     def moves(self, token: str) -> list[Begin]:
-        """See Actor."""
         flavour = next((flavour for flavour, variant in GRACE_VARIANTS.items() if variant == token[1:]), None)
         if flavour is None:
             return []
@@ -214,7 +203,6 @@ class GraceActor:
         return [Begin(self.thread)]
 
     def perform(self, action: ScheduleAction, steps: int) -> int:
-        """See Actor."""
         begins = self.moves(action.token)
         thread = self.thread
         assert thread is not None
@@ -224,17 +212,14 @@ class GraceActor:
         return made
 
     def where(self) -> Where:
-        """See Actor."""
         return Where("waits") if self.thread is None else self.thread.stands("waits")
 
     def footprint(self, action: ScheduleAction) -> Footprint:
-        """See Actor."""
         callbacks = self._callbacks
         found = self._extra = Footprint({EVERYTHING}) if callbacks is None else callbacks.footprint()
         found.writes.add(("rcu", ""))
         return found
 
     def end(self) -> None:
-        """See Actor."""
         if self.thread is not None:
             self.thread.abandon()

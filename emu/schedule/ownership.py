@@ -1,4 +1,4 @@
-"""Guest memory as schedules see it: what process context alone knows of, and what nobody may touch any more."""
+"""Ownership of guest memory in schedules: memory private to process context, and freed memory."""
 
 from bisect import bisect_right, insort
 from collections.abc import Callable
@@ -8,39 +8,39 @@ from emu.schedule.footprint import Footprint
 
 
 class ScheduledMemory:
-    """Makes a point of every store of a driven operation to memory that others may know of.
+    """Makes a point of every store of a driven operation to published memory.
 
     Memory that an operation has just allocated is its own until its next store elsewhere, text write or publication:
-    until then nothing leads there.
+    until then no pointer leads to it.
     """
 
-    IS_CACHE = True  # a checkpoint leaves it alone: it is brought back by ``World.reset``
+    IS_CACHE = True  # a checkpoint leaves it alone: restored by ``World.reset``
 
     def __init__(self, process: ProcessContext) -> None:
         self._process = process
         self._starts: list[int] = []
         self._freed: dict[int, tuple[int, str]] = {}
         self.owner: str | None = None
-        """The letter of the actor that is running: what it allocates is its own."""
+        """Letter of the running actor: it owns what it allocates."""
         self.footprint: Footprint | None = None
-        """What is freed goes in here, as written."""
+        """Receives freed ranges, as written."""
         self.on_freed: Callable[[str], None] | None = None
-        """Called with the name of what is freed."""
+        """Called with the name of freed memory."""
         self._fresh_of: dict[str | None, list[tuple[int, int]]] = {}
 
     def begin(self) -> None:
-        """A schedule begins."""
+        """Start a schedule."""
         self._fresh_of.clear()
         self._freed.clear()
         self._starts.clear()
 
     @property
     def has_freed(self) -> bool:
-        """Whether anything was freed since the schedule began."""
+        """True if anything was freed since the schedule began."""
         return bool(self._freed)
 
     def release(self) -> None:
-        """The running actor lets others know of what it has allocated."""
+        """Publish what the running actor has allocated."""
         self._fresh_of.pop(self.owner, None)
 
     def before_store(self, address: int, size: int) -> None:
@@ -54,15 +54,13 @@ class ScheduledMemory:
         process.point(PointKind.STORE, f"{size} bytes at {address:#x}", (address, size))
 
     def allocated(self, address: int, size: int) -> None:
-        """See MemoryWatch."""
         self._fresh_of.setdefault(self.owner, []).append((address, address + size))
-        # What is allocated again may be used again, whatever its parts were called before.
+        # Memory that is allocated again is no longer freed, even if parts of it had other names.
         for start in [start for start in self._starts if address - self._freed[start][0] < start < address + size]:
             self._starts.remove(start)
             del self._freed[start]
 
     def freed(self, address: int, size: int, name: str) -> None:
-        """See MemoryWatch."""
         if self.on_freed is not None:
             self.on_freed(name)
         if self.footprint is not None:
@@ -72,7 +70,7 @@ class ScheduledMemory:
         self._freed[address] = size, name
 
     def freed_at(self, address: int) -> str | None:
-        """Whose memory it was that is freed now; None where it isn't."""
+        """Name of the freed memory at an address; None if it is not freed."""
         position = bisect_right(self._starts, address) - 1
         if position < 0:
             return None

@@ -1,4 +1,4 @@
-"""A schedule to read: a line per event, a column per actor, and a mark where the invariant broke."""
+"""A schedule as a table: a line per event, a column per actor, and a mark at the broken invariant."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from emu.schedule.run import ScheduleOutcome, Taken
 from emu.schedule.simulation import World
 
 BROKEN = "<<<"
-"""Marks the step at which the invariant broke."""
+"""Mark of the step at which the invariant broke."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleLine:
-    """One event: the number of its step, the column of its actor, what it was."""
+    """One event: the number of its step, the column of its actor, its text."""
 
     step: int
     column: int
@@ -30,7 +30,7 @@ class ScheduleReport:
     verdict: str
 
     def shortened(self, most: int = 12) -> "ScheduleReport":
-        """With the middle of long stretches of one actor left out."""
+        """The report without the middle of long runs of one actor."""
         kept: list[ScheduleLine] = []
         for _, group in groupby(self.lines, key=lambda line: line.column):
             stretch = list(group)
@@ -57,7 +57,7 @@ class ScheduleReport:
 
 
 def report(world: World, outcome: ScheduleOutcome) -> ScheduleReport:
-    """The report of a schedule that was just run, step by step; the world has not been reset since."""
+    """Report of a schedule that was just run step by step; the world must not have been reset since."""
     lines = []
     step = 0
     for number, taken in enumerate(outcome.taken):
@@ -70,7 +70,7 @@ def report(world: World, outcome: ScheduleOutcome) -> ScheduleReport:
 
 
 def _event(taken: Taken, world: World) -> str:
-    """One step in words."""
+    """Text of one step."""
     where, choice = taken.where, taken.action.what
     text = where.text(world)
     if not choice:
@@ -81,7 +81,7 @@ def _event(taken: Taken, world: World) -> str:
 
 
 def used_columns(found: ScheduleReport) -> ScheduleReport:
-    """Without the columns of actors that did nothing."""
+    """The report without the columns of actors that did nothing."""
     used = sorted({line.column for line in found.lines})
     position: dict[int, int] = {column: number for number, column in enumerate(used)}
     lines = tuple(ScheduleLine(line.step, position[line.column], line.text, line.broken) for line in found.lines)

@@ -1,4 +1,4 @@
-"""One schedule: who went on, step by step, and how it ended."""
+"""One run of a schedule: its steps and its outcome."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,31 +13,31 @@ from emu.schedule.violation import Violation
 
 @dataclass(slots=True)
 class Choice:
-    """What to do next, and for how many steps nobody need be asked again."""
+    """The next action, and the number of steps until the scheduler must be called again."""
 
     action: ScheduleAction
     steps: int = 1
 
 
 class Scheduler(Protocol):
-    """Decides who goes on. One object makes many schedules; the same arguments make the same ones."""
+    """Chooses the next actor. One object makes many schedules; equal arguments make equal schedules."""
 
     wants_footprints: bool
-    """Whether ``Taken.footprint`` is to be filled in."""
+    """True if ``Taken.footprint`` must be filled in."""
 
     def begin(self) -> bool:
-        """A new schedule begins; False where there is none left."""
+        """Start a new schedule; False if none is left."""
         ...
 
     def choose(self, actions: Sequence[ScheduleAction], last: "Taken | None", step: int) -> Choice | None:
-        """One of the enabled actions, of which there is at least one; None gives this schedule up as redundant.
+        """One of the enabled actions, at least one; None abandons this schedule as redundant.
 
-        ``last``: what was done last; ``step``: how many steps were made.
+        ``last``: the last step; ``step``: number of steps made.
         """
         ...
 
     def end(self, outcome: "ScheduleOutcome") -> None:
-        """How the schedule ended."""
+        """Receive the outcome of the schedule."""
         ...
 
 
@@ -53,7 +53,7 @@ class Taken:
 
 @dataclass(slots=True)
 class ScheduleOutcome:
-    """A schedule that was run. ``pruned``: given up as redundant; ``cut``: it had more steps than are allowed."""
+    """A finished schedule. ``pruned``: abandoned as redundant; ``cut``: it exceeded the limit on steps."""
 
     taken: list[Taken] = field(default_factory=list)
     violation: Violation | None = None
@@ -62,7 +62,7 @@ class ScheduleOutcome:
 
     @property
     def tokens(self) -> list[str]:
-        """The schedule, one token a step."""
+        """The schedule, one token per step."""
         return [taken.action.token for taken in self.taken for _ in range(taken.steps)]
 
     @property
@@ -72,17 +72,17 @@ class ScheduleOutcome:
 
     @property
     def steps(self) -> int:
-        """Steps in all."""
+        """Number of steps."""
         return sum(taken.steps for taken in self.taken)
 
     @property
     def switches(self) -> int:
-        """How often another actor went on."""
+        """Number of switches between actors."""
         return switches(self.tokens)
 
 
 def run_schedule(world: World, scheduler: Scheduler, *, max_steps: int = 5000) -> ScheduleOutcome:
-    """Run the actors of a world that has begun until they are done, an invariant is broken, or no more is wanted."""
+    """Run the actors of a started world until they are done, an invariant breaks, or the scheduler stops."""
     outcome = ScheduleOutcome()
     try:
         _run(world, scheduler, outcome, max_steps)

@@ -1,8 +1,8 @@
-"""The smallest schedule that breaks the same: fewest actors, then fewest switches, then fewest steps.
+"""Minimisation of a schedule with a violation: fewest actors, then fewest switches, then fewest steps.
 
-Delta debugging on the stretches in which one actor goes on: stretches are taken out, or moved to the actor's next or
-last one, and what remains is run, leniently: a token that is not enabled is left out, and at its end whoever went on
-last goes on. The result is a schedule of its own that needs no leniency.
+Delta debugging on the stretches of steps of one actor: stretches are removed, or moved to the actor's next or last one,
+and the rest is run leniently: tokens that are not enabled are skipped, and after the end the last actor continues. The
+result is a schedule that needs no leniency.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +18,14 @@ Run = Callable[[Scheduler], ScheduleOutcome]
 
 @dataclass(slots=True)
 class Shrunk:
-    """What was found, and after how many runs."""
+    """The smallest schedule found, and the number of runs."""
 
     outcome: ScheduleOutcome
     runs: int
 
 
 def shrink(run: Run, outcome: ScheduleOutcome, *, most: int = 600) -> Shrunk:
-    """A smaller schedule with a violation of the same kind; ``outcome`` itself where there is none. ``most``: runs."""
+    """A smaller schedule with a violation of the same kind, else ``outcome`` itself. ``most``: runs."""
     assert outcome.violation is not None
     return _Shrinking(run, outcome, most).result()
 
@@ -44,11 +44,11 @@ class _Shrinking:
         return Shrunk(self._best, self.runs)
 
     def _pass(self) -> bool:
-        """One pass over everything that could be tried; whether something became smaller."""
+        """One pass over all reductions; True if one succeeded."""
         return any(attempt() for attempt in (self._drop_stretches, self._merge_stretches, self._plain, self._shorten))
 
     def _drop_stretches(self) -> bool:
-        """Without a part of the stretches: half of them, a quarter, ..., each single one."""
+        """Remove a part of the stretches: half of them, a quarter, ..., each single one."""
         before = self._best
         size = max(len(_stretches(before.tokens)) // 2, 1)
         while size:
@@ -60,7 +60,7 @@ class _Shrinking:
         return self._best is not before
 
     def _merge_stretches(self) -> bool:
-        """With one stretch moved to the next, or the last, of its actor."""
+        """Move a stretch to the next, or the last, of its actor."""
         parts = _stretches(self._best.tokens)
         for at, part in enumerate(parts):
             actor = part[0][0]
@@ -76,7 +76,7 @@ class _Shrinking:
         return False
 
     def _plain(self) -> bool:
-        """Without a choice that an actor had."""
+        """Remove a choice of an actor."""
         tokens = self._best.tokens
         return any(
             self._smaller([[*tokens[:at], token[0], *tokens[at + 1 :]]])
@@ -85,7 +85,7 @@ class _Shrinking:
         )
 
     def _shorten(self) -> bool:
-        """With a stretch's last steps later, or its first ones earlier: half of them, a quarter, ..."""
+        """Move a stretch's last steps later, or its first ones earlier: half of them, a quarter, ..."""
         parts = _stretches(self._best.tokens)
         for at, part in enumerate(parts):
             size = len(part) // 2

@@ -1,4 +1,4 @@
-"""What the schedules of a scenario have in common: one kernel, brought back to one state before each of them."""
+"""The world that a scenario's schedules share: one kernel, reset to one state before each of them."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
@@ -17,7 +17,7 @@ from emu.schedule.visible import VisibleInstruction, VisibleInstructions
 from emu.threads.kernel_threads import KernelThreads
 
 SHARED_PERCPU = (PERCPU.offset("preempt_count"),)
-"""Per-CPU words at constant addresses that say whether a CPU may be preempted: RCU read sections begin there."""
+"""Per-CPU words at constant addresses that decide whether a CPU may be preempted: RCU read sections begin there."""
 _STACK = 16 << 10
 _TO_ALL = frozenset({PointKind.GRACE_PERIOD})
 _TO_CPUS, _TO_OPERATIONS = frozenset({PointKind.TEXT_WRITE, PointKind.IPI}), frozenset({PointKind.UNLOCK})
@@ -26,31 +26,31 @@ _ENABLING = {
     for runs in (False, True)
     for waits in (False, True)
 }
-"""By whether tasks are on CPUs, and whether there are other operations or grace periods."""
+"""By whether tasks are on CPUs, and whether other operations or grace periods exist."""
 _LOOKED_AT = frozenset({task_struct.offset("trc_reader_nesting")})
 
 
 class Invariant(Protocol):
-    """Something that must hold. Each method raises Violation where it doesn't."""
+    """A condition that must hold. Each method raises Violation if it does not."""
 
     def begin(self, world: "World") -> None:
-        """A schedule begins."""
+        """Called when a schedule begins."""
 
     def after_step(self, world: "World", actor: Actor) -> None:
-        """An actor has made a step."""
+        """Called after each step of an actor."""
 
     def at_rest(self, world: "World") -> None:
-        """Everybody is done, and all grace periods are over."""
+        """Called when all actors are done and all grace periods are over."""
 
 
 class World:
     """One kernel whose vCPUs and operations are scheduled.
 
-    ``roots``: Python objects beside the kernel that operations change. ``code``: at most two ranges of guest addresses
-    where code runs, (start, size). No operation may be under way.
+    ``roots``: Python objects besides the kernel that operations change. ``code``: at most two ranges of guest addresses
+    of code, (start, size in bytes). No operation may be under way.
     """
 
-    IS_CACHE = True  # a checkpoint leaves it alone: it is brought back by ``World.reset``
+    IS_CACHE = True  # a checkpoint leaves it alone: restored by ``World.reset``
 
     def __init__(
         self,
@@ -71,16 +71,16 @@ class World:
         self.step = 0
         """Steps made in this schedule."""
         self.private: list[tuple[int, int]] = []
-        """Ranges of guest memory that schedules need not look at, (start, end): no two actors use the same part."""
+        """Ranges of guest memory that schedules ignore, (start, end): no two actors use the same part."""
         self.learn: dict[tuple[int, str], bool] | None = None
-        """While set: executed visible instructions, and whether they touched more than what is private."""
+        """If set: executed visible instructions, and whether they touched more than private memory."""
         self._under_change: dict[int, bytes] = {}
         self._suspects: list[tuple[int, bytes, int, str]] = []
         for function in list(kernel.functions.values()):
             self.visible.add(function.address, bytes(function.image.code))
 
     def open(self) -> None:
-        """Take the present state for the one that every schedule begins with."""
+        """Make the current state the start of every schedule."""
         kernel = self.kernel
         kernel.rcu.automatic = False
         self.visible.install()
@@ -96,7 +96,7 @@ class World:
         self._start = kernel.checkpoint(self._roots)
 
     def close(self) -> None:
-        """Let the kernel run by itself again."""
+        """Let the kernel run without schedules again."""
         machine = self.kernel.machine
         self.threads.close()
         machine.before_store = None
@@ -105,7 +105,7 @@ class World:
         self.kernel.rcu.automatic = True
 
     def reset(self) -> None:
-        """Back to the state of ``open``; operations under way are abandoned."""
+        """Return to the state of ``open``; operations under way are abandoned."""
         machine = self.kernel.machine
         machine.before_store, self.kernel.process.memory = None, None
         for actor in self.actors:
@@ -124,21 +124,21 @@ class World:
         self.step = 0
 
     def begin(self, actors: Sequence[Actor], invariants: Sequence[Invariant]) -> None:
-        """A schedule of these actors begins."""
+        """Start a schedule of these actors."""
         self.actors, self.invariants = list(actors), list(invariants)
         self.columns = tuple(f"{actor.letter}: {actor.name}" for actor in actors)
         for invariant in invariants:
             invariant.begin(self)
 
-    # What actors ask ------------------------------------------------------------------------------------------------
+    # Questions of actors --------------------------------------------------------------------------------------------
 
     @property
     def watches(self) -> bool:
-        """Whether every visible instruction must be looked at: memory was freed, or text is being patched."""
+        """True if every visible instruction must be checked: memory was freed, or text is being patched."""
         return bool(self._under_change) or self.memory.has_freed or self.learn is not None
 
     def enabling_points(self, letter: str) -> frozenset[PointKind]:
-        """Points of an actor's operation after which others, as they stand, may have other actions than before."""
+        """Points of an actor's operation that may change the actions of others in their current positions."""
         runs = waits = False
         for other in self.actors:
             if other.letter == letter or other.finished:
@@ -150,12 +150,12 @@ class World:
         return _ENABLING[runs, waits]
 
     def trap(self, vcpu: Vcpu) -> None:
-        """The int3 entry runs on a vCPU. Violation where nobody knows the int3."""
+        """Run the int3 entry on a vCPU. Violation if no patch owns the int3."""
         if not self.threads.enter_int3(vcpu):
             raise Violation("unhandled int3", f"at {self.describe(vcpu.regs.rip - 1)} on cpu {vcpu.index}")
 
     def is_private(self, task: Task, address: int) -> bool:
-        """Whether memory is a task's own: its stack, and its task_struct but for what grace periods look at."""
+        """True for memory of a single task: its stack, and its task_struct except for what grace periods read."""
         if 0 < task.stack_top - address <= _STACK:
             return True
         if 0 <= address - task.address < task_struct.size:
@@ -163,11 +163,11 @@ class World:
         return any(start <= address < end for start, end in self.private)
 
     def describe(self, address: int) -> str:
-        """An address of code in words."""
+        """Text for an address of code."""
         return self.kernel.machine.describe(address) or f"{address:#x}"
 
     def describe_data(self, address: int) -> str:
-        """What lies at an address of data, in words; nothing where that is not known."""
+        """Text for an address of data; empty if it is not known."""
         kernel = self.kernel
         for slab in (kernel.slab, kernel.vmalloc):
             name = slab.name_at(address)
@@ -178,10 +178,10 @@ class World:
             return f"freed {freed}"
         return kernel.machine.regions_at(address) or ""
 
-    # What must not happen -------------------------------------------------------------------------------------------
+    # Violations -----------------------------------------------------------------------------------------------------
 
     def before_instruction(self, actor: GuestActor, vcpu: Vcpu, rip: int) -> None:
-        """A visible instruction is about to be executed. Violation where it touches freed memory."""
+        """Check a visible instruction before it is executed. Violation if it touches freed memory."""
         instruction = self.visible.instructions.get(rip)
         if instruction is None:
             return
@@ -216,7 +216,7 @@ class World:
         learnt[key] = learnt.get(key, False) or shared or instruction.is_site
 
     def text_written(self, what: object) -> None:
-        """Text is about to be written, one write of a patch. Violation where a task stands inside the instruction."""
+        """Check a text write before it is made. Violation if a task's rip is inside the instruction."""
         assert isinstance(what, tuple)
         address, _ = what
         site = self.visible.site_over(address)
@@ -227,14 +227,14 @@ class World:
                     vcpu, task = actor.vcpu, actor.task
                     rip = vcpu.regs.rip if vcpu is not None else task.register("rip")
                     if task.in_kernel and site < rip < site + SITE_SIZE:
-                        raise Violation("patched under a task", f"{actor.name} stands within the 5 bytes at {site:#x}")
+                        raise Violation("patched under a task", f"{actor.name} is within the 5 bytes at {site:#x}")
 
     def is_torn(self, actor: GuestActor) -> bool:
-        """Whether the last visible instruction of an actor that has just died was one under change, and not the old."""
+        """True if the last visible instruction of an actor that just died was under change, and not the old one."""
         return bool(self._suspects) and self._suspects[-1][2:] == (self.step, actor.name)
 
     def text_stands(self) -> None:
-        """Nobody is patching any more. Violation where somebody executed what was neither old nor new."""
+        """Check executed code after the end of a patch. Violation if it was neither the old nor the new instruction."""
         if not self._under_change or self.kernel.text_poke.text_mutex.held:
             return
         for site, code, step, name in self._suspects:
@@ -245,7 +245,7 @@ class World:
         self._suspects.clear()
 
     def _code_changed(self, start: int, end: int) -> None:
-        """See ``AddressSpace.after_code``."""
+        """Callback of ``AddressSpace.after_code``."""
         if self.memory.footprint is not None and end - start > SITE_SIZE:
             self.memory.footprint.code(start, end, writes=True)
         self.visible.code_changed(start, end)

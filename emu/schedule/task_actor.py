@@ -1,4 +1,4 @@
-"""Guest tasks as actors: each makes its calls, one after the other, on the vCPUs that it may run on."""
+"""Guest tasks as actors: each makes its calls, one after the other, on the vCPUs that it may use."""
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from emu.schedule.simulation import World
 
 CPUS, VIEWS, PREEMPT = "ABCDEFGH", "NOQ", "P"
-"""The choices of a task's tokens: which CPU to go on on, which of ``views`` to fetch, to be preempted."""
+"""Choices in a task's tokens: the CPU to continue on, the one of ``views`` to fetch, preemption."""
 
 
 class GuestActor(TaskThread):
-    """A task on one of the vCPUs ``cpus``, the first of which it prefers.
+    """A task on one of the vCPUs ``cpus``; the first is preferred.
 
-    ``preemptible`` says of a vCPU that its task may be preempted, ``migratable`` of a task that it may go on elsewhere.
-    A task is preempted ``preemptions`` times at most, so that every schedule has an end.
+    ``preemptible`` tells whether a vCPU's task may be preempted, ``migratable`` whether a task may continue elsewhere.
+    A task is preempted at most ``preemptions`` times, so that every schedule ends.
     """
 
     task: Task
@@ -64,27 +64,24 @@ class GuestActor(TaskThread):
 
     @property
     def thread(self) -> TaskThread:
-        """See Actor."""
         return self
 
     @property
     def finished(self) -> bool:
-        """See Actor."""
         return self.begun == len(self.calls) and not self.task.in_kernel
 
     @property
     def ended(self) -> int:
-        """Calls that are over."""
+        """Number of calls that have ended."""
         return self.begun - self.task.in_kernel
 
     @property
     def call(self) -> GuestCall | None:
-        """The call that it is in, or makes next."""
+        """The current call, or the next one."""
         ended = self.ended
         return self.calls[ended] if ended < len(self.calls) else None
 
     def actions(self) -> list[ScheduleAction]:
-        """See Actor."""
         vcpu = self.vcpu
         if vcpu is None:
             if self.task.state is TaskState.SLEEPING:
@@ -106,7 +103,6 @@ class GuestActor(TaskThread):
         return found
 
     def moves(self, token: str) -> Sequence[Do]:
-        """See Actor."""
         vcpu, variant = self.vcpu, token[1:]
         if vcpu is None:
             if self.task.state is TaskState.SLEEPING:
@@ -121,16 +117,15 @@ class GuestActor(TaskThread):
         return [Do(self._threads.adopt, (vcpu.index, address)) for address in fetched]
 
     def perform(self, action: ScheduleAction, steps: int) -> int:
-        """See Actor."""
         vcpu, threads = self.vcpu, self._threads
         if vcpu is None or action.token[1:]:
             for move in self.moves(action.token):
                 move.perform()
-            stood, vcpu = vcpu, self.vcpu
+            previous, vcpu = vcpu, self.vcpu
             if vcpu is None:
-                self._preemptions -= stood is not None
+                self._preemptions -= previous is not None
                 return 1
-            if stood is None:
+            if previous is None:
                 steps = 0
         try:
             if not steps:
@@ -154,7 +149,6 @@ class GuestActor(TaskThread):
             raise violation from fault
 
     def where(self) -> Where:
-        """See Actor."""
         vcpu = self.vcpu
         if vcpu is None:
             call = self.call
@@ -168,7 +162,6 @@ class GuestActor(TaskThread):
         return Where("code", "", vcpu.regs.rip)
 
     def footprint(self, action: ScheduleAction) -> Footprint:
-        """See Actor."""
         found = self._extra = Footprint()
         vcpu = self.vcpu
         task = ("task", self.letter)
@@ -197,10 +190,10 @@ class GuestActor(TaskThread):
         return found
 
     def end(self) -> None:
-        """See Actor."""
+        pass
 
     def _advance(self, vcpu: Vcpu, steps: int) -> int:
-        """Execute so many visible instructions, and everything up to the next one."""
+        """Execute ``steps`` visible instructions, and everything up to the next one."""
         memory, rcu = self._world.memory, self._world.kernel.rcu
         begun = rcu.begun
         # Host calls on the way may free memory and begin grace periods.
@@ -234,7 +227,7 @@ class GuestActor(TaskThread):
 
 
 def views(vcpu: Vcpu) -> list[tuple[int, ...]]:
-    """Sets of pending writes, by address, that the instruction at rip can be fetched with: all, then fewer."""
+    """Sets of pending writes, by address, with which the instruction at rip can be fetched: all, then fewer."""
     rip, seen = vcpu.regs.rip, vcpu.view.seen
     addresses = sorted(
         {

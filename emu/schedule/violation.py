@@ -1,13 +1,13 @@
-"""What a schedule must never show."""
+"""Violations: states that a schedule must never reach."""
 
 from emu.errors import EmuError
 
 
 class Violation(EmuError):
-    """An invariant was broken. ``kind`` is a short name, which shrinking keeps; the text says what and where."""
+    """A broken invariant. ``kind`` is a short name, which shrinking preserves; the text gives the position."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
         self.kind, self.text = kind, text
         self.steps = 1
-        """Steps that the action made which broke it, that one included."""
+        """Number of steps that the violating action made, including the violating one."""

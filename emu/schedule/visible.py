@@ -1,11 +1,11 @@
-"""Visible instructions: those before which another CPU could run and make a difference.
+"""Visible instructions: those before which a step of another CPU could make a difference.
 
-A vCPU between two of them touches nothing but registers, its own stack and its own per-CPU data, so that a schedule
-need not stop there. Found by decoding code when it is placed, instruction by instruction:
+Between two of them a vCPU touches only registers, its own stack and its own per-CPU data, so that a schedule need not
+stop there. Found by decoding code when it is placed, instruction by instruction:
 
-- loads and stores but through rsp, through rbp where it is a frame pointer, and through gs at a constant offset
+- loads and stores, except through rsp, through rbp as a frame pointer, and through gs at a constant offset
   (per-CPU data that its CPU alone uses; ``shared_percpu`` names the others)
-- fetches from text that may be patched: nops of five bytes and of one, and whatever was patched once
+- fetches from text that may be patched: nops of five bytes and of one, and patched sites
 - serialising instructions
 """
 
@@ -26,7 +26,7 @@ from emu.machine.machine import Machine
 from emu.machine.registers import SAVED
 
 _FRAME_POINTER = bytes.fromhex("4889e5")
-"""mov rbp, rsp: rbp is a frame pointer in code that has it."""
+"""mov rbp, rsp: rbp is a frame pointer in code that contains it."""
 _SERIALISING = frozenset({x86.X86_INS_CPUID, x86.X86_INS_INVLPG, x86.X86_INS_IRETQ})
 _NO_ACCESS = frozenset({x86.X86_INS_LEA, x86.X86_INS_NOP})
 _STACK = frozenset({x86.X86_REG_RSP, x86.X86_REG_ESP})
@@ -35,7 +35,7 @@ _FRAME = frozenset({x86.X86_REG_RBP, x86.X86_REG_EBP})
 
 _MOST_DECODED = 1 << 14
 _decoded: "dict[tuple[int, bytes, frozenset[int]], dict[int, VisibleInstruction]]" = {}
-"""Visible instructions of code at an address: kernels that boot alike have the same."""
+"""Visible instructions of code at an address: equal boots of the kernel share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +64,23 @@ class VisibleAccess:
 
 @dataclass(frozen=True, slots=True)
 class VisibleInstruction:
-    """A visible instruction. ``accesses`` is empty for one that only its fetch makes visible."""
+    """A visible instruction. ``accesses`` is empty if only its fetch makes it visible."""
 
     size: int
     text: str
     accesses: tuple[VisibleAccess, ...]
     is_site: bool
-    """Whether it may be patched: its fetch is a read."""
+    """True if it may be patched: its fetch is a read."""
 
 
 class VisibleInstructions:
-    """The visible instructions of a machine's code, in the form that its engines stop at.
+    """The visible instructions of a machine's code, in the form in which its engines stop at them.
 
-    ``ranges``: at most two ranges of guest addresses where code may be. ``shared_percpu``: offsets of per-CPU words at
-    constant addresses that matter to others.
+    ``ranges``: at most two ranges of guest addresses of code. ``shared_percpu``: offsets of per-CPU words at constant
+    addresses that other CPUs use.
     """
 
-    IS_CACHE = True  # a checkpoint leaves it alone: it is brought back by ``World.reset``
+    IS_CACHE = True  # a checkpoint leaves it alone: restored by ``World.reset``
 
     def __init__(
         self, machine: Machine, ranges: Iterable[tuple[int, int]], *, shared_percpu: Collection[int] = ()
@@ -99,19 +99,19 @@ class VisibleInstructions:
         self.instructions: dict[int, VisibleInstruction] = {}
         """By address."""
         self.private: set[tuple[int, str]] = set()
-        """Address and text of instructions that are known to touch nothing but their own stack."""
+        """Address and text of instructions that are known to touch only their own stack."""
         self.logs: list[VisitLog] = []
-        """Where each vCPU's visits go from the next ``install`` on; see ``log_visits``."""
+        """Log of each vCPU's visits, from the next ``install`` on; see ``log_visits``."""
         self._changed: set[tuple[int, int]] = set()
         self._base: dict[int, VisibleInstruction] = {}
         self._base_order: list[int] = []
 
     def log_visits(self) -> None:
-        """Let vCPUs log the visible instructions and memory accesses that they execute, from the next ``install``."""
+        """Make vCPUs log the visible instructions and memory accesses that they execute, from the next ``install``."""
         self.logs = [VisitLog() for _ in self._machine.vcpus]
 
     def install(self) -> None:
-        """Let every vCPU's limits count visible instructions from now on, and watch for new code."""
+        """Make every vCPU's limits count visible instructions from now on, and watch for new code."""
         for number, vcpu in enumerate(self._machine.vcpus):
             vcpu.engine.count_marked(self._engine_ranges, self.logs[number] if self.logs else None)
         self._machine.after_code = self.code_changed
@@ -123,12 +123,12 @@ class VisibleInstructions:
             vcpu.engine.count_marked(())
 
     def hold(self) -> None:
-        """Take the present text for the one that ``reset`` goes back to."""
+        """Make the current text the one that ``reset`` returns to."""
         self._base, self._base_order = dict(self.instructions), sorted(self.instructions)
         self._changed.clear()
 
     def reset(self) -> None:
-        """Guest memory holds the text of ``hold`` again."""
+        """Update after guest memory was reset to the text of ``hold``."""
         for start, end in self._changed:
             self._clear(start, end)
         for start, end in self._changed:
@@ -138,7 +138,7 @@ class VisibleInstructions:
         self._changed.clear()
 
     def site_over(self, address: int) -> int:
-        """The site in which an address lies; itself where that is none."""
+        """The patch site that contains an address; the address itself if there is none."""
         for site in range(address, address - SITE_SIZE, -1):
             instruction = self.instructions.get(site)
             if instruction is not None and instruction.is_site and address < site + instruction.size:
@@ -146,7 +146,7 @@ class VisibleInstructions:
         return address
 
     def code_changed(self, start: int, end: int) -> None:
-        """Code was placed, or text was patched."""
+        """Update after code was placed, or text was patched."""
         if end - start <= SITE_SIZE:
             self._patched(start)
             return
@@ -172,10 +172,10 @@ class VisibleInstructions:
             memory[address - base] = 1
 
     def forget_private(self, touched: Mapping[tuple[int, str], bool]) -> None:
-        """Take off the marks of instructions that were executed and touched nothing but what is the task's own, for
-        good: the present text is the one that ``reset`` goes back to.
+        """Permanently unmark instructions that were executed and touched only their task's private memory: the current
+        text is the one that ``reset`` returns to.
 
-        ``touched``: by address and text, whether other memory was touched.
+        ``touched``: by address and text, True if other memory was touched.
         """
         self.private.update(instruction for instruction, shared in touched.items() if not shared)
         for key, found in self._found.items():
@@ -191,7 +191,7 @@ class VisibleInstructions:
         self.hold()
 
     def _patched(self, start: int) -> None:
-        """Where a patch writes behind its site's first byte, the site is known already."""
+        """Handle a patched range. A write after its site's first byte belongs to a known site."""
         if start in self.instructions:
             instruction = self.instructions[start]
             if not instruction.is_site:

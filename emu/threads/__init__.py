@@ -1,1 +1,1 @@
-"""Tasks and operations of one kernel, step by step: what blocks each, int3 entries, quiescent states, grace periods."""
+"""Tasks and operations of one kernel, step by step: blocking, int3 entries, quiescent states, grace periods."""

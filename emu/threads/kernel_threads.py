@@ -1,4 +1,4 @@
-"""The rules by which threads of one kernel go on, whoever says which of them does: a scheduler or a debugger's user."""
+"""Rules for steps of a kernel's threads, common to schedulers and the debugger."""
 
 
 from emu.kernel.kernel import Kernel
@@ -9,7 +9,7 @@ from emu.threads.thread import OperationThread, TaskThread, Thread
 
 
 class KernelThreads:
-    """Threads of one kernel. The int3 entry is a step of its own, before which interrupts are off."""
+    """Threads of one kernel. The int3 entry is a separate step, before which interrupts are off."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -19,15 +19,15 @@ class KernelThreads:
         kernel.machine.on_int3.insert(0, self._on_int3)
 
     def close(self) -> None:
-        """Let int3s be answered at once again."""
+        """Let int3s be handled immediately again."""
         self.kernel.machine.on_int3.remove(self._on_int3)
 
     # Tasks ----------------------------------------------------------------------------------------------------------
 
     def advance(self, thread: TaskThread, vcpu: Vcpu, steps: int) -> RunStop | None:
-        """Let the task that a vCPU runs go on for so many steps (``Vcpu.advance``); None where it is to go on.
+        """Run a vCPU's current task for ``steps`` steps (``Vcpu.advance``); None if it can continue.
 
-        After an int3 (``trapped``) it has not left the vCPU. GuestFault, and whatever a host call raises.
+        After an int3 (``trapped``) it keeps the vCPU. GuestFault, and exceptions of host calls.
         """
         self._driven = vcpu
         try:
@@ -51,7 +51,7 @@ class KernelThreads:
         return True
 
     def enter_int3(self, vcpu: Vcpu) -> bool:
-        """Run the int3 entry of a trapped vCPU; False where nothing answers the int3, which leaves it trapped."""
+        """Run the int3 entry of a trapped vCPU; False if no handler accepts the int3, and it stays trapped."""
         others = [answer for answer in self.kernel.machine.on_int3 if answer != self._on_int3]
         if not any(answer(vcpu) for answer in others):
             return False
@@ -59,7 +59,7 @@ class KernelThreads:
         return True
 
     def adopt(self, cpu: int, address: int | None = None) -> None:
-        """Let a vCPU see pending writes to text: those over an address, or all, as if it had serialised."""
+        """Let a vCPU see pending writes to text: those at an address, or all, as if it had serialised."""
         vcpu = self.kernel.machine.vcpus[cpu]
         if address is None:
             vcpu.serialize()
@@ -67,14 +67,14 @@ class KernelThreads:
             vcpu.see_new(address)
 
     def is_idle(self, cpu: int) -> bool:
-        """Whether a vCPU runs no task."""
+        """True if a vCPU runs no task."""
         vcpu = self.kernel.machine.vcpus[cpu]
         return vcpu.task is vcpu.idle
 
     # Blocked threads ------------------------------------------------------------------------------------------------
 
     def waits_for(self, point: Point | None) -> str:
-        """Why an operation can't go on from a point, in words; nothing where it can."""
+        """Reason why an operation can't continue from a point; empty if it can."""
         if point is None or point.on is None:
             return ""
         kind, on = point.kind, point.on
@@ -87,7 +87,7 @@ class KernelThreads:
         return ""
 
     def why_blocked(self, thread: Thread) -> str:
-        """Why a thread that is not done can't make a step, in words; nothing where it can."""
+        """Reason why a thread that is not done can't make a step; empty if it can."""
         if isinstance(thread, OperationThread):
             return self.waits_for(thread.point)
         assert isinstance(thread, TaskThread)

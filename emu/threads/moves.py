@@ -1,4 +1,4 @@
-"""Moves: what can be done to threads and to their kernel, so that it can be done again."""
+"""Moves: repeatable actions on threads and their kernel."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from emu.threads.thread import Thread
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """A thread makes one step: an instruction of a task, the way to an operation's next point."""
+    """A thread makes one step: an instruction of a task, or an operation's way to its next point."""
 
     thread: Thread
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A thread comes to be."""
+    """A thread is created."""
 
     thread: Thread
 
@@ -26,7 +26,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """A decision of a scheduler or a user, which is no step: a method with its arguments."""
+    """A decision of a scheduler or a user that is not a step: a method with its arguments."""
 
     what: Callable[..., object]
     args: tuple[object, ...] = ()

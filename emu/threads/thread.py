@@ -1,4 +1,4 @@
-"""Threads: tasks that make calls, and operations of process context, each let go on for some steps at a time."""
+"""Threads: tasks that make calls, and operations of process context, each advanced step by step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from emu.machine.vcpu import Vcpu
 
 _SAVED_BY_CALLEES = ("rbx", "rbp", "r12", "r13", "r14", "r15")
 MARKED = tuple((GENERAL.index(name), 0x5EED_0000 + number) for number, name in enumerate(_SAVED_BY_CALLEES))
-"""Positions of the registers that a function preserves, and the values that they hold before a marked call."""
+"""Positions of callee-saved registers, and their values before a marked call."""
 
 
 class Thread:
-    """A task or an operation. ``number`` is counted from 1, ``cpu`` the vCPU on which a task runs, or is to go on.
+    """A task or an operation. ``number`` counts from 1, ``cpu`` is a task's current or next vCPU.
 
-    Not an ABC: schedules ask of each step whether its actor is a task, and that costs more with an ABC.
+    Not an ABC: schedules test for each step whether its actor is a task, and that costs more with an ABC.
     """
 
-    IS_CACHE = True  # a checkpoint of Python's objects leaves it alone: ``capture`` keeps its state
+    IS_CACHE = True  # not part of a checkpoint of Python objects: ``capture`` keeps its state
     kind = ""
 
     def __init__(self, kernel: Kernel, number: int, name: str) -> None:
@@ -31,24 +31,24 @@ class Thread:
 
     @property
     def state(self) -> str:
-        """What it is doing, in a word or two."""
+        """State in a word or two."""
         raise NotImplementedError
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended; a task: whether it is in no call."""
+        """True if it has ended; for a task: if it is in no call."""
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Make it exist, perhaps again: it has made no step."""
+        """Create it, perhaps again, without any step made."""
         raise NotImplementedError
 
     def capture(self) -> object:
-        """What a checkpoint keeps of it."""
+        """State for a checkpoint."""
         raise NotImplementedError
 
     def restore(self, record: object) -> None:
-        """Back to what ``capture`` gave."""
+        """Return to a state from ``capture``."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class Thread:
 
 @dataclass(slots=True)
 class GuestCall:
-    """One call of a task, and what it gave. ``begun`` and ``ended``: numbers of steps of a schedule, -1 for neither."""
+    """One call of a task, and its result. ``begun`` and ``ended``: numbers of steps of a schedule, -1 for neither."""
 
     function: int
     args: tuple[int, ...]
@@ -69,7 +69,7 @@ class GuestCall:
 
 @dataclass(frozen=True, slots=True)
 class TaskThreadRecord:
-    """What a checkpoint keeps of a task's thread."""
+    """State of a task's thread in a checkpoint."""
 
     task: Task | None
     cpu: int
@@ -79,7 +79,7 @@ class TaskThreadRecord:
 class TaskThread(Thread):
     """A task that makes calls, one after the other.
 
-    ``task``: one that exists, which begins in no call. Without, one is made, which begins in the first call on ``cpu``.
+    ``task``: an existing one, which is in no call at first. Without it, a new one begins in the first call on ``cpu``.
     """
 
     kind = "task"
@@ -92,34 +92,31 @@ class TaskThread(Thread):
         self.calls, self.first_cpu, self._given = list(calls), cpu, task
         self.cpu, self.task = cpu, task
         self.begun = 0
-        """Calls that have begun."""
+        """Number of calls that have begun."""
 
     @property
     def vcpu(self) -> Vcpu | None:
-        """The vCPU that runs it; None where none does."""
+        """The vCPU that runs it; None if there is none."""
         vcpu = self.kernel.machine.vcpus[self.cpu]
         return vcpu if vcpu.task is self.task else None
 
     @property
     def state(self) -> str:
-        """See Thread."""
         if self.task is None:
             return "gone"
         return str(TaskState.DONE if self.is_done else self.task.state)
 
     @property
     def is_done(self) -> bool:
-        """See Thread."""
         task = self.task
         return task is None or not (task.in_kernel or task.entry is not None)
 
     @property
     def value(self) -> int | None:
-        """What the last call returned; None during one."""
+        """Return value of the last call; None during a call."""
         return self.task.value if self.task is not None and self.is_done else None
 
     def begin(self) -> None:
-        """See Thread."""
         self.cpu, self.begun = self.first_cpu, 0
         if self._given is not None:
             self.task = self._given
@@ -143,12 +140,12 @@ class TaskThread(Thread):
         self.kernel.machine.vcpus[cpu].switch_to(task)
 
     def resume(self) -> None:
-        """Give a task that can go on its vCPU; it makes no step yet."""
+        """Give a task that can continue its vCPU; it makes no step yet."""
         assert self.task is not None
         self.kernel.machine.vcpus[self.cpu].switch_to(self.task)
 
     def place(self, cpu: int) -> None:
-        """Let a task that no vCPU runs go on on another one."""
+        """Move a task that no vCPU runs to another vCPU."""
         self.cpu = cpu
 
     def preempt(self) -> None:
@@ -159,17 +156,17 @@ class TaskThread(Thread):
         self.kernel.rcu.note_quiescence()
 
     def wake(self) -> None:
-        """Let a sleeping task go on."""
+        """Make a sleeping task runnable."""
         assert self.task is not None
         self.task.wake()
 
     def call_returned(self) -> None:
-        """Let the task be runnable between two calls: it is done after the last."""
+        """Make the task runnable between two calls; it is done after the last."""
         if self.begun < len(self.calls) and self.task is not None:
             self.task.state = TaskState.RUNNABLE
 
     def not_preserved(self) -> str:
-        """The first marked register that the call which has ended changed, in words; nothing where it changed none."""
+        """The first marked register that the finished call changed, in words; empty if there is none."""
         assert self.task is not None
         for position, value in MARKED:
             found = self.task.registers[position]
@@ -178,18 +175,18 @@ class TaskThread(Thread):
         return ""
 
     def capture(self) -> TaskThreadRecord:
-        """What a checkpoint keeps."""
+        """State for a checkpoint."""
         return TaskThreadRecord(self.task, self.cpu, self.begun)
 
     def restore(self, record: object) -> None:
-        """Back to what ``capture`` gave."""
+        """Return to a state from ``capture``."""
         assert isinstance(record, TaskThreadRecord)
         self.task, self.cpu, self.begun = record.task, record.cpu, record.begun
 
 
 @dataclass(frozen=True, slots=True)
 class OperationRecord:
-    """What a checkpoint keeps of an operation, which has not begun or has ended."""
+    """State of an operation in a checkpoint: not begun, or ended."""
 
     is_done: bool = False
     result: object = None
@@ -197,7 +194,7 @@ class OperationRecord:
 
 
 class OperationThread(Thread):
-    """An operation of process context. ``result`` is what it returned, ``error`` the kernel's answer otherwise."""
+    """An operation of process context. ``result`` is its return value, ``error`` its KernelError."""
 
     kind = "operation"
     is_done = False
@@ -207,40 +204,38 @@ class OperationThread(Thread):
         self.do = do
         self._control: ControlTask | None = None
         self.point: Point | None = None
-        """The point where it stands; None before the first and at its end."""
+        """The point where it waits; None before the first and at its end."""
         self.result: Any = None
         self.error: KernelError | None = None
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has made a step."""
+        """True if it has made a step."""
         return self._control is not None
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it has made a step and not ended: no checkpoint can hold it."""
+        """True if it has made a step and not ended: no checkpoint can contain it."""
         return self._control is not None and not self.is_done
 
     @property
     def state(self) -> str:
-        """See Thread."""
         if self.is_done:
             return "done"
         at = self.point
         return f"at {at.kind}: {at.what}" if at is not None else "begins"
 
     def roots(self) -> list[object]:
-        """Python objects from which what it changes can be reached: what its code names, and what it returned."""
+        """Python objects from which its changes can be reached: those that its code names, and its result."""
         names = getattr(getattr(self.do, "__code__", None), "co_names", ())
         variables = getattr(self.do, "__globals__", {})
         return [self.do, self.result, *(variables[name] for name in names if name in variables)]
 
     def begin(self) -> None:
-        """See Thread."""
         self.restore(OperationRecord())
 
     def step(self) -> None:
-        """To its next point or its end. A KernelError is its answer; anything else that it raises comes through."""
+        """Run to its next point or its end. A KernelError becomes its ``error``; other exceptions propagate."""
         control = self._control
         if control is None:
             control = self._control = self.kernel.process.start(self.do, self.name)
@@ -253,17 +248,17 @@ class OperationThread(Thread):
             self.is_done, self.result = True, control.result
 
     def abandon(self) -> None:
-        """Drop it where it stands."""
+        """End it at its current point."""
         if self._control is not None and not self.is_done:
             self._control.abandon()
         self._control = self.point = None
 
     def capture(self) -> OperationRecord:
-        """What a checkpoint keeps."""
+        """State for a checkpoint."""
         return OperationRecord(self.is_done, self.result, self.error)
 
     def restore(self, record: object) -> None:
-        """Back to what ``capture`` gave."""
+        """Return to a state from ``capture``."""
         assert isinstance(record, OperationRecord)
         self._control = self.point = None
         self.is_done, self.result, self.error = record.is_done, record.result, record.error

@@ -32,7 +32,6 @@ from emu.vmlinux.page_fault import error_code
 from emu.vmlinux.page_walk import PageTables
 from emu.vmlinux.program_counters import ProgramCounters
 from emu.vmlinux.run import KernelMessage, Run, TakenException
-from emu.vmlinux.stop_request import StopRequest
 
 INVALID_OPCODE: Final = 6
 _WITH_ERROR_CODE: Final = frozenset({8, 10, 11, 12, 13, 14, 17, 21})
@@ -94,8 +93,6 @@ class KernelMachine:
         self.engine = Engine(uc)
         self.regs = self.engine.regs
         self._handle = self.engine.handle
-        self._stop_request = StopRequest(self._handle)
-        self.engine.stop_with(self._stop_request)
         self._missing: int | None = None
         uc.hook_add(uc_const.UC_HOOK_MEM_UNMAPPED, self._unmapped)
         self._log: ProgramCounters | None = None

@@ -146,6 +146,12 @@ def _measure(kernel: UnbootedKernel, way: _Way) -> Row:
             return kernel.call(function, machine.symbols["init_task"], comm, 0)
         return kernel.call(function, _VALUE)
 
+    attach_type = way.attach_type
+    if isinstance(attach_type, str):
+        known = machine.layout.enumerators("bpf_attach_type")
+        if attach_type not in known:
+            return Row(way.name, None, None, (), f"this kernel has no {attach_type}")
+        attach_type = known[attach_type]
     try:
         site, without = kernel.site(function), call()
         links: list[Link] = []

@@ -8,12 +8,12 @@ baseline that was made before the change (docs/counts-in-ci.md).
 from hashlib import sha256
 
 import pytest
+from kernel_releases import RELEASES
 
 from emu.kernel.config import CONFIGS
 from paths import ROOT
 from trampoline.designs import DESIGNS
 from trampoline.image.generator import _Template
-from trampoline.rules import FLAVOURS
 from trampoline.tools.icount.bench_paths import Selection
 
 FOLDER = ROOT / "tests" / "filetests" / "counts"
@@ -27,7 +27,7 @@ def line_of(name, path):
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", RELEASES)
 def test_every_path(flavour, config, filetests_update):
     # What a second program adds does not depend on how a kernel preempts.
     programs = (1, 2) if config == "voluntary" else (1,)

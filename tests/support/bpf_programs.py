@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from random import Random
 
 from hypothesis import strategies as st
+from kernel_releases import RELEASES
 
 from trampoline.bpf.isa.insn import (
     CALL,
@@ -37,7 +38,7 @@ from trampoline.bpf.isa.insn import (
     Size,
     X,
 )
-from trampoline.bpf.isa.rules import INSTRUCTION_SETS, InstructionSet
+from trampoline.bpf.isa.rules import IsaRules
 
 ZONE = WINDOW = 64
 KEPT = 32
@@ -68,13 +69,13 @@ class Example:
     context: bytes
 
 
-def programs(isa: InstructionSet = INSTRUCTION_SETS["7.2"]) -> st.SearchStrategy[Example]:
+def programs(isa: IsaRules = RELEASES["7.2"].isa) -> st.SearchStrategy[Example]:
     """Programs, drawn by Hypothesis."""
     return st.randoms(use_true_random=False).map(lambda random: random_program(random, isa))
 
 
 def random_program(
-    random: Random, isa: InstructionSet = INSTRUCTION_SETS["7.2"], *, verifiable: bool = False
+    random: Random, isa: IsaRules = RELEASES["7.2"].isa, *, verifiable: bool = False
 ) -> Example:
     """A program, drawn from a source of random numbers.
 
@@ -135,7 +136,7 @@ class _Function:
     """One function on its way: statements are drawn and written one after the other."""
 
     def __init__(
-        self, random: Random, isa: InstructionSet, code: _Code, index: int, count: int, verifiable: bool
+        self, random: Random, isa: IsaRules, code: _Code, index: int, count: int, verifiable: bool
     ) -> None:
         self.random, self.isa, self.code, self.index, self.count = random, isa, code, index, count
         self.verifiable = verifiable

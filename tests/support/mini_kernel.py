@@ -2,13 +2,14 @@
 
 from functools import cache
 
+from kernel_releases import kernel_view
+
 from btf_writer import Writer
 from trampoline.bpf.btf.btf import Btf, BtfKind
 from trampoline.bpf.isa import parse
 from trampoline.bpf.program import BpfProgram, MapSpec
 from trampoline.bpf.uapi import AttachType, MapType, ProgFlag, ProgType
 from trampoline.bpf.verifier.errors import Unsupported, VerifierError
-from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.state.result import Verified
 from trampoline.bpf.verifier.target.check_attach_target import AttachTarget
 from trampoline.bpf.verifier.walk.bpf_check import bpf_check
@@ -149,7 +150,7 @@ def verify(
         found.btf_id if found else 0,
         maps=MAPS,
     )
-    return bpf_check(program, KernelView(release, types()), found)
+    return bpf_check(program, kernel_view(release, types()), found)
 
 
 def answer(*args, **kwargs) -> tuple[int, str]:

@@ -1,16 +1,31 @@
-"""Lists of functions that the kernel's sources keep, by release: read from this package's ``data`` folder.
+"""Lists that the kernel's sources keep, with the releases that each entry holds for: the text files of this package.
 
-A file holds names separated by white space; ``#`` begins a comment. ``NAME@RELEASE`` is in the list from that release
-on, ``NAME@FIRST..LAST`` no longer than to the second. ``*`` in a name stands for any characters.
+A file holds words separated by white space; ``#`` begins a comment, a line ``[name]`` a section where a file has such.
+``WORD@RELEASE`` holds from that release on, ``WORD@FIRST..LAST`` up to and including the second. Releases compare as
+numbers, so that marks hold for releases between those that they name. ``*`` in the name of a function stands for any
+characters. A file that does not follow its format is a fault of this package: ValueError.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 
-RELEASES = ("6.1", "6.12", "7.2")
-"""Oldest first."""
+from trampoline.bpf.kernel_version import KernelVersion
+
+_FIRST, _LAST = KernelVersion(0, 0), KernelVersion(1 << 32, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The releases from ``first`` to ``last``, both included; ``version in span`` does not depend on patch levels."""
+
+    first: KernelVersion = _FIRST
+    last: KernelVersion = _LAST
+
+    def __contains__(self, version: KernelVersion) -> bool:
+        return self.first <= version.series <= self.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +39,46 @@ class Names:
         return name in self.exact or any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
 
-@cache
-def names(list_name: str, release: str) -> Names:
-    """The list in ``data/<list_name>.txt`` as that release has it.
+def lines(name: str) -> Iterator[list[str]]:
+    """The words of each line of a file of this package that has any: ``helpers/protos.txt``."""
+    for line in (files(__package__) / name).read_text(encoding="utf-8").splitlines():
+        if words := line.partition("#")[0].split():
+            yield words
 
-    Raises ValueError for a release that is none of ``RELEASES``: a fault of the caller or of the file.
-    """
-    if release not in RELEASES:
-        raise ValueError(f"no release {release}; there are {', '.join(RELEASES)}")
-    text = (files(__package__) / "data" / f"{list_name}.txt").read_text(encoding="utf-8")
-    found = set()
-    position = RELEASES.index(release)
-    for line in text.splitlines():
-        for word in line.partition("#")[0].split():
-            name, at, releases = word.partition("@")
-            first, _, last = releases.partition("..")
-            since = RELEASES.index(first) if at else 0
-            until = RELEASES.index(last) if last else len(RELEASES)
-            if since <= position <= until:
-                found.add(name)
+
+def sections(name: str) -> dict[str, list[list[str]]]:
+    """The lines of each ``[section]`` of a file of this package."""
+    found: dict[str, list[list[str]]] = {}
+    current: list[list[str]] | None = None
+    for words in lines(name):
+        text = " ".join(words)
+        if text.startswith("[") and text.endswith("]"):
+            current = found.setdefault(text[1:-1], [])
+        elif current is None:
+            raise ValueError(f"{name}: {text!r} is in no section")
+        else:
+            current.append(words)
+    return found
+
+
+def marked(word: str) -> tuple[str, Span]:
+    """``word@6.12..7.0`` as the word and the releases that it holds for; all releases where it has no mark."""
+    name, at, releases = word.partition("@")
+    first, to, last = releases.partition("..")
+    return name, Span(
+        KernelVersion.parse(first) if at else _FIRST,
+        KernelVersion.parse(last) if to else _LAST,
+    )
+
+
+@cache
+def names(list_name: str, version: KernelVersion) -> Names:
+    """The functions in ``data/<list_name>.txt`` as that version has them."""
+    found = {
+        name
+        for words in lines(f"data/{list_name}.txt")
+        for name, span in map(marked, words)
+        if version in span
+    }  # fmt: skip
     patterns = tuple(sorted(name for name in found if "*" in name))
     return Names(frozenset(found.difference(patterns)), patterns)

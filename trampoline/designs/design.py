@@ -11,7 +11,7 @@ from emu.kernel.kernel import Kernel
 from trampoline.bpf.boot import Boot
 from trampoline.bpf.prog import BpfProg, BpfPrograms
 from trampoline.designs.traits import Traits
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.update.bpf_trampoline import BpfTrampoline, Trampolines
 from trampoline.update.multi import attach_multi, check_distinct, detach_multi, remake
 from trampoline.update.target import LinkEntry, TraceTarget
@@ -46,7 +46,7 @@ class Design(Protocol):
         """Keep run-time statistics of programs, or keep them no more. KernelError: as before."""
 
 
-Factory = Callable[[Kernel, Flavour, Boot, BpfPrograms, str | None], Design]
+Factory = Callable[[Kernel, TrampolineRules, Boot, BpfPrograms, str | None], Design]
 """Makes a design for a kernel that has just booted: code that it adds to the kernel's text was there from the start.
 The last argument is the metadata back end, None for the design's own choice.
 """

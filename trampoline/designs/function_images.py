@@ -10,7 +10,7 @@ from trampoline.image.frame_words import frame_names
 from trampoline.image.generator import TrampFlag
 from trampoline.image.stamp import Stamps
 from trampoline.image.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.update.bpf_trampoline import KSYM_PREFIX, BpfTrampoline
 from trampoline.update.target import LinkEntry, TraceTarget
 
@@ -26,13 +26,13 @@ def most_bytes(slots: int, programs: int) -> int:
 class FunctionImages:
     """Makes them, each shape assembled once."""
 
-    def __init__(self, kernel: Kernel, flavour: Flavour) -> None:
-        self._kernel, self._flavour = kernel, flavour
+    def __init__(self, kernel: Kernel, rules: TrampolineRules) -> None:
+        self._kernel, self._rules = kernel, rules
         self._stamps = Stamps()
 
     def check(self, target: TraceTarget, prog: BpfProg) -> None:
         """-ENOTSUPP for more argument slots than the release takes."""
-        most = self._flavour.max_slots
+        most = self._rules.max_slots
         # An argument takes two slots at most.
         if 2 * len(target.arg_sizes) > most and target.nr_regs > most:
             raise KernelError(ENOTSUPP, f"{target.name} needs {target.nr_regs} argument slots")
@@ -49,7 +49,7 @@ class FunctionImages:
         image = BpfTrampImage(kernel, most_bytes(target.model.nr_regs, len(links.calls)), f"{KSYM_PREFIX}{target.key}")
         try:
             made = self._stamps.prepare(
-                self._flavour,
+                self._rules,
                 trampoline.boot,
                 target.model,
                 flags,
@@ -60,7 +60,7 @@ class FunctionImages:
                 symbols=kernel.symbols,
                 site_offset=target.site_offset,
             )
-            stack = partial(frame_names, self._flavour, made, target.model, links)
+            stack = partial(frame_names, self._rules, made, target.model, links)
             image.fill(made, len(made.image) + BPF_INSN_SAFETY, stack)
         except BaseException:
             image.discard()

@@ -21,7 +21,7 @@ from trampoline.designs.traits import Traits
 from trampoline.image.frame_words import frame_names
 from trampoline.image.generator import TrampFlag, arch_prepare_bpf_trampoline
 from trampoline.image.tramp_image import BPF_INSN_SAFETY, BpfTrampImage
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.update.bpf_trampoline import BpfTrampoline, Trampolines
 from trampoline.update.ftrace_sites import SingleOps
 from trampoline.update.target import TraceTarget
@@ -33,8 +33,8 @@ KSYM = "generic_trampoline"
 class GenericImages(SharedImages):
     """Makes them as kernels make a function's own, except that the return address at the site tells the function."""
 
-    def __init__(self, kernel: Kernel, flavour: Flavour) -> None:
-        super().__init__(kernel, flavour)
+    def __init__(self, kernel: Kernel, rules: TrampolineRules) -> None:
+        super().__init__(kernel, rules)
         self._slots: dict[tuple[int, ...], int] = {}
 
     def slots(self, target: TraceTarget) -> int:
@@ -85,7 +85,7 @@ class GenericImages(SharedImages):
         image = BpfTrampImage(kernel, size, ksym(KSYM, model.nr_regs, [call.name for call in links.calls]))
         try:
             made = arch_prepare_bpf_trampoline(
-                self._flavour,
+                self._rules,
                 trampoline.boot,
                 model,
                 flags,
@@ -96,7 +96,7 @@ class GenericImages(SharedImages):
                 symbols=kernel.symbols,
                 site_offset=trampoline.site - trampoline.target.address,
             )
-            stack = partial(frame_names, self._flavour, made, model, links)
+            stack = partial(frame_names, self._rules, made, model, links)
             image.fill(made, len(made.image) + BPF_INSN_SAFETY, stack)
         except BaseException:
             image.discard()
@@ -104,9 +104,11 @@ class GenericImages(SharedImages):
         return image
 
 
-def _make(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
-    images = GenericImages(kernel, flavour)
-    return TrampolineDesign("generic", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
+def _make(
+    kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None
+) -> Design:
+    images = GenericImages(kernel, rules)
+    return TrampolineDesign("generic", Trampolines(kernel, rules, boot, SingleOps(kernel), images))
 
 
 GENERIC = DesignInfo(

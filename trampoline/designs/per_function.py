@@ -8,21 +8,25 @@ from trampoline.bpf.prog import BpfPrograms
 from trampoline.designs.design import Design, DesignInfo, TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
 from trampoline.designs.traits import Traits
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.update.bpf_trampoline import Trampolines
 from trampoline.update.ftrace_sites import OpsEach, SingleOps
 
 
-def _one_by_one(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+def _one_by_one(
+    kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None
+) -> Design:
     """A registration and grace periods for each function."""
-    images = FunctionImages(kernel, flavour)
-    return TrampolineDesign("per-function", Trampolines(kernel, flavour, boot, OpsEach(kernel), images))
+    images = FunctionImages(kernel, rules)
+    return TrampolineDesign("per-function", Trampolines(kernel, rules, boot, OpsEach(kernel), images))
 
 
-def _batched(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+def _batched(
+    kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None
+) -> Design:
     """The merged form: one ftrace_ops for all functions, one update for a whole link."""
-    images = FunctionImages(kernel, flavour)
-    return TrampolineDesign("batched", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
+    images = FunctionImages(kernel, rules)
+    return TrampolineDesign("batched", Trampolines(kernel, rules, boot, SingleOps(kernel), images))
 
 
 PER_FUNCTION = DesignInfo(

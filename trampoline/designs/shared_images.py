@@ -8,7 +8,7 @@ from emu.kernel.kernel import Kernel
 from trampoline.bpf.prog import BpfProg
 from trampoline.designs.function_images import FunctionImages
 from trampoline.image.generator import TrampFlag
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.tramp_links import TrampProgType
 from trampoline.update.bpf_trampoline import BpfTrampoline
 from trampoline.update.image_source import SiteImage
@@ -71,9 +71,9 @@ class SharedImage:
 class SharedImages(ABC):
     """Makes them. Targets that are no ftrace sites (BPF programs) have an image each, as kernels make it."""
 
-    def __init__(self, kernel: Kernel, flavour: Flavour) -> None:
-        self._kernel, self._flavour = kernel, flavour
-        self._single = FunctionImages(kernel, flavour)
+    def __init__(self, kernel: Kernel, rules: TrampolineRules) -> None:
+        self._kernel, self._rules = kernel, rules
+        self._single = FunctionImages(kernel, rules)
         self._shared: dict[Hashable, SharedImage] = {}
 
     @abstractmethod

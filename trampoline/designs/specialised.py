@@ -18,7 +18,7 @@ from trampoline.image.generator import TrampFlag, uses_jmp
 from trampoline.kfunc_md.backend import MetadataBackend
 from trampoline.kfunc_md.kfunc_mds import backend_of
 from trampoline.kfunc_md.padding import SIZE as PADDING_SIZE
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.tramp_links import TrampProgType
 from trampoline.update.bpf_trampoline import BpfTrampoline, Trampolines, site_of
 from trampoline.update.ftrace_sites import SingleOps
@@ -54,8 +54,8 @@ class ThunkedImage:
 class SpecialisedImages(SharedImages):
     """Chooses a function's caller by its argument places and its programs, and makes it where there is none yet."""
 
-    def __init__(self, kernel: Kernel, flavour: Flavour, programs: BpfPrograms, backend: MetadataBackend) -> None:
-        super().__init__(kernel, flavour)
+    def __init__(self, kernel: Kernel, rules: TrampolineRules, programs: BpfPrograms, backend: MetadataBackend) -> None:
+        super().__init__(kernel, rules)
         self._programs = programs
         self.records = Records(kernel, backend)
         self._thunks = Thunks(kernel)
@@ -85,7 +85,7 @@ class SpecialisedImages(SharedImages):
     def make(self, trampoline: BpfTrampoline, flags: TrampFlag) -> SiteImage:
         """See ``Images``."""
         caller = super().make(trampoline, flags)
-        if not trampoline.site or not uses_jmp(self._flavour, flags):
+        if not trampoline.site or not uses_jmp(self._rules, flags):
             return caller
         try:
             found = any(link.cookie_slot is not None for _, link in trampoline.links)
@@ -105,13 +105,13 @@ class SpecialisedImages(SharedImages):
             self._arguments(trampoline.target),
             identities(trampoline.links),
             self._known_ip(trampoline, flags),
-            uses_jmp(self._flavour, flags),
+            uses_jmp(self._rules, flags),
             trampoline.boot,
             self._timed,
         )
 
     def _known_ip(self, trampoline: BpfTrampoline, flags: TrampFlag) -> int | None:
-        if uses_jmp(self._flavour, flags):
+        if uses_jmp(self._rules, flags):
             return None
         told = self._tells_function(trampoline.target) and not flags & TrampFlag.SHARE_IPMODIFY
         return None if told else trampoline.target.address
@@ -143,7 +143,7 @@ class SpecialisedImages(SharedImages):
             tuple(lists[TrampProgType.MODIFY_RETURN]),
             tuple(lists[TrampProgType.FEXIT]),
             ip,
-            uses_jmp(self._flavour, flags),
+            uses_jmp(self._rules, flags),
             self._timed,
         )
         backend = self.records.backend if spec.looks_up else None
@@ -171,10 +171,12 @@ def _caller_prog(kind: TrampProgType, link: TrampLink, *, found: bool) -> Caller
     )
 
 
-def _make(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+def _make(
+    kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None
+) -> Design:
     backend = backend_of(kernel, metadata or ("padding" if kernel.entry.padding >= PADDING_SIZE else "hash"))
-    images = SpecialisedImages(kernel, flavour, programs, backend)
-    return TrampolineDesign("specialised", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
+    images = SpecialisedImages(kernel, rules, programs, backend)
+    return TrampolineDesign("specialised", Trampolines(kernel, rules, boot, SingleOps(kernel), images))
 
 
 SPECIALISED = DesignInfo(

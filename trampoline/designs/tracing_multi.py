@@ -25,7 +25,7 @@ from trampoline.kfunc_md.defects import TracingMultiDefects
 from trampoline.kfunc_md.kfunc_mds import KfuncMds, MdEntry
 from trampoline.kfunc_md.structs import asm_symbols
 from trampoline.phases import checked_routines
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.tramp_links import TrampProgType, kind_of
 from trampoline.update.bpf_trampoline import Trampolines
 from trampoline.update.ftrace_sites import OpsEach
@@ -228,12 +228,12 @@ def tracing_multi_v2(name: str, defects: TracingMultiDefects | None = None) -> D
     """The second version: C callers, hash. As posted, unless ``defects`` says which of its defects stay."""
     kept = TracingMultiDefects.as_posted() if defects is None else defects
 
-    def make(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
-        mds = KfuncMds(kernel, "hash", defects=kept, max_links=flavour.max_links)
+    def make(kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+        mds = KfuncMds(kernel, "hash", defects=kept, max_links=rules.max_links)
         routines = tracing_multi_v2_caller.routines(kernel.config, mds.backend, clobbers=not kept.no_clobbers)
         kernel.add_routines(*checked_routines(routines), constants={**asm_symbols(), **mds.backend.symbols})
         stubs = [kernel.kallsyms.address(tracing_multi_v2_caller.stub_name(count)) for count in range(MAX_ARGS + 1)]
-        return TracingMultiDesign(name, kernel, _plain_trampolines(kernel, flavour, boot), mds, stubs)
+        return TracingMultiDesign(name, kernel, _plain_trampolines(kernel, rules, boot), mds, stubs)
 
     sound = kept == TracingMultiDefects()
     return DesignInfo(name, make, links="multi", traits=_TRAITS, metadata=(), looks_up="hash", sound=sound)
@@ -242,22 +242,22 @@ def tracing_multi_v2(name: str, defects: TracingMultiDefects | None = None) -> D
 def tracing_multi_v1(name: str) -> DesignInfo:
     """The first version: one caller in assembly, function padding; with none of the later version's defects."""
 
-    def make(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
-        mds = KfuncMds(kernel, "padding", max_links=flavour.max_links)
+    def make(kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+        mds = KfuncMds(kernel, "padding", max_links=rules.max_links)
         stubs: list[int] = []
         # Without padding there is no look-up to make.
         with suppress(KernelError):
             routines = tracing_multi_v1_caller.routines(kernel.config, mds.backend)
             kernel.add_routines(*checked_routines(routines), constants=asm_symbols())
             stubs = [kernel.kallsyms.address(tracing_multi_v1_caller.NAME)]
-        return TracingMultiDesign(name, kernel, _plain_trampolines(kernel, flavour, boot), mds, stubs)
+        return TracingMultiDesign(name, kernel, _plain_trampolines(kernel, rules, boot), mds, stubs)
 
     traits = replace(_TRAITS, needs_padding=True)
     return DesignInfo(name, make, links="multi", traits=traits, metadata=(), looks_up="padding")
 
 
-def _plain_trampolines(kernel: Kernel, flavour: Flavour, boot: Boot) -> Trampolines:
-    return Trampolines(kernel, flavour, boot, OpsEach(kernel), FunctionImages(kernel, flavour))
+def _plain_trampolines(kernel: Kernel, rules: TrampolineRules, boot: Boot) -> Trampolines:
+    return Trampolines(kernel, rules, boot, OpsEach(kernel), FunctionImages(kernel, rules))
 
 
 def _program(entries: Sequence[LinkEntry]) -> tuple[BpfProg, TrampProgType]:

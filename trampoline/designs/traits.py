@@ -5,7 +5,7 @@ from enum import Enum
 from errno import EBUSY, EINVAL
 
 from trampoline.bpf.uapi import AttachType
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 
 
 class Order(Enum):
@@ -31,7 +31,7 @@ class Traits:
     order: Order = Order.NEWEST_FIRST
     after_sleep: AfterSleep = AfterSleep.NONE
     max_slots: int = 12
-    """Argument slots at most; a flavour may take fewer."""
+    """Argument slots at most; a release may take fewer."""
     struct_on_stack: bool = True
     """Structs by value may be on the stack while registers are free."""
     sessions: bool = True
@@ -59,18 +59,18 @@ class Traits:
     image_per_function: bool = False
     """A function with programs has exactly one image of its own."""
 
-    def runs_on(self, flavour: Flavour) -> bool:
-        """Whether multi links work on a flavour at all."""
-        return not self.needs_padding or flavour.entry.padding > 0
+    def runs_on(self, rules: TrampolineRules) -> bool:
+        """Whether multi links work at all."""
+        return not self.needs_padding or rules.entry.padding > 0
 
-    def slots(self, flavour: Flavour) -> int:
-        """Argument slots at most on a flavour."""
-        return min(self.max_slots, flavour.max_slots)
+    def slots(self, rules: TrampolineRules) -> int:
+        """Argument slots at most under these rules."""
+        return min(self.max_slots, rules.max_slots)
 
-    def kinds(self, flavour: Flavour) -> tuple[AttachType, ...]:
-        """Attach types that programs may have on a flavour."""
+    def kinds(self, rules: TrampolineRules) -> tuple[AttachType, ...]:
+        """Attach types that programs may have under these rules."""
         kinds = [AttachType.TRACE_FENTRY, AttachType.TRACE_FEXIT, AttachType.MODIFY_RETURN]
-        if self.sessions and flavour.fsession:
+        if self.sessions and rules.fsession:
             kinds.append(AttachType.TRACE_FSESSION)
         return tuple(kinds)
 

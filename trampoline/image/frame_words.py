@@ -4,14 +4,14 @@ from emu.machine.frame_words import StackNames
 from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.bpf.structs import bpf_tramp_run_ctx
 from trampoline.image.generator import TrampFlag, TrampLinks, Trampoline
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 
 WORD = 8
 RBP = -16
 """Where rbp points: the saved rbp, below the return address."""
 
 
-def frame_names(flavour: Flavour, made: Trampoline, model: FuncModel, links: TrampLinks) -> StackNames:
+def frame_names(rules: TrampolineRules, made: Trampoline, model: FuncModel, links: TrampLinks) -> StackNames:
     """Names of a trampoline's words.
 
     Arguments are counted by slots, from 1: ``arg1`` is the first word that programs see.
@@ -33,7 +33,7 @@ def frame_names(flavour: Flavour, made: Trampoline, model: FuncModel, links: Tra
     if flags & TrampFlag.TAIL_CALL_CTX:
         below -= WORD
         found[below] = "tail_call_cnt"
-    found[below - WORD if flavour.saves_rbx_by_push else RBP - frame.rbx_off] = "saved rbx"
+    found[below - WORD if rules.saves_rbx_by_push else RBP - frame.rbx_off] = "saved rbx"
     run_ctx = RBP - frame.run_ctx_off
     found[run_ctx + bpf_tramp_run_ctx.offset("bpf_cookie")] = "run_ctx.cookie"
     found[run_ctx + bpf_tramp_run_ctx.offset("saved_run_ctx")] = "run_ctx.saved_run_ctx"

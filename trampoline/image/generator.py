@@ -1,6 +1,6 @@
 """The per-function trampoline as machine code: ``arch_prepare_bpf_trampoline`` of arch/x86/net/bpf_jit_comp.c.
 
-One template for every flavour. It reads top to bottom like the listing; its comments and phases reach the listing.
+One template for every rules. It reads top to bottom like the listing; its comments and phases reach the listing.
 """
 
 import enum
@@ -17,7 +17,7 @@ from trampoline.bpf.btf.func_model import MAX_REG_SLOTS, FuncModel
 from trampoline.bpf.ctx_words import COOKIE_INDEX_SHIFT, SESSION_IS_RETURN
 from trampoline.bpf.errors import ENOTSUPP, KernelError
 from trampoline.phases import check_phases
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 
 ARG_REGISTERS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
 RUN_CTX_SIZE = 16
@@ -101,19 +101,19 @@ class TrampFrame:
     size: int
 
     @classmethod
-    def of(cls, flavour: Flavour, model: FuncModel, flags: TrampFlag, session_cookies: int = 0) -> "TrampFrame":
+    def of(cls, rules: TrampolineRules, model: FuncModel, flags: TrampFlag, session_cookies: int = 0) -> "TrampFrame":
         """The layout that ``__arch_prepare_bpf_trampoline`` chooses."""
         saves_return = bool(flags & (TrampFlag.CALL_ORIG | TrampFlag.RET_FENTRY_RET))
         regs_off = 8 * saves_return + 8 * model.nr_regs
         nregs_off = regs_off + 8
         ip_off = nregs_off + (8 if flags & TrampFlag.IP_ARG else 0)
         cookie_off = ip_off + 8 * session_cookies
-        rbx_off = cookie_off + (0 if flavour.saves_rbx_by_push else 8)
+        rbx_off = cookie_off + (0 if rules.saves_rbx_by_push else 8)
         size = run_ctx_off = rbx_off + RUN_CTX_SIZE
         if model.nr_regs > MAX_REG_SLOTS and flags & TrampFlag.CALL_ORIG:
             size += 8 * model.nr_stack_slots
             # rsp must be 16-byte aligned at the call of the original, return addresses counted.
-            if (size % 16 == 0) != uses_jmp(flavour, flags):
+            if (size % 16 == 0) != uses_jmp(rules, flags):
                 size += 8
         return cls(regs_off, nregs_off, ip_off, cookie_off, rbx_off, run_ctx_off, size)
 
@@ -142,18 +142,18 @@ class Trampoline:
 
 
 @cache
-def uses_jmp(flavour: Flavour, flags: TrampFlag) -> bool:
+def uses_jmp(rules: TrampolineRules, flags: TrampFlag) -> bool:
     """Whether the site reaches this trampoline by jmp (``bpf_trampoline_use_jmp``)."""
-    return flavour.jmp_sites and bool(flags & TrampFlag.CALL_ORIG) and not flags & TrampFlag.SKIP_FRAME
+    return rules.jmp_sites and bool(flags & TrampFlag.CALL_ORIG) and not flags & TrampFlag.SKIP_FRAME
 
 
-def origin_body(flavour: Flavour, func_addr: int, site_offset: int | None) -> int:
+def origin_body(rules: TrampolineRules, func_addr: int, site_offset: int | None) -> int:
     """Where a trampoline calls the original function: behind its patch site."""
-    return func_addr + (flavour.entry.site_offset if site_offset is None else site_offset) + SITE_SIZE
+    return func_addr + (rules.entry.site_offset if site_offset is None else site_offset) + SITE_SIZE
 
 
 def arch_prepare_bpf_trampoline(
-    flavour: Flavour,
+    rules: TrampolineRules,
     boot: Boot,
     model: FuncModel,
     flags: TrampFlag,
@@ -168,18 +168,18 @@ def arch_prepare_bpf_trampoline(
     """Generate the trampoline of the function at ``func_addr`` for ``address``.
 
     ``im`` is the guest address of its struct bpf_tramp_image, ``symbols`` the callees' addresses, ``site_offset``
-    where the function's patch site is, if not where the flavour has it (compilers leave endbr64 out of some statics).
+    where the function's patch site is, if not where the rules has it (compilers leave endbr64 out of some statics).
     ``func_addr`` None: for any function, which the return address at the site tells; ORIG_STACK must be set.
-    Raises KernelError with -ENOTSUPP for a model that the flavour can't take, -E2BIG for more than a page,
+    Raises KernelError with -ENOTSUPP for a model that the rules can't take, -E2BIG for more than a page,
     asm.DisplacementError (-ERANGE) where a callee is out of reach.
     """
     model.check()
-    if model.nr_regs > MAX_REG_SLOTS and not flavour.stack_args:
+    if model.nr_regs > MAX_REG_SLOTS and not rules.stack_args:
         raise KernelError(
-            ENOTSUPP, f"{model.name} needs {model.nr_regs} argument slots; {flavour.name} has {MAX_REG_SLOTS}"
+            ENOTSUPP, f"{model.name} needs {model.nr_regs} argument slots; this kernel passes {MAX_REG_SLOTS}"
         )
-    body = origin_body(flavour, func_addr or 0, site_offset)
-    template = _Template(flavour, boot, model, flags, links, func_addr, body, im)
+    body = origin_body(rules, func_addr or 0, site_offset)
+    template = _Template(rules, boot, model, flags, links, func_addr, body, im)
     name = f"bpf_trampoline of {model.name}"
     image = assemble(check_phases("\n".join(template.lines()), name), address, symbols, name=name)
     if len(image) > PAGE_SIZE:
@@ -189,11 +189,11 @@ def arch_prepare_bpf_trampoline(
     return Trampoline(
         image,
         flags,
-        TrampFrame.of(flavour, model, flags, links.session_cookies),
+        TrampFrame.of(rules, model, flags, links.session_cookies),
         where.get("ip_after_call"),
         where.get("ip_epilogue"),
-        skips if flavour.skip_nops else (),
-        uses_jmp(flavour, flags),
+        skips if rules.skip_nops else (),
+        uses_jmp(rules, flags),
     )
 
 
@@ -202,7 +202,7 @@ class _Template:
 
     def __init__(
         self,
-        flavour: Flavour,
+        rules: TrampolineRules,
         boot: Boot,
         model: FuncModel,
         flags: TrampFlag,
@@ -211,10 +211,10 @@ class _Template:
         body: int,
         im: int,
     ) -> None:
-        self._flavour, self._boot, self._model, self._flags, self._links = flavour, boot, model, flags, links
+        self._rules, self._boot, self._model, self._flags, self._links = rules, boot, model, flags, links
         self._func_addr, self._body, self._im = func_addr, body, im
-        self._frame = TrampFrame.of(flavour, model, flags, links.session_cookies)
-        self._jmp = uses_jmp(flavour, flags)
+        self._frame = TrampFrame.of(rules, model, flags, links.session_cookies)
+        self._jmp = uses_jmp(rules, flags)
         self._programs = 0
 
     def lines(self) -> Iterator[str]:
@@ -234,7 +234,7 @@ class _Template:
         if flags & TrampFlag.CALL_ORIG:
             yield from self._call_original()
         if links.fmod_ret:
-            yield f".align 16, {self._flavour.longest_nop}"
+            yield f".align 16, {self._rules.longest_nop}"
             yield "do_fexit:"
         count = self._model.nr_regs
         if links.has_session:
@@ -256,7 +256,7 @@ class _Template:
     def _save_registers(self) -> Iterator[str]:
         frame = self._frame
         yield ".phase save"
-        if self._flavour.saves_rbx_by_push:
+        if self._rules.saves_rbx_by_push:
             yield "push rbx"
         else:
             yield f"mov [rbp - {frame.rbx_off:#x}], rbx"
@@ -339,7 +339,7 @@ class _Template:
         run_ctx = self._frame.run_ctx_off
         yield ".phase enter"
         yield f".Lnop{number}:"
-        if self._flavour.skip_nops:
+        if self._rules.skip_nops:
             yield "nop5 ; a jump past this program once it is detached"
         yield from self._mov_imm64("rdi", call.cookie, f"cookie of {call.name}")
         yield f"mov [rbp - {run_ctx:#x}], rdi"
@@ -375,7 +375,7 @@ class _Template:
         else:
             yield from self._call(f"{self._body:#x}", f"{self._model.name}, behind its patch site")
         yield "mov [rbp - 0x8], rax ; the return value"
-        if not self._flavour.skip_nops:
+        if not self._rules.skip_nops:
             yield "ip_after_call:"
             yield "nop5 ; a jump to ip_epilogue once the image is released"
 
@@ -385,7 +385,7 @@ class _Template:
         if flags & TrampFlag.RESTORE_REGS:
             yield from self._restore_args()
         if flags & TrampFlag.CALL_ORIG:
-            if not self._flavour.skip_nops:
+            if not self._rules.skip_nops:
                 yield "ip_epilogue:"
             yield ".phase origin"
             yield from self._call_with_image("__bpf_tramp_exit")
@@ -394,7 +394,7 @@ class _Template:
             yield from self._load_tail_call_count()
         if flags & (TrampFlag.CALL_ORIG | TrampFlag.RET_FENTRY_RET):
             yield "mov rax, [rbp - 0x8]"
-        yield "pop rbx" if self._flavour.saves_rbx_by_push else f"mov rbx, [rbp - {frame.rbx_off:#x}]"
+        yield "pop rbx" if self._rules.saves_rbx_by_push else f"mov rbx, [rbp - {frame.rbx_off:#x}]"
         yield ".phase leave"
         yield "leave"
         if flags & TrampFlag.SKIP_FRAME:
@@ -403,7 +403,7 @@ class _Template:
             yield f"{{disp32}} jmp {self._boot.return_thunk:#x} ; the return thunk"
         else:
             yield "ret"
-            if self._flavour.sls:
+            if self._rules.sls:
                 yield "int3 ; straight-line speculation stops here"
 
     def _call_with_image(self, callee: str) -> Iterator[str]:
@@ -433,7 +433,7 @@ class _Template:
             yield f"xor {half}, {half} ; {comment}"
         elif value < 1 << 32:
             yield f"mov {half}, {value:#x} ; {comment}"
-        elif self._flavour.sign_extended_imm and value >= (1 << 64) - (1 << 31):
+        elif self._rules.sign_extended_imm and value >= (1 << 64) - (1 << 31):
             yield f"mov {register}, {value:#x} ; {comment}"
         else:
             yield f"movabs {register}, {value:#x} ; {comment}"

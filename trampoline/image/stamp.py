@@ -1,6 +1,6 @@
 """The same trampoline on many functions: assembled once, then stamped out.
 
-Two trampolines of one shape (flavour, boot, argument layout, flags, programs) differ only in a few places: what depends
+Two trampolines of one shape (rules, boot, argument layout, flags, programs) differ only in a few places: what depends
 on where they stand, on the traced function's address and on the image's own structure. A stamp knows these places.
 """
 
@@ -22,7 +22,7 @@ from trampoline.image.generator import (
     arch_prepare_bpf_trampoline,
     origin_body,
 )
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 
 MOST_STAMPS = 256
 """Shapes that are remembered; then all are forgotten."""
@@ -151,7 +151,7 @@ class Stamps:
 
     def prepare(
         self,
-        flavour: Flavour,
+        rules: TrampolineRules,
         boot: Boot,
         model: FuncModel,
         flags: TrampFlag,
@@ -167,12 +167,12 @@ class Stamps:
         where: dict[str, Any] = {"func_addr": func_addr, "address": address, "im": im, "symbols": symbols}
 
         def generate() -> Trampoline:
-            return arch_prepare_bpf_trampoline(flavour, boot, model, flags, links, site_offset=site_offset, **where)
+            return arch_prepare_bpf_trampoline(rules, boot, model, flags, links, site_offset=site_offset, **where)
 
         # Where a number has another form, the bytes around it move.
         forms = tuple(value >= 1 << 32 and value < (1 << 64) - (1 << 31) for value in (func_addr, im))
         sizes = tuple(arg.size for arg in model.args)
-        key = (flavour.name, boot, sizes, flags, links, site_offset, forms, func_addr < 1 << 32)
+        key = (rules, boot, sizes, flags, links, site_offset, forms, func_addr < 1 << 32)
         stamp = self._known.get(key)
         if stamp is not None:
             return stamp.place(
@@ -182,5 +182,5 @@ class Stamps:
         if im >= 1 << 32 and all(im not in (call.cookie, call.prog) for call in links.calls):
             if len(self._known) >= MOST_STAMPS:
                 self._known.clear()
-            self._known[key] = Stamp(made, func_addr, im, origin_body(flavour, func_addr, site_offset))
+            self._known[key] = Stamp(made, func_addr, im, origin_body(rules, func_addr, site_offset))
         return made

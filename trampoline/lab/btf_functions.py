@@ -17,7 +17,7 @@ from trampoline.bpf.errors import ENOTSUPP, KernelError
 from trampoline.bpf.uapi import AttachType
 from trampoline.callees import NOTRACE, callees
 from trampoline.image.generator import ARG_REGISTERS
-from trampoline.rules import Flavour
+from trampoline.releases.kernel_release import KernelRelease
 
 _NEAR = 1 << 31
 
@@ -128,37 +128,37 @@ class BtfFunctions:
             [ids[position] for position in kept],
         ).stamp(start, entry, symbols)
 
-    def model(self, type_id: int, flavour: Flavour) -> FuncModel:
+    def model(self, type_id: int, release: KernelRelease) -> FuncModel:
         """The model of a function. KernelError: -EINVAL, -ENOTSUPP as ``model_of``, and for more slots than the
-        flavour takes.
+        release takes.
         """
-        model = model_of(self.btf.function(type_id), union_args=flavour.union_args)
-        if model.nr_regs > MAX_REG_SLOTS and not flavour.stack_args:
+        model = model_of(self.btf.function(type_id), union_args=release.union_args)
+        if model.nr_regs > MAX_REG_SLOTS and not release.trampoline.stack_args:
             raise KernelError(
-                ENOTSUPP, f"{model.name} needs {model.nr_regs} argument slots; {flavour.name} has {MAX_REG_SLOTS}"
+                ENOTSUPP, f"{model.name} needs {model.nr_regs} argument slots; {release.name} has {MAX_REG_SLOTS}"
             )
         return model
 
-    def arg_sizes(self, type_id: int, flavour: Flavour) -> tuple[int, ...]:
+    def arg_sizes(self, type_id: int, release: KernelRelease) -> tuple[int, ...]:
         """Bytes of each argument of a function, without reading its model. KernelError as ``model``."""
-        key = self._protos[self.positions[type_id]], flavour.name
+        key = self._protos[self.positions[type_id]], release.name
         sizes = self._sizes.get(key)
         if sizes is None:
-            if self._refusal(key[0], flavour):
-                return self.model(type_id, flavour).arg_sizes
+            if self._refusal(key[0], release):
+                return self.model(type_id, release).arg_sizes
             params, _ = self.btf.prototype(key[0])
             sizes = self._sizes[key] = tuple([self.btf.passed(param)[1] for param in params])
         return sizes
 
-    def refusals(self, flavour: Flavour, attach_type: AttachType = AttachType.TRACE_FENTRY) -> Sequence[int]:
+    def refusals(self, release: KernelRelease, attach_type: AttachType = AttachType.TRACE_FENTRY) -> Sequence[int]:
         """For each function the errno that attaching a program of a type is refused with, 0 where it is not.
 
         -EINVAL: deny lists, and what ``model_of`` says. -ENOTSUPP: too many argument slots. -EBUSY, or -EINVAL for
         multi links: the kernel's routines, which stand here without a patch site.
         """
-        protos = {proto: self._refusal(proto, flavour) for proto in set(self._protos)}
+        protos = {proto: self._refusal(proto, release) for proto in set(self._protos)}
         errnos = array("H", map(protos.__getitem__, self._protos))
-        by_name = denied_names(flavour, attach_type)
+        by_name = denied_names(release, attach_type)
         no_site = EINVAL if attach_type.is_multi else EBUSY
         denied = dict.fromkeys(_without_site(), no_site) | dict.fromkeys(by_name, EINVAL)
         found: set[str] = set()
@@ -168,11 +168,11 @@ class BtfFunctions:
                 errnos[position] = denied[name]
         return errnos
 
-    def _refusal(self, proto: int, flavour: Flavour) -> int:
+    def _refusal(self, proto: int, release: KernelRelease) -> int:
         """The errno of ``model``, without making one."""
         passed = self.btf.passed
         params, ret = self.btf.prototype(proto)
-        taken = _TAKEN | {BtfKind.UNION} if flavour.union_args else _TAKEN
+        taken = _TAKEN | {BtfKind.UNION} if release.union_args else _TAKEN
         if len(params) > MAX_BPF_FUNC_ARGS or (ret and passed(ret)[0] not in _RETURNED):
             return EINVAL
         slots = 0
@@ -181,26 +181,26 @@ class BtfFunctions:
             if kind not in taken or not 0 < size <= MAX_ARG_SIZE:
                 return EINVAL
             slots += (size + 7) // 8
-        return ENOTSUPP if slots > (MAX_BPF_FUNC_ARGS if flavour.stack_args else MAX_REG_SLOTS) else 0
+        return ENOTSUPP if slots > (MAX_BPF_FUNC_ARGS if release.trampoline.stack_args else MAX_REG_SLOTS) else 0
 
 
 def attachable(
-    flavour: Flavour, btf: Btf | BtfFunctions, attach_type: AttachType = AttachType.TRACE_FENTRY
+    release: KernelRelease, btf: Btf | BtfFunctions, attach_type: AttachType = AttachType.TRACE_FENTRY
 ) -> tuple[list[int], Counter[int]]:
     """Type ids of the functions that a program of a type may be attached to, and how many others there are by errno:
     together all functions of the BTF.
     """
     functions = btf if isinstance(btf, BtfFunctions) else BtfFunctions(btf)
-    refusals = functions.refusals(flavour, attach_type)
+    refusals = functions.refusals(release, attach_type)
     refused = Counter(refusals)
     del refused[0]
     return [type_id for type_id, errno in zip(functions.ids, refusals, strict=True) if not errno], refused
 
 
-def denied_names(flavour: Flavour, attach_type: AttachType) -> frozenset[str]:
+def denied_names(release: KernelRelease, attach_type: AttachType) -> frozenset[str]:
     """Functions that a program of a type is refused on by their name: -EINVAL."""
-    denied = NOTRACE | flavour.btf_id_deny
-    return denied if attach_type in _RUNS_BEFORE else denied | flavour.noreturn_deny
+    denied = NOTRACE | release.btf_id_deny
+    return denied if attach_type in _RUNS_BEFORE else denied | release.noreturn_deny
 
 
 @cache

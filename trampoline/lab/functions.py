@@ -20,7 +20,7 @@ from emu.kernel.text.functions import AssemblyFunctions, FunctionSource, Functio
 from emu.kernel.text.stamped_text import TextSource
 from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.lab.btf_functions import BtfFunctions, Shape
-from trampoline.rules import Flavour
+from trampoline.releases.kernel_release import KernelRelease
 
 EXEC_SIZE = 256 << 20
 """Address space for the images of a populated kernel: a page for each function where images do not share pages."""
@@ -109,8 +109,8 @@ class Population:
     Without a BTF, functions that have a prototype get ids in the order in which they are asked for.
     """
 
-    def __init__(self, kernel: Kernel, flavour: Flavour, functions: BtfFunctions | None = None) -> None:
-        self._kernel, self._flavour, self.functions = kernel, flavour, functions
+    def __init__(self, kernel: Kernel, release: KernelRelease, functions: BtfFunctions | None = None) -> None:
+        self._kernel, self._release, self.functions = kernel, release, functions
         self._others: dict[str, int] = {}
         self._models: dict[int, FuncModel] = {}
 
@@ -131,14 +131,14 @@ class Population:
             return None
         model = self._models.get(btf_id)
         if model is None:
-            model = self._models[btf_id] = self.functions.model(btf_id, self._flavour)
+            model = self._models[btf_id] = self.functions.model(btf_id, self._release)
         return model
 
     def arg_sizes(self, btf_id: int) -> tuple[int, ...] | None:
         """Bytes of each argument of a function, None where BTF does not have it. KernelError as ``model``."""
         if self.functions is None or btf_id not in self.functions.positions:
             return None
-        return self.functions.arg_sizes(btf_id, self._flavour)
+        return self.functions.arg_sizes(btf_id, self._release)
 
     def shape(self, btf_id: int) -> Shape:
         """The shape of a function of the BTF: its argument slots, and what it returns. KernelError (-ENOENT)."""

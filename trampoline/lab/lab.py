@@ -29,7 +29,6 @@ from trampoline.bpf.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.bpf.helpers.runtime.printing import TraceLine
 from trampoline.bpf.helpers.runtime.runtime import Runtime
 from trampoline.bpf.maps.bpf_map import BpfMap
-from trampoline.bpf.maps.layout import map_layout
 from trampoline.bpf.prog import BpfProg, BpfPrograms, ProgFunction, Uses
 from trampoline.bpf.program import BpfProgram, MapSpec
 from trampoline.bpf.structs import asm_symbols
@@ -44,7 +43,8 @@ from trampoline.lab.links.tracing_multi import Skipped, TracingMultiLink
 from trampoline.lab.multi_request import check_cookie, check_multi, check_wanted
 from trampoline.lab.targets import Targets
 from trampoline.phases import check_phases, with_phases
-from trampoline.rules import Flavour, flavour
+from trampoline.releases import release as release_named
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.update.multi import no_collections
 from trampoline.update.target import TraceTarget
 
@@ -59,17 +59,18 @@ MAX_MULTI = 1 << 20
 
 
 class Lab:
-    """A kernel of one flavour and configuration, with programs and trampolines.
+    """A kernel of one release and configuration, with programs and trampolines.
 
+    ``release``: the name of one, or a ``KernelRelease`` itself.
     ``functions`` are added to the kernel's text. With ``btf`` the kernel has every function of that BTF, with its type
     id and the prototype there, which comes before any other. ``design``: one of ``DESIGNS``, a DesignInfo, or what
     makes one; ``metadata``: one of its back ends (``DesignInfo.metadata``). Raises TrampolineError for an unknown
-    flavour, configuration, design or back end.
+    release, configuration, design or back end.
     """
 
     def __init__(
         self,
-        flavour_name: str | Flavour = "6.12",
+        release: str | KernelRelease = "6.12",
         config: str | Config = "voluntary",
         *,
         boot: Boot | None = None,
@@ -81,7 +82,7 @@ class Lab:
         design: DesignChoice = "per-function",
         metadata: str | None = None,
     ) -> None:
-        self.flavour = flavour_name if isinstance(flavour_name, Flavour) else flavour(flavour_name)
+        self.release = release_named(release) if isinstance(release, str) else release
         chosen = design_info(design)
         if metadata is not None and chosen.metadata is not None and metadata not in chosen.metadata:
             choices = ", ".join(chosen.metadata) or "none"
@@ -94,23 +95,23 @@ class Lab:
         known = None if btf is None else BtfFunctions(btf)
         self.btf = btf
         self.kernel = Kernel(
-            entry=self.flavour.entry,
+            entry=self.release.entry,
             config=config,
             layout=layout or AddressMap(),
             vcpus=vcpus,
             counting=counting,
-            packs=self.flavour.packs_images,
+            packs=self.release.trampoline.packs_images,
             routines=routines,
             constants=asm_symbols(),
             functions=(AssemblyFunctions(TEST_FUNCTIONS + NR_ARGS_FUNCTIONS), *functions, *populate(known, routines)),
             **memory_of(known),
         )
         self.boot = boot or Boot()
-        self.population = Population(self.kernel, self.flavour, known)
-        self.targets = Targets(self.kernel, self.flavour, self.population, known)
+        self.population = Population(self.kernel, self.release, known)
+        self.targets = Targets(self.kernel, self.release, self.population, known)
         self.programs = BpfPrograms(self.kernel)
         self.programs.model_at = self._model_at
-        self.design = chosen.make(self.kernel, self.flavour, self.boot, self.programs, metadata)
+        self.design = chosen.make(self.kernel, self.release.trampoline, self.boot, self.programs, metadata)
         self.trampolines = self.design.trampolines
         self._unnamed = 0
 
@@ -169,14 +170,14 @@ class Lab:
     @cached_property
     def runtime(self) -> Runtime:
         """Helpers and maps, which come into the kernel when somebody asks for them first."""
-        return Runtime(self.programs, self.kernel, map_layout(self.flavour.name))
+        return Runtime(self.programs, self.kernel, self.release.maps)
 
     @cached_property
     def installer(self) -> "Installer":
         """What compiles programs into guest memory."""
         from trampoline.bpf.install.installer import Installer  # with what follows: most kernels have no real program
 
-        return Installer(self.runtime, self.flavour.name, self.boot)
+        return Installer(self.runtime, self.release.jit, self.release.tag_hash, self.boot)
 
     @cached_property
     def loader(self) -> "Loader":

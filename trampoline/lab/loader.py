@@ -23,7 +23,6 @@ from trampoline.bpf.program import BpfProgram, MapSpec
 from trampoline.bpf.rewrite.environment import Environment
 from trampoline.bpf.rewrite.rewrite import rewrite
 from trampoline.bpf.rewrite.rewritten_program import RewrittenProgram
-from trampoline.bpf.rewrite.rules import REWRITE_FLAVOURS
 from trampoline.bpf.uapi import ATTACH_WORDS, AttachType, ProgType
 from trampoline.bpf.verifier.errors import Unsupported, VerifierError
 from trampoline.bpf.verifier.kernel_view import KernelView
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
 
 _RUNNABLE = frozenset(ATTACH_WORDS.values()) - {AttachType.MODIFY_RETURN_MULTI}
 """Attach types of programs that run in a lab; the one left out is no release's."""
-
-VERSIONS = {"6.1": (6, 1, 192), "6.12": (6, 12, 107), "7.2": (7, 2, 13)}
-"""What LINUX_KERNEL_VERSION says of each release."""
 
 PERCPU_VARIABLES = {
     "cpu_number": PERCPU.offset("cpu_number"),
@@ -55,9 +51,9 @@ class Loader:
 
     def __init__(self, lab: "Lab", btf: Btf) -> None:
         self._lab, self._kernel_btf = lab, btf
-        self.release = lab.flavour.name
+        self.release = lab.release
         self._declared: tuple[str, ...] = ()
-        self.view = KernelView(self.release, btf)
+        self.view = KernelView(self.release.verifier, btf)
 
     @property
     def btf(self) -> Btf:
@@ -77,7 +73,7 @@ class Loader:
         )
         if declared != self._declared:
             self._declared = declared
-            self.view = KernelView(self.release, with_declarations(self._kernel_btf, declared))
+            self.view = KernelView(self.release.verifier, with_declarations(self._kernel_btf, declared))
 
     @cached_property
     def _variables(self) -> dict[str, int]:
@@ -153,7 +149,7 @@ class Loader:
                 before = found.owner
                 found.check_user(owner)
                 undo.callback(setattr, found, "owner", before)
-        rewritten = rewrite(verified, REWRITE_FLAVOURS[self.release], self._environment(maps))
+        rewritten = rewrite(verified, self.release.rewrite, self._environment(maps))
         prog = lab.installer.install(
             program.name,
             attach_type,
@@ -227,8 +223,7 @@ class Loader:
         """
         wanted = [entry.name for entry in obj.entries if (entry.autoload if names is None else entry.name in names)]
         self._know([(targets or {}).get(one.name, one.kind.target) for one in obj.entries if one.name in wanted])
-        version = VERSIONS[self.release]
-        known: dict[str, ConfigValue] = {"LINUX_KERNEL_VERSION": version[0] << 16 | version[1] << 8 | version[2]}
+        known: dict[str, ConfigValue] = {"LINUX_KERNEL_VERSION": self.release.version.code}
         known |= kconfig or {}
         symbols = self._addresses(obj.symbols)
         programs = obj.resolve(self.btf, names=names, targets=targets, kconfig=known, ksyms=symbols)

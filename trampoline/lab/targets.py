@@ -15,7 +15,7 @@ from trampoline.bpf.uapi import ATTACH_WORDS, AttachType
 from trampoline.lab.btf_functions import BtfFunctions, denied_names
 from trampoline.lab.functions import KernelFunction, Population, is_glob
 from trampoline.lab.prototypes import FuncProtos
-from trampoline.rules import Flavour
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.update.target import TraceTarget
 
 PROG_MODEL = FuncModel("bpf_prog", (FuncArg("ctx", "void *", 8),))
@@ -26,11 +26,11 @@ class Targets:
     """The targets of one kernel. ``functions`` are those of its BTF, None where it has none."""
 
     def __init__(
-        self, kernel: Kernel, flavour: Flavour, population: Population, functions: BtfFunctions | None
+        self, kernel: Kernel, release: KernelRelease, population: Population, functions: BtfFunctions | None
     ) -> None:
         self._kernel, self._population = kernel, population
         self._protos = FuncProtos(kernel, functions)
-        self._denied = {kind: denied_names(flavour, kind) for kind in ATTACH_WORDS.values()}
+        self._denied = {kind: denied_names(release, kind) for kind in ATTACH_WORDS.values()}
         self._models: dict[str, FuncModel] = {}
 
     def find(self, where: str | int | KernelFunction | BpfProg, prototype: str | None = None) -> TraceTarget:

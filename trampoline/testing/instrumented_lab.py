@@ -17,7 +17,7 @@ from trampoline.bpf.uapi import AttachType
 from trampoline.designs import DesignChoice
 from trampoline.lab import Lab
 from trampoline.lab.links.link import Link
-from trampoline.rules import Flavour
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.testing.reference_model import (
     Direct,
     Happening,
@@ -67,7 +67,7 @@ class WatchedLab:
         self,
         prototypes: Sequence[Prototype],
         *,
-        flavour: Flavour,
+        release: KernelRelease,
         design: DesignChoice,
         vcpus: int = 2,
         counts: bool,
@@ -75,7 +75,7 @@ class WatchedLab:
         boot: Boot | None = None,
         metadata: str | None = None,
     ) -> None:
-        self.lab = Lab(flavour, config, design=design, vcpus=vcpus, boot=boot, metadata=metadata, counting="off")
+        self.lab = Lab(release, config, design=design, vcpus=vcpus, boot=boot, metadata=metadata, counting="off")
         self._counts = counts
         kernel = self.lab.kernel
         kernel.kallsyms.add(TOLD, kernel.machine.host_call(TOLD, self._original), 1)

@@ -10,7 +10,7 @@ from emu.kernel.structs import PERCPU
 from trampoline.bpf.boot import Boot
 from trampoline.designs import DesignChoice
 from trampoline.lab import Lab
-from trampoline.rules import Flavour
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.testing.instrumented_lab import WatchedLab
 from trampoline.testing.traced_functions import Prototype
 
@@ -24,7 +24,7 @@ class Variant:
     accounted (retbleed=stuff).
     """
 
-    flavour: str
+    release: str
     config: str = "voluntary"
     return_thunk: str = ""
     call_depth: bool = False
@@ -41,21 +41,23 @@ VARIANTS = (
     Variant("7.2", max_links=8),
     Variant("7.2", "lazy", return_thunk="its_return_thunk", any_metadata=False),
 )
-"""Kernels that sequences run on; of other flavours that somebody brings the plain boot."""
+"""Kernels that sequences run on; of other releases that somebody brings the plain boot."""
 
 
 @cache
-def limited(flavour: Flavour, variant: Variant) -> Flavour:
-    """A flavour with the limit of a variant."""
-    return replace(flavour, max_links=variant.max_links) if variant.max_links else flavour
+def limited(release: KernelRelease, variant: Variant) -> KernelRelease:
+    """A release with the limit of a variant."""
+    if not variant.max_links:
+        return release
+    return replace(release, trampoline=replace(release.trampoline, max_links=variant.max_links))
 
 
-def variants(flavours: Sequence[Flavour]) -> list[Variant]:
-    """Those of some flavours."""
+def variants(releases: Sequence[KernelRelease]) -> list[Variant]:
+    """Those of some releases."""
     return [
         variant
-        for flavour in flavours
-        for variant in [one for one in VARIANTS if one.flavour == flavour.name] or [Variant(flavour.name)]
+        for release in releases
+        for variant in [one for one in VARIANTS if one.release == release.name] or [Variant(release.name)]
     ]
 
 
@@ -70,12 +72,12 @@ class Kernels:
 
     def __init__(self, design: DesignChoice, prototypes: Sequence[Prototype], *, vcpus: int, counts: bool) -> None:
         self._design, self._prototypes, self._vcpus, self._counts = design, tuple(prototypes), vcpus, counts
-        self._booted: OrderedDict[tuple[Flavour, Variant, str | None], _Booted] = OrderedDict()
+        self._booted: OrderedDict[tuple[KernelRelease, Variant, str | None], _Booted] = OrderedDict()
         self._thunks: dict[tuple[str, str, str], int] = {}
 
-    def take(self, flavour: Flavour, variant: Variant, metadata: str | None = None) -> WatchedLab:
+    def take(self, release: KernelRelease, variant: Variant, metadata: str | None = None) -> WatchedLab:
         """A kernel as it was after its boot. One of a kind at a time."""
-        key = (flavour, variant, metadata)
+        key = (release, variant, metadata)
         booted = self._booted.get(key)
         if booted is None:
             booted = self._booted[key] = self._boot(*key)
@@ -104,26 +106,26 @@ class Kernels:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _boot(self, flavour: Flavour, variant: Variant, metadata: str | None) -> _Booted:
+    def _boot(self, release: KernelRelease, variant: Variant, metadata: str | None) -> _Booted:
         watched = WatchedLab(
             self._prototypes,
-            flavour=limited(flavour, variant),
+            release=limited(release, variant),
             design=self._design,
             vcpus=self._vcpus,
             counts=self._counts,
             config=variant.config,
-            boot=self._decided(flavour, variant),
+            boot=self._decided(release, variant),
             metadata=metadata,
         )
         return _Booted(watched, watched.lab.kernel.checkpoint([watched]))
 
-    def _decided(self, flavour: Flavour, variant: Variant) -> Boot:
+    def _decided(self, release: KernelRelease, variant: Variant) -> Boot:
         thunk = None
         if variant.return_thunk:
-            key = (flavour.name, variant.config, variant.return_thunk)
+            key = (release.name, variant.config, variant.return_thunk)
             if key not in self._thunks:
                 # Where it stands does not depend on what the boot decides: another one tells.
-                with Lab(flavour, variant.config, counting="off") as probe:
+                with Lab(release, variant.config, counting="off") as probe:
                     self._thunks[key] = probe.kernel.kallsyms.address(variant.return_thunk)
             thunk = self._thunks[key]
         return Boot(thunk, PERCPU.offset("call_depth") if variant.call_depth else None)

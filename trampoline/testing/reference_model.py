@@ -14,7 +14,7 @@ from errno import E2BIG, EEXIST, EOPNOTSUPP
 from trampoline.bpf.errors import ENOTSUPP
 from trampoline.bpf.uapi import AttachType
 from trampoline.designs.traits import AfterSleep, Order, Traits
-from trampoline.rules import Flavour
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.testing.traced_functions import TracedFunction
 from trampoline.tramp_links import TrampProgType
 
@@ -157,8 +157,8 @@ class _Function:
 class Reference:
     """Programs on functions, and what a call of one shows."""
 
-    def __init__(self, traits: Traits, flavour: Flavour, functions: Sequence[TracedFunction]) -> None:
-        self._traits, self._flavour = traits, flavour
+    def __init__(self, traits: Traits, release: KernelRelease, functions: Sequence[TracedFunction]) -> None:
+        self._traits, self._release = traits, release
         self.functions = {function.name: _Function(function) for function in functions}
         self.timed = False
         """Whether runs of programs are counted (``kernel.bpf_stats_enabled``)."""
@@ -193,7 +193,7 @@ class Reference:
             codes.add(traits.function_twice)
         for name in names:
             function = self.functions[name]
-            if function.traced.model.nr_regs > self._flavour.max_slots:
+            if function.traced.model.nr_regs > self._release.trampoline.max_slots:
                 codes.add(ENOTSUPP)
             if function.traced.model.nr_regs > traits.max_slots or self._is_awkward(function.traced, traits):
                 codes.add(EOPNOTSUPP)
@@ -202,7 +202,7 @@ class Reference:
                 codes.add(EEXIST)
             if any(attached.program.number == program.number for attached in function.attached):
                 codes.add(traits.program_twice)
-            if self.weight(name) + _weight(program) > self._flavour.max_links:
+            if self.weight(name) + _weight(program) > self._release.trampoline.max_links:
                 codes.add(E2BIG)
             if function.direct is not None and not function.attached:
                 codes.add(traits.site_taken)

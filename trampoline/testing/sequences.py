@@ -9,7 +9,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from trampoline.designs import DesignChoice
 from trampoline.designs.traits import Traits
-from trampoline.rules import FLAVOURS, Flavour
+from trampoline.releases import releases as all_releases
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.testing.kernel_pool import Kernels
 from trampoline.testing.rules.base import LOOKS, SequenceTally
 from trampoline.testing.state_machine import lab_machine
@@ -45,7 +46,7 @@ def run_sequences(
     design: DesignChoice,
     traits: Traits | None = None,
     *,
-    flavours: Sequence[Flavour] = tuple(FLAVOURS.values()),
+    releases: Sequence[KernelRelease] = all_releases(),
     seed_number: int = 0,
     examples: int = 20,
     steps: int = STEPS,
@@ -59,7 +60,7 @@ def run_sequences(
     for ``lab_machine``. Whatever a step raises is a failure; Ctrl-C and what hides behind BaseException is not.
     """
     tally = SequenceTally()
-    machine = lab_machine(design, traits, flavours=flavours, tally=tally, kernels=kernels)
+    machine = lab_machine(design, traits, releases=releases, tally=tally, kernels=kernels)
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
     chosen = settings(
         max_examples=examples,

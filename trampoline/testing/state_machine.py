@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from trampoline.bpf.errors import TrampolineError
 from trampoline.designs import DesignChoice, design_info
 from trampoline.designs.traits import Traits
-from trampoline.rules import FLAVOURS, Flavour
+from trampoline.releases import releases as all_releases
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.testing.kernel_pool import Kernels
 from trampoline.testing.rules.base import CPUS, FIXED, SequenceTally, Subject
 from trampoline.testing.rules.call import CallSteps
@@ -31,7 +32,7 @@ def lab_machine(
     design: DesignChoice,
     traits: Traits | None = None,
     *,
-    flavours: Sequence[Flavour] = tuple(FLAVOURS.values()),
+    releases: Sequence[KernelRelease] = all_releases(),
     tally: SequenceTally | None = None,
     kernels: Kernels | None = None,
 ) -> type[LabMachine]:
@@ -39,13 +40,13 @@ def lab_machine(
     ``run_state_machine_as_test``, or let pytest find its ``TestCase``.
 
     ``traits``: its documented differences, by default those of its DesignInfo. Each run draws one of the
-    flavours, a boot, and functions with prototypes of its own. ``tally`` counts what is run. Kernels stay booted
+    releases, a boot, and functions with prototypes of its own. ``tally`` counts what is run. Kernels stay booted
     between runs: in ``kernels`` of this design (``booted_kernels``), or in some of the class's own
     (``SUBJECT.kernels``). TrampolineError for a design of which nothing is documented.
     """
     traits = _documented(design, traits)
     kernels = kernels or booted_kernels(design, traits)
-    chosen = Subject(design, traits, tuple(flavours), kernels, tally or SequenceTally())
+    chosen = Subject(design, traits, tuple(releases), kernels, tally or SequenceTally())
 
     class Chosen(LabMachine):
         SUBJECT = chosen

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: prototypes, arguments, programs, flavours and designs."""
+"""Hypothesis strategies: prototypes, arguments, programs, releases and designs."""
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -7,7 +7,8 @@ from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.bpf.uapi import AttachType
 from trampoline.designs.traits import Traits
 from trampoline.image.generator import ARG_REGISTERS
-from trampoline.rules import FLAVOURS, Flavour
+from trampoline.releases import releases as all_releases
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.testing.traced_functions import Prototype
 
 _SCALARS = ("char", "u8", "short", "u16", "int", "u32", "long", "u64", "void *")
@@ -57,17 +58,22 @@ def results() -> SearchStrategy[int]:
     return st.sampled_from((0, 0, 0, 7, -22, 1 << 32, 1 << 63))
 
 
-def flavours() -> SearchStrategy[Flavour]:
+def releases() -> SearchStrategy[KernelRelease]:
     """A kernel's release."""
-    return st.sampled_from(tuple(FLAVOURS.values()))
+    return st.sampled_from(all_releases())
 
 
 def kinds(
-    traits: Traits, flavour: Flavour, *, multi: bool = True, sleepable: bool = False, last: AttachType | None = None
+    traits: Traits,
+    release: KernelRelease,
+    *,
+    multi: bool = True,
+    sleepable: bool = False,
+    last: AttachType | None = None,
 ) -> SearchStrategy[AttachType]:
-    """An attach type that a design has on a flavour, in its plain form; of plain links, those of LSM programs too. That
+    """An attach type that a design has on a release, in its plain form; of plain links, those of LSM programs too. That
     of the last program comes more often: programs of one kind share an order, a limit and places in a frame.
     """
     lsm = () if multi else (AttachType.LSM_MAC,) if sleepable else (AttachType.LSM_MAC, AttachType.LSM_CGROUP)
-    able = (*traits.kinds(flavour), *lsm)
+    able = (*traits.kinds(release.trampoline), *lsm)
     return st.sampled_from((*able, *[last] * 2) if last in able else able)

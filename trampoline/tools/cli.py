@@ -1,8 +1,7 @@
-"""The `tramp` command: finds the subcommands, runs one, and turns what it raises into an exit status.
+"""The `tramp` command: finds the subcommands, runs one, and converts exceptions to exit statuses.
 
-0: done, nothing differs. 1: differences found. 2: wrong usage, or input that can't be used. 3: a path is longer than
-its baseline. No traceback is ever printed; with TRAMP_TRACEBACK set in the environment an error is passed on to Python
-instead.
+0: success, no differences. 1: differences found. 2: wrong usage or unusable input. 3: a path is longer than its
+baseline. No traceback is printed; with TRAMP_TRACEBACK set in the environment the exception is raised instead.
 """
 
 import argparse
@@ -26,7 +25,7 @@ READER_GONE = 128 + 13  # and SIGPIPE
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that answers wrong usage with one line and exit status 2, and takes no abbreviations."""
+    """An argument parser that reports wrong usage in one line with exit status 2, and takes no abbreviations."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | options)
@@ -36,12 +35,12 @@ class Parser(argparse.ArgumentParser):
         self.exit(UNUSABLE, f"{self.prog}: {_one_line(message)} (see {self.prog} --help)\n")
 
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
-        # argparse's own would hide that the output could not be written.
+        # argparse's own method would ignore a failing output.
         (file or sys.stderr).write(message)
 
 
 def subcommands() -> list[str]:
-    """The names of the modules of `trampoline.tools.commands`, which are the subcommands, dashes for underscores."""
+    """Names of the subcommands: the modules of `trampoline.tools.commands`, with dashes for underscores."""
     modules = pkgutil.iter_modules(commands.__path__)
     return sorted(module.name.replace("_", "-") for module in modules if module.name[0] != "_")
 
@@ -52,7 +51,7 @@ def subcommand(name: str) -> ModuleType:
 
 
 def build_parser(names: Iterable[str] | None = None) -> Parser:
-    """The parser of the command with these subcommands, by default all. Its arguments carry `run`, the chosen one's."""
+    """The parser of the command with these subcommands, by default all. Its arguments have the chosen one's `run`."""
     parser = Parser(
         prog="tramp", description="Generate, run and count the machine code that runs BPF programs on kernel functions."
     )
@@ -66,7 +65,7 @@ def build_parser(names: Iterable[str] | None = None) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `tramp` with `argv` (the process's own arguments by default); gives the exit status."""
+    """Run `tramp` with `argv` (default: the process's arguments); returns the exit status."""
     try:
         status = _run(argv)
         if sys.stdout is not None:
@@ -82,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    # Python flushes stdout once more at its end: that must not fail a second time.
+    # Python flushes stdout again on exit: that must not fail a second time.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
@@ -90,11 +89,11 @@ def _drop_output() -> None:
 
 def _run(argv: Sequence[str] | None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    # Making a parser takes a millisecond or two: only --help, and a mistyped command, need all of them.
+    # Making a parser takes 1 to 2 ms: only --help and unknown commands need all of them.
     names = argv[:1] if argv and argv[0] in subcommands() else None
     try:
         arguments = build_parser(names).parse_args(argv)
-    except SystemExit as left:  # --help and --version have printed, or an error has
+    except SystemExit as left:  # after --help, --version or an error
         return left.code if isinstance(left.code, int) else UNUSABLE
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
@@ -110,7 +109,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _describe(error: Exception) -> str:
-    # Imported here: on the way without errors nobody pays for it.
+    # Imported here, to save the time if there is no error.
     from asm import AsmError
     from emu.errors import EmuError
 
@@ -118,7 +117,7 @@ def _describe(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    return f"unexpected {type(error).__name__}: {error} (TRAMP_TRACEBACK=1 in the environment shows where)"
+    return f"unexpected {type(error).__name__}: {error} (TRAMP_TRACEBACK=1 in the environment shows the traceback)"
 
 
 def _one_line(message: str) -> str:

@@ -1,6 +1,6 @@
 """The pytest plugin: fixtures ``tracing``, ``kernel`` and ``icount``, and baselines of counts (docs/counts-in-ci.md).
 
-Every run of pytest loads it where tramplab is installed: it imports nothing but pytest before a test uses a fixture.
+Every run of pytest loads it if tramplab is installed: it imports only pytest until a test uses a fixture.
 """
 
 import os
@@ -22,10 +22,10 @@ _USUAL = {"flavour": "6.12", "config": "voluntary", "design": "per-function"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The command line's and the configuration file's options."""
+    """Add options of the command line and the configuration file."""
     group = parser.getgroup("tramplab", "tramplab: counts of instructions")
     group.addoption(
-        "--icount-update", action="store_true", help="rewrite the baselines of the tests that run; say what changed"
+        "--icount-update", action="store_true", help="rewrite the baselines of the tests that run; print the changes"
     )
     for name, usual in _USUAL.items():
         parser.addini(f"tracing_{name}", f"{name} of the fixture tracing (default: {usual})", default=usual)
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marker, and what is remembered of this run."""
+    """Register the marker, and the state of this run."""
     config.addinivalue_line(
         "markers",
         "tracing(flavour, config=, design=, metadata=, ...): the kernel of the fixtures tracing and kernel; arguments"
@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def tracing(request: pytest.FixtureRequest) -> "Iterator[Lab]":
-    """A laboratory: the kernel that the marker ``tracing`` says, an indirect parameter (a flavour, or a dictionary of
+    """A laboratory whose kernel is set by the marker ``tracing``, an indirect parameter (a flavour, or a dictionary of
     options), or the configuration file.
     """
     from trampoline.lab import Lab
@@ -72,7 +72,7 @@ def kernel(tracing: "Lab") -> "Kernel":
 
 @pytest.fixture
 def icount(request: pytest.FixtureRequest) -> "Icount":
-    """Holds counts against the baseline beside the test module: ``icount.check(name, call)``."""
+    """Compares counts with the baseline next to the test module: ``icount.check(name, call)``."""
     from trampoline.tools.icount.fixture import Icount
 
     config = request.config
@@ -96,23 +96,23 @@ def icount(request: pytest.FixtureRequest) -> "Icount":
 
 
 class _Run:
-    """What one run of pytest, or one worker of it, knows: which tests there are, which passed, what was counted."""
+    """State of one run of pytest, or of one worker: tests, results, counts."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._ledger: CheckLedger | None = None
         self._tests: defaultdict[str, set[str]] = defaultdict(set)
-        """Tests of each module that has a baseline, or may make one."""
+        """Tests of each module that has a baseline, or may get one."""
         self._partial: set[str] = set()
-        """Modules of which not all tests were chosen."""
+        """Modules of which only some tests were selected."""
         self._passed: defaultdict[str, int] = defaultdict(int)
         self._updates: bool = config.getoption("--icount-update")
         self._is_complete = True
-        """No worker was lost."""
+        """False if a worker was lost."""
         self._said: list[str] = []
 
     def ledger(self) -> "CheckLedger":
-        """What was counted."""
+        """Counts of this run."""
         if self._ledger is None:
             from trampoline.tools.icount.ledger import CheckLedger
 
@@ -120,17 +120,17 @@ class _Run:
         return self._ledger
 
     def module_of(self, item: pytest.Item) -> str:
-        """A test's module as messages name it."""
+        """Name of a test's module in messages."""
         return os.path.relpath(item.path, self._config.invocation_params.dir)
 
-    # Which tests there are, and whether they all ran ----------------------------------------------------------------
+    # Selected and completed tests -----------------------------------------------------------------------------------
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
-        """Tests that were collected and won't run."""
+        """Note modules with deselected tests."""
         self._partial.update(self.module_of(item) for item in items)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """All tests that will run."""
+        """Note the tests that will run."""
         modules: dict[str, bool] = {}
         for item in session.items:
             module = self.module_of(item)
@@ -151,7 +151,7 @@ class _Run:
             self._partial.update(self._tests)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Of each test three parts pass, or it did not."""
+        """Count passed phases: a test passes if setup, call and teardown do."""
         if report.passed:
             self._passed[report.nodeid] += 1
 
@@ -167,9 +167,9 @@ class _Run:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """A worker is done."""
+        """Merge the results of a worker."""
         found = getattr(node, "workeroutput", {}).get(_OUTPUT)
-        if found is None:  # it was lost, and what it counted with it
+        if found is None:  # the worker was lost with its counts
             self._is_complete = False
             return
         for module, tests in found["tests"].items():
@@ -180,7 +180,7 @@ class _Run:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Rewrite the baselines, or find what is stale in them; a worker sends what it has instead."""
+        """Rewrite the baselines, or find stale names; a worker sends its results to the controller instead."""
         output = getattr(self._config, "workeroutput", None)
         if output is not None:
             output[_OUTPUT] = {
@@ -201,7 +201,7 @@ class _Run:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """What the baselines have to say."""
+        """Print notes and errors about baselines."""
         ledger = self._ledger
         if ledger is None or hasattr(self._config, "workeroutput"):
             return
@@ -210,7 +210,7 @@ class _Run:
         for line in self._said:
             terminalreporter.line(line)
         for note in ledger.notes:
-            line = f"{note}: the baseline wants an update (--icount-update)"
+            line = f"{note}: the baseline needs an update (--icount-update)"
             terminalreporter.line(line, yellow=note.startswith("warning: "))
         for error in ledger.errors:
             terminalreporter.line(f"ERROR: {error}", red=True)

@@ -1,4 +1,4 @@
-"""An object run as a whole: loaded, attached, its functions called; what it saw, and what each call cost."""
+"""Run of a BPF object: load, attach, call functions; results, and the cost of each call."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -17,7 +17,7 @@ from trampoline.lab.call_text import CallText
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """One call: its result as a C value, its instructions, and how many it takes ``before`` programs are attached."""
+    """One call: its result as a C value, its instructions, and their number ``before`` programs are attached."""
 
     text: str
     value: int | None
@@ -27,20 +27,20 @@ class Called:
 
 @dataclass(slots=True)
 class RunOutcome:
-    """What a run showed."""
+    """Result of a run."""
 
     attached: list[str] = field(default_factory=list)
-    """Each program and where it is."""
+    """Each program and its target."""
     calls: list[Called] = field(default_factory=list)
     variables: dict[str, Any] = field(default_factory=dict)
     maps: dict[str, Any] = field(default_factory=dict)
-    """Contents: a dictionary, or the records of a ring buffer."""
+    """Contents of maps: a dictionary, or the records of a ring buffer."""
     trace: list[TraceLine] = field(default_factory=list)
     recording: Recording | None = None
-    """Of attaching and the calls, where that was asked for."""
+    """Recording of attach and calls, if requested."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; bytes in hex."""
+        """The result as plain values; bytes in hex."""
         return {
             "attached": self.attached,
             "calls": [

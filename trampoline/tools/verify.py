@@ -1,4 +1,4 @@
-"""What a kernel says to the programs of a file: ``tramp verify``."""
+"""Verdict of a kernel on the programs of a file: ``tramp verify``."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,15 +26,16 @@ from trampoline.bpf.verifier.errors import Unsupported, VerifierError
 from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.load.bpf_link_create import Links
 from trampoline.bpf.verifier.load.bpf_prog_load import bpf_prog_load
-from trampoline.rules import flavour
+from trampoline.bpf.verifier.load.links.link import LinkRules
+from trampoline.releases import release
 
 _MULTI_PROBES = (AttachType.TRACE_KPROBE_MULTI, AttachType.TRACE_KPROBE_SESSION)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelVerdict:
-    """What a kernel says to a program: ``accepted``, ``load_refused``, ``attach_refused``, or ``unsupported`` where
-    verifier-lite cannot say.
+    """A kernel's verdict on a program: ``accepted``, ``load_refused``, ``attach_refused``, or ``unsupported`` if
+    verifier-lite has no answer.
     """
 
     program: str
@@ -45,11 +46,11 @@ class KernelVerdict:
 
     @property
     def accepted(self) -> bool:
-        """Whether it is loaded, and attached where that was asked for."""
+        """True if it is loaded and, if requested, attached."""
         return self.outcome == "accepted"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; ``errno`` by number and name."""
+        """The verdict as plain values; ``errno`` by number and name."""
         return asdict(self) | {"errname": errno_name(self.errno) if self.errno else None}
 
     def __str__(self) -> str:
@@ -58,9 +59,9 @@ class KernelVerdict:
         return f"{self.program}: {outcome}{errno}" + (f": {self.message}" if self.message else "")
 
 
-def view(release: str, btf: Path | None) -> KernelView:
+def view(name: str, btf: Path | None) -> KernelView:
     """The kernel of a release with this BTF, or without one with the synthetic kernel's functions. TrampolineError."""
-    return KernelView(flavour(release).name, _synthetic() if btf is None else Btf.read(btf))
+    return KernelView(release(name).verifier, _synthetic() if btf is None else Btf.read(btf))
 
 
 def _synthetic() -> Btf:
@@ -75,7 +76,7 @@ def programs_of_object(path: Path, kernel: KernelView, name: str | None = None) 
 
 
 def programs_of_text(path: Path, kernel: KernelView, section: str, license: str = "GPL") -> tuple[BpfProgram, ...]:
-    """The program of a file of eBPF text, of the type and with the target that a section of this name stands for.
+    """The program of a file of eBPF text, with the type and the target of a section with this name.
 
     Raises BytecodeSyntaxError, ObjectError for the section, and TrampolineError where the kernel has no such target.
     """
@@ -112,8 +113,12 @@ def _target_id(btf: Btf, attach: AttachType, target: str) -> int:
     return found
 
 
-def verify(program: BpfProgram, kernel: KernelView, *, attach: bool = False, verbose: bool = False) -> KernelVerdict:
-    """Loads a program, and attaches it to its section's target; ``verbose``: the log has all paths."""
+def verify(
+    program: BpfProgram, kernel: KernelView, *, attach: LinkRules | None = None, verbose: bool = False
+) -> KernelVerdict:
+    """Loads a program. ``attach``: attaches it to its section's target too, under these rules of the same release;
+    ``verbose``: the log has all paths.
+    """
     try:
         loaded = bpf_prog_load(program, kernel, log_level=2 if verbose else 1)
     except VerifierError as error:
@@ -121,9 +126,9 @@ def verify(program: BpfProgram, kernel: KernelView, *, attach: bool = False, ver
     except Unsupported as error:
         return KernelVerdict(program.name, "unsupported", message=str(error), log=error.log)
     log = loaded.verified.log
-    if attach:
+    if attach is not None:
         try:
-            Links(kernel, flavour(kernel.release)).attach(loaded, _request(program))
+            Links(kernel, attach).attach(loaded, _request(program))
         except VerifierError as error:
             return KernelVerdict(program.name, "attach_refused", error.errno, error.summary, log)
         except Unsupported as error:
@@ -132,7 +137,7 @@ def verify(program: BpfProgram, kernel: KernelView, *, attach: bool = False, ver
 
 
 def _request(program: BpfProgram) -> Request:
-    """How libbpf attaches a program of this type to its section's target."""
+    """The attach request that libbpf makes for a program of this type and its section's target."""
     match program.prog_type:
         case ProgType.RAW_TRACEPOINT | ProgType.RAW_TRACEPOINT_WRITABLE:
             return RawTracepointOpen(program.target or None)

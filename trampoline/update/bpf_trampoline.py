@@ -16,7 +16,7 @@ from emu.kernel.process_context import Lock, PointKind
 from trampoline.bpf.boot import Boot
 from trampoline.image.generator import ProgCall, TrampFlag, TrampLinks
 from trampoline.kfunc_md.hash_64 import hash_64
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.text_poke import BpfTextPokeType, bpf_arch_text_poke
 from trampoline.tramp_links import TrampProgType, enter_exit, flags_of, kind_of, links_of
 from trampoline.update.ftrace_sites import DirectSites
@@ -33,9 +33,9 @@ class BpfTrampoline:
     """The trampoline of one target."""
 
     __slots__ = (
-        "_flavour",
         "_images",
         "_kernel",
+        "_rules",
         "boot",
         "cur_image",
         "flags",
@@ -50,14 +50,14 @@ class BpfTrampoline:
     def __init__(
         self,
         kernel: Kernel,
-        flavour: Flavour,
+        rules: TrampolineRules,
         boot: Boot,
         sites: DirectSites,
         images: ImageSource,
         target: TraceTarget,
         mutex: Lock,
     ) -> None:
-        self._kernel, self._flavour, self.boot = kernel, flavour, boot
+        self._kernel, self._rules, self.boot = kernel, rules, boot
         self.sites, self._images = sites, images
         self.target = target
         self.site = site_of(kernel, target)
@@ -114,12 +114,12 @@ class BpfTrampoline:
 
     def _add(self, link: TrampLink) -> int:
         kind = kind_of(link.prog.attach_type, self.target)
-        if kind is TrampProgType.FSESSION and not self._flavour.fsession:
-            raise KernelError(EINVAL, f"{self._flavour.name} has no fsession programs")
+        if kind is TrampProgType.FSESSION and not self._rules.fsession:
+            raise KernelError(EINVAL, "this kernel has no fsession programs")
         total = sum([linked.weight for linked, _ in self.links])
-        if total + kind.weight > self._flavour.max_links:
+        if total + kind.weight > self._rules.max_links:
             raise KernelError(
-                E2BIG, f"{self.target.name} has {total} programs; {self._flavour.name} takes {self._flavour.max_links}"
+                E2BIG, f"{self.target.name} has {total} programs; this kernel takes {self._rules.max_links}"
             )
         if link.linked:
             raise KernelError(EBUSY, f"the link of {link.prog.name} is attached already")
@@ -245,7 +245,7 @@ class BpfTrampoline:
         for kind, link in self.links:
             calls_original |= kind is not TrampProgType.FENTRY
             uses_func_ip |= link.prog.uses.func_ip
-        flags = flags_of(self._flavour, calls_original=calls_original, uses_func_ip=uses_func_ip, kept=kept)
+        flags = flags_of(self._rules, calls_original=calls_original, uses_func_ip=uses_func_ip, kept=kept)
         image = self._images.make(self, flags)
         # Livepatch asks for them while the site is changed.
         self.flags = flags
@@ -312,9 +312,9 @@ class Trampolines:
     """All trampolines of a kernel by key (``trampoline_table``)."""
 
     def __init__(
-        self, kernel: Kernel, flavour: Flavour, boot: Boot, sites: DirectSites, images: ImageSource
+        self, kernel: Kernel, rules: TrampolineRules, boot: Boot, sites: DirectSites, images: ImageSource
     ) -> None:
-        self._kernel, self._flavour = kernel, flavour
+        self._kernel, self._rules = kernel, rules
         self.sites, self.images = sites, images
         self.boot = boot
         """For trampolines made from now on."""
@@ -349,7 +349,7 @@ class Trampolines:
         # 861de02e5f3f: a module must not go away under its trampoline.
         self._kernel.modules.get(target.module)
         mutex = self._pool[hash_64(target.key, _POOL_BITS)] if self._pool else self._mutex_of(target)
-        return BpfTrampoline(self._kernel, self._flavour, self.boot, self.sites, self.images, target, mutex)
+        return BpfTrampoline(self._kernel, self._rules, self.boot, self.sites, self.images, target, mutex)
 
     def _mutex_of(self, target: TraceTarget) -> Lock:
         return Lock(self._kernel.process, f"trampoline of {target.name}")

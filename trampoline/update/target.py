@@ -24,7 +24,7 @@ class TraceTarget(NamedTuple):
     """Bytes of each argument."""
     module: str = ""
     site_offset: int | None = None
-    """Bytes from its address to its patch site, if not as the flavour has it."""
+    """Bytes from its address to its patch site, if not as the rules has it."""
     tail_call_reachable: bool = False
     """A BPF program that tail calls can reach: its trampoline must carry the tail-call counter."""
 

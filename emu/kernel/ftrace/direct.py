@@ -1,7 +1,7 @@
-"""Direct callers: sites that call, or jump to, an address without ftrace's stubs between (kernel/trace/ftrace.c).
+"""Direct callers: sites that call, or jump to, an address without ftrace's stubs in between (kernel/trace/ftrace.c).
 
-``register_ftrace_direct`` and its like have one ops for each address; ``update_ftrace_direct_add`` and its like one
-ops for many sites, each with an address of its own.
+``register_ftrace_direct`` and similar functions have one ops for each address; ``update_ftrace_direct_add`` and similar
+ones have one ops for many sites, each with its own address.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from emu.kernel.ftrace.registration import FunctionTracer
 from emu.kernel.process_context import PointKind
 
 DIRECT_FLAGS = FtraceOpsFlag.DIRECT | FtraceOpsFlag.SAVE_REGS
-"""``MULTI_FLAGS``: its callback writes to the saved registers."""
+"""``MULTI_FLAGS``: SAVE_REGS, as its callback writes to the saved registers."""
 
 
 class Ftrace(FunctionTracer):
@@ -23,11 +23,11 @@ class Ftrace(FunctionTracer):
     # One address for all sites of an ops ----------------------------------------------------------------------------
 
     def register_ftrace_direct(self, ops: FtraceOps, address: int) -> None:
-        """Let the sites in the filter of ``ops`` reach ``address``.
+        """Make the sites in the filter of ``ops`` reach the guest address ``address`` (``register_ftrace_direct()``).
 
-        -EINVAL where ``ops`` is in use or its filter is empty, -EBUSY where a site has a direct caller or a user that
-        changes regs->ip, if that can't be shared, -EAGAIN where ``ops.ops_func`` wants to be asked again, -ENOMEM, and
-        what patching raises; then everything is as it was.
+        -EINVAL if ``ops`` is in use or its filter is empty, -EBUSY if a site has a direct caller, or a user that
+        changes regs->ip and can't share, -EAGAIN if ``ops.ops_func`` asks for a retry, -ENOMEM, and errors of patching;
+        nothing is changed then.
         """
         if ops.func or ops.trampoline or ops.direct_call or ops.enabled or not ops.filter:
             raise KernelError(EINVAL, f"{ops.name} can't be registered: in use, or no site in its filter")
@@ -42,23 +42,23 @@ class Ftrace(FunctionTracer):
             try:
                 self._register_direct(ops, "call_direct_funcs")
             except BaseException:
-                # 56b3c85e153b: entries that stayed behind made the next attempt fail with -EBUSY.
+                # 56b3c85e153b: entries that were left made the next attempt fail with -EBUSY.
                 ops.direct_call = 0
                 self._remove_direct(new)
                 raise
 
     def modify_ftrace_direct(self, ops: FtraceOps, address: int, *, lock_direct_mutex: bool = True) -> None:
-        """Let the sites of ``ops`` reach another address; at any moment they reach the old one or the new one.
+        """Make the sites of ``ops`` reach another address; at any time they reach the old or the new one.
 
-        -EINVAL where it is not a registered direct caller, -EAGAIN as for registering (3e9a18e1c3e9), -ENOMEM, and what
-        patching raises; then the old address stays. ``lock_direct_mutex``: False where it is held (``_nolock``).
+        -EINVAL if it is not a registered direct caller, -EAGAIN as for registering (3e9a18e1c3e9), -ENOMEM, and errors
+        of patching; then the old address stays. ``lock_direct_mutex``: False if the caller holds it (``_nolock``).
         """
         self._check_direct(ops)
         with self._direct_locked(lock_direct_mutex):
             self._modify(ops, dict.fromkeys(ops.filter, address), address)
 
     def unregister_ftrace_direct(self, ops: FtraceOps, address: int, *, free_filters: bool = False) -> None:
-        """Take the direct caller off its sites. -EINVAL where it is not registered, or with another address."""
+        """Remove the direct caller from its sites. -EINVAL if it is not registered, or with another address."""
         self._check_direct(ops)
         if ops.direct_call != address:
             raise KernelError(EINVAL, f"{ops.name} is not registered with {address:#x}")
@@ -72,11 +72,11 @@ class Ftrace(FunctionTracer):
     def reset_ftrace_direct_ips(
         self, ops: FtraceOps, ips: Iterable[int], *, keeps_on_failure: bool = False
     ) -> None:
-        """Let ``ops`` have exactly these sites, with the address that it has (the tracing-multi series of 2025).
+        """Give ``ops`` exactly these sites, with its current address (the tracing-multi series of 2025).
 
-        -EINVAL where it is not a registered direct caller, -ENOENT for no site, -EBUSY where a new one has a direct
-        caller, -ENOMEM, and what patching raises; then its sites are as before. ``keeps_on_failure``: as it was posted,
-        with the new sites still in ``direct_functions`` where patching failed.
+        -EINVAL if it is not a registered direct caller, -ENOENT for no site, -EBUSY if a new one has a direct caller,
+        -ENOMEM, and errors of patching; then its sites are as before. ``keeps_on_failure``: as posted, the new sites
+        stay in ``direct_functions`` if patching fails.
         """
         self._check_direct(ops)
         with self.direct_mutex:
@@ -98,13 +98,13 @@ class Ftrace(FunctionTracer):
                 raise
             self._remove_direct(gone)
 
-    # An address for each site ---------------------------------------------------------------------------------------
+    # One address for each site --------------------------------------------------------------------------------------
 
     def update_ftrace_direct_add(self, ops: FtraceOps, entries: Mapping[int, int]) -> None:
-        """Let each site of ``entries`` reach its address. The first call registers ``ops``.
+        """Make each site of ``entries`` reach its address. The first call registers ``ops``.
 
-        -EINVAL for nothing to add, for no site, where a site has a direct caller, and where ``ops`` is somebody else's;
-        -EBUSY, -EAGAIN, -ENOMEM as for ``register_ftrace_direct``. Everything is as it was then.
+        -EINVAL for empty ``entries``, an address that is no site, a site with a direct caller, and an ``ops`` that is
+        already used otherwise; -EBUSY, -EAGAIN, -ENOMEM as for ``register_ftrace_direct``. Nothing is changed then.
         """
         if not entries:
             raise KernelError(EINVAL, f"no site to add to {ops.name}")
@@ -114,11 +114,11 @@ class Ftrace(FunctionTracer):
                 raise KernelError(EINVAL, f"the site at {min(taken):#x} has a direct caller already")
             missing = entries.keys() - self.records.keys()
             if missing:
-                raise KernelError(EINVAL, f"{min(missing):#x} is no ftrace location")
+                raise KernelError(EINVAL, f"{min(missing):#x} is not an ftrace location")
             first = not ops.filter
             usable = not (ops.func or ops.trampoline or ops.enabled) if first else ops.is_direct
             if not usable:
-                raise KernelError(EINVAL, f"{ops.name} is no direct caller of this kind")
+                raise KernelError(EINVAL, f"{ops.name} is not a direct caller of this kind")
             self._process.point(PointKind.ALLOC, f"direct_functions with {ops.name}")
             old = self.direct_functions
             self._publish({**old, **entries})
@@ -136,17 +136,17 @@ class Ftrace(FunctionTracer):
                 raise
 
     def update_ftrace_direct_del(self, ops: FtraceOps, entries: Mapping[int, int]) -> None:
-        """Take the sites of ``entries`` off ``ops``, which must reach just these addresses; the last one unregisters
-        it.
+        """Remove the sites of ``entries`` from ``ops``, which must reach just these addresses; removing the last one
+        unregisters it.
 
-        -EINVAL for nothing to take off, where ``ops`` is not registered, and where a site reaches another address or
-        none; -ENOMEM, and what patching raises. Everything is as it was then.
+        -EINVAL for empty ``entries``, if ``ops`` is not registered, and if a site reaches another address or none;
+        -ENOMEM, and errors of patching. Nothing is changed then.
         """
         self._check_direct(ops)
         if not entries:
             raise KernelError(EINVAL, f"no site to take off {ops.name}")
         with self.direct_mutex:
-            # No other order than the dictionary's own: this is once for every function of a kernel.
+            # In the dictionary's own order: this runs once for every function of a kernel.
             wrong = next((ip for ip in entries if self.direct_functions.get(ip) != entries[ip]), None)
             if wrong is None and not entries.keys() <= ops.filter:
                 wrong = min(entries.keys() - ops.filter)
@@ -160,16 +160,16 @@ class Ftrace(FunctionTracer):
             else:
                 self._unregister_direct(ops)
                 ops.filter = set()
-            # Only now: a call that is on its way through the list function still looks its address up.
+            # Only now: a call in flight in the list function still looks its address up.
             self._unpublish({ip: address for ip, address in self.direct_functions.items() if ip not in entries})
 
     def update_ftrace_direct_mod(
         self, ops: FtraceOps, entries: Mapping[int, int], *, lock_direct_mutex: bool = True
     ) -> None:
-        """Let the sites of ``entries`` reach other addresses; sites that ``ops`` does not have are passed over.
+        """Make the sites of ``entries`` reach other addresses; sites that ``ops`` does not have are skipped.
 
-        -EINVAL for an empty ``entries``, and where ``ops`` is not registered; -EAGAIN, -ENOMEM and what patching
-        raises: the old addresses stay. ``lock_direct_mutex``: False where it is held.
+        -EINVAL for empty ``entries``, and if ``ops`` is not registered; -EAGAIN, -ENOMEM and errors of patching: the
+        old addresses stay. ``lock_direct_mutex``: False if the caller holds it.
         """
         self._check_direct(ops)
         if not entries:
@@ -215,11 +215,11 @@ class Ftrace(FunctionTracer):
         ops.flags, ops.is_direct = ops.flags & ~DIRECT_FLAGS, False
 
     def _modify(self, ops: FtraceOps, entries: Mapping[int, int], direct_call: int) -> None:
-        """Change addresses of sites of ``ops``. A second ops that does nothing makes them go through
-        ftrace_regs_caller meanwhile, so that no call goes without a direct caller.
+        """Change addresses of sites of ``ops``. Meanwhile a second ops with a stub callback routes them through
+        ftrace_regs_caller, so that no call misses its direct caller.
         """
         before = ({ip: self.direct_functions[ip] for ip in entries}, ops.direct_call)
-        # Needs SAVE_REGS no more than the kernel's: the direct caller has it.
+        # Like the kernel's stub it needs no SAVE_REGS: the direct caller has it.
         stub = FtraceOps(f"stub beside {ops.name}", "ftrace_stub", FtraceOpsFlag.STUB, filter=set(entries))
         self._register(stub)
         try:
@@ -228,7 +228,7 @@ class Ftrace(FunctionTracer):
             try:
                 self._unregister(stub)
             except BaseException:
-                # 2a2d8c51defb: the new address stayed where modifying had failed.
+                # 2a2d8c51defb: the new address stayed after a failed modification.
                 self._assign(ops, *before)
                 raise
         except BaseException:
@@ -246,20 +246,20 @@ class Ftrace(FunctionTracer):
         self._guest.refresh(ops)
 
     def _publish(self, new: dict[int, int]) -> None:
-        """A new ``direct_functions``; the old one is freed by call_rcu_tasks()."""
+        """Publish a new ``direct_functions``; the old one is freed by call_rcu_tasks()."""
         self._guest.set_direct(new, replaces=bool(self.direct_functions))
         self.direct_functions = new
 
     def _unpublish(self, new: dict[int, int]) -> None:
-        """The same with fewer entries. Where there is no memory for it, entries of sites without a direct caller
-        stay: nobody looks them up.
+        """Publish fewer entries. Without memory for them, entries of sites without a direct caller stay: they are never
+        looked up.
         """
         with suppress(KernelError):
             self._guest.set_direct(new, replaces=bool(self.direct_functions))
         self.direct_functions = new
 
     def _add_direct(self, entries: Mapping[int, int]) -> None:
-        """A copy with more entries takes the place of ``direct_functions`` (d05cb470663a: not edited in use)."""
+        """Replace ``direct_functions`` by a copy with more entries (d05cb470663a: not edited in use)."""
         replaces = bool(self.direct_functions)
         self.direct_functions.update(entries)
         try:

@@ -2,7 +2,7 @@
 
 Only the list function and a direct caller's look-up read the list and the hashes, so they exist while a site reaches
 ``ftrace_caller`` or ``ftrace_regs_caller``, and for a grace period after. A batch on every function of a kernel does
-not write megabytes that nobody would read.
+not write megabytes without a reader.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from emu.machine.machine import Machine
 
 
 class GuestOps:
-    """The ops of one kernel as guest code sees them. ``locks``: whoever changes something holds one of them."""
+    """The ops of one kernel as guest code sees them. ``locks``: every writer holds one of them."""
 
     def __init__(
         self, machine: Machine, slab: Slab, rcu: Rcu, kallsyms: Kallsyms, locks: Sequence[Lock] = ()
@@ -35,14 +35,14 @@ class GuestOps:
     # One ops --------------------------------------------------------------------------------------------------------
 
     def make(self, ops: FtraceOps) -> None:
-        """Give an ops a struct ftrace_ops, if it has none. -ENOMEM."""
+        """Allocate the struct ftrace_ops of an ops, if it has none. -ENOMEM."""
         if ops.address:
             return
         ops.address = self._slab.alloc(ftrace_ops.size, f"ftrace_ops {ops.name}")
         self.refresh(ops)
 
     def refresh(self, ops: FtraceOps) -> None:
-        """Write the fields of an ops, if it has a struct; not its place in the list, nor its filter."""
+        """Write the fields of an ops, if it has a struct, without its list pointer and its filter."""
         if ops.address:
             view = ftrace_ops.view(self._machine, ops.address)
             view.func, view.flags, view.private = ops.callback, int(ops.flags), ops.private
@@ -50,7 +50,7 @@ class GuestOps:
             view.trampoline, view.direct_call = ops.trampoline, ops.direct_call
 
     def detach(self, ops: FtraceOps) -> Callable[[], None] | None:
-        """Part an ops that is off the list from what it has in guest memory; what frees that, None for nothing."""
+        """Separate a removed ops from its guest memory; returns the function that frees it, None without any."""
         addresses = [address for address in (ops.filter_hash, ops.address) if address]
         ops.filter_hash = ops.address = 0
 
@@ -72,7 +72,7 @@ class GuestOps:
         self.registered[ops] = None
 
     def remove(self, ops: FtraceOps) -> None:
-        """Take an ops off the list; who stands at it goes on from there (``remove_ftrace_ops``)."""
+        """Remove an ops from the list; a reader at it continues from there (``remove_ftrace_ops``)."""
         del self.registered[ops]
         if not self._live:
             return
@@ -83,7 +83,7 @@ class GuestOps:
         self._machine.write_u64(link, following)
 
     def set_filter(self, ops: FtraceOps) -> int:
-        """Publish the filter of an ops anew. Gives the old one, for ``restore_filter`` or ``free_later``; 0 where there
+        """Publish the filter of an ops again. Returns the old one, for ``restore_filter`` or ``free_later``; 0 if there
         is none. -ENOMEM.
         """
         if not self._live:
@@ -93,19 +93,19 @@ class GuestOps:
         return old
 
     def restore_filter(self, ops: FtraceOps, old: int) -> None:
-        """Put the filter back that ``set_filter`` gave."""
+        """Restore the filter returned by ``set_filter``."""
         if old:
             new, ops.filter_hash = ops.filter_hash, old
             ftrace_ops.view(self._machine, ops.address).filter_hash = old
             self.free_later(new)
 
     def free_later(self, address: int) -> None:
-        """Free a hash after a grace period; nothing for 0."""
+        """Free a hash after a grace period; 0 is ignored."""
         if address:
             self._rcu.call(RcuFlavour.RCU_TASKS, lambda: self._slab.free(address))
 
     def go_live(self, direct: Mapping[int, int]) -> None:
-        """Write everything, before the first site reaches the list function. -ENOMEM leaves nothing behind."""
+        """Write all data, before the first site reaches the list function. With -ENOMEM nothing stays allocated."""
         if self._live:
             self._use += 1
             return
@@ -127,7 +127,7 @@ class GuestOps:
         self._use += 1
 
     def retire(self) -> None:
-        """No site reaches the list function any more: free everything once nobody can be in it."""
+        """Free all data after a grace period, as no site reaches the list function any more."""
         if self._live:
             use = self._use
             self._rcu.call(RcuFlavour.RCU_TASKS, lambda: self._retired(use, ()))
@@ -135,7 +135,7 @@ class GuestOps:
     # Direct callers -------------------------------------------------------------------------------------------------
 
     def set_direct(self, direct: Mapping[int, int], *, replaces: bool) -> None:
-        """Publish ``direct_functions`` anew. ``replaces``: there was one before, to be freed after a grace period.
+        """Publish ``direct_functions`` again. ``replaces``: an older one exists and is freed after a grace period.
 
         -ENOMEM.
         """
@@ -154,7 +154,7 @@ class GuestOps:
         self._direct_entries = entries_of(self._direct, direct)
 
     def change_direct(self, entries: Mapping[int, int]) -> None:
-        """Change the addresses of entries where they stand; look-ups give the old or the new one."""
+        """Change the addresses of entries in place; look-ups return the old or the new one."""
         if self._live:
             offset = ftrace_func_entry.offset("direct")
             places = [self._direct_entries[ip] + offset for ip in entries]
@@ -173,8 +173,8 @@ class GuestOps:
         return write_hash(self._machine, self._slab, entries, f"filter_hash of {ops.name}")
 
     def _retired(self, use: int, released: Sequence[Lock]) -> None:
-        """The grace period is over. ``released``: locks for which this had to wait; whoever gave them back may be in
-        the midst of a change yet.
+        """Called after the grace period. ``released``: locks that delayed it; their last holder may still be in the
+        middle of a change.
         """
         if not self._live or use != self._use:
             return
@@ -196,7 +196,7 @@ class GuestOps:
                 lock.release()
 
     def _forget(self, some: Iterable[FtraceOps]) -> None:
-        """Free what the list needed of ops; one with code of its own keeps its struct."""
+        """Free the list's data of ops; one with code of its own keeps its struct."""
         for ops in some:
             if ops.filter_hash:
                 self._slab.free(ops.filter_hash)

@@ -17,12 +17,12 @@ _IP, _DIRECT = ftrace_func_entry.offset("ip") // 8, ftrace_func_entry.offset("di
 
 
 def size_bits(count: int) -> int:
-    """Bits of a hash for so many entries (``dup_hash``: fls of half, at most FTRACE_HASH_MAX_BITS)."""
+    """Bits of a hash for ``count`` entries (``dup_hash``: fls of half, at most FTRACE_HASH_MAX_BITS)."""
     return min((count // 2).bit_length(), FTRACE_HASH_MAX_BITS)
 
 
 def hash_bytes(count: int) -> int:
-    """Guest memory of a hash of ``count`` entries."""
+    """Size in bytes of a hash of ``count`` entries in guest memory."""
     return ftrace_hash.size + (8 << size_bits(count)) + ftrace_func_entry.size * count
 
 
@@ -50,7 +50,7 @@ def write_hash(machine: Machine, slab: Slab, entries: Mapping[int, int], name: s
 
 
 def entries_of(address: int, entries: Mapping[int, int]) -> dict[int, int]:
-    """Guest address of the entry of each site in the hash that ``write_hash`` made of ``entries``."""
+    """Guest address of each site's entry in the hash that ``write_hash`` wrote for ``entries``."""
     size = ftrace_func_entry.size
     first = address + ftrace_hash.size + (8 << size_bits(len(entries)))
     return dict(zip(entries, range(first, first + size * len(entries), size), strict=True))

@@ -1,4 +1,4 @@
-"""Livepatch: a function's calls go to a replacement (kernel/livepatch/patch.c)."""
+"""Livepatch: redirection of a function's calls to a replacement (kernel/livepatch/patch.c)."""
 
 from errno import EBUSY, EINVAL
 
@@ -9,9 +9,9 @@ from emu.kernel.structs import klp_func
 
 
 class LivePatch:
-    """A replacement for one function (``struct klp_func`` with its ftrace_ops), not in force yet.
+    """A replacement for one function (``struct klp_func`` with its ftrace_ops), initially disabled.
 
-    The replacement has the prototype of the function. KernelError -ENOENT where either is unknown.
+    The replacement has the prototype of the function. KernelError -ENOENT if either is unknown.
     """
 
     def __init__(self, kernel: Kernel, function: str, replacement: str | int) -> None:
@@ -26,15 +26,15 @@ class LivePatch:
 
     @property
     def enabled(self) -> bool:
-        """Whether it is in force."""
+        """True if it is in force."""
         return self.ops.enabled
 
     def enable(self) -> None:
         """Redirect the function (``klp_patch_func``).
 
-        -EBUSY where it is redirected already or a direct caller can't share the site, -EAGAIN where a direct caller is
-        busy: nobody but the caller tries again; -EINVAL where it has no patch site, -ENOMEM, and what patching raises.
-        Everything is as it was then.
+        -EBUSY if it is enabled already or a direct caller can't share the site, -EAGAIN if a direct caller is busy (the
+        caller must retry), -EINVAL if the function has no patch site, -ENOMEM, and errors of patching. Nothing is
+        changed then.
         """
         if self.enabled:
             raise KernelError(EBUSY, f"{self.ops.name} is in force already")
@@ -53,7 +53,7 @@ class LivePatch:
             raise
 
     def disable(self) -> None:
-        """Let the function be called again (``klp_unpatch_func``). -EINVAL where it is not in force."""
+        """Stop redirecting the function (``klp_unpatch_func``). -EINVAL if it is not in force."""
         if not self.enabled:
             raise KernelError(EINVAL, f"{self.ops.name} is not in force")
         self._kernel.ftrace.unregister_ftrace_function(self.ops)

@@ -26,30 +26,30 @@ NO_FLAGS = FtraceOpsFlag(0)
 
 
 class FtraceOpsCmd(enum.Enum):
-    """``enum ftrace_ops_cmd``: what a direct caller is asked when livepatch comes to its site, or goes."""
+    """``enum ftrace_ops_cmd``: command to a direct caller when livepatch joins or leaves its site."""
 
     ENABLE_SHARE_IPMODIFY_SELF = 0
-    """A direct caller comes to a site that has an IPMODIFY user."""
+    """A direct caller joins a site that has an IPMODIFY user."""
     ENABLE_SHARE_IPMODIFY_PEER = 1
-    """An IPMODIFY user comes to a site that has a direct caller."""
+    """An IPMODIFY user joins a site that has a direct caller."""
     DISABLE_SHARE_IPMODIFY_PEER = 2
-    """The IPMODIFY user went."""
+    """The IPMODIFY user left."""
 
 
 Callback = Callable[[int, int, "FtraceOps", StructView], Any]
-"""``ftrace_func_t`` in Python: ip of the site, address that the function returns to, the ops, struct pt_regs.
+"""``ftrace_func_t`` in Python: ip of the site, return address of the function, the ops, struct pt_regs.
 
-Arguments are in ``regs.di`` and so on. Without SAVE_REGS only what a call may change is there, and ``regs.cs`` is 0.
+Arguments are in ``regs.di`` etc. Without SAVE_REGS only caller-saved registers are there, and ``regs.cs`` is 0.
 A new ``regs.ip`` redirects the function.
 """
 
 
 @dataclass(eq=False, slots=True)
 class FtraceOps:
-    """A user of ftrace: what it wants called (``func``: a Python function, a symbol or a guest address) and where.
+    """A user of ftrace: its callback (``func``: a Python function, a symbol or a guest address) and its sites.
 
-    ``filter``: the sites that it wants, all there are where it is empty. ``private``: a guest address for its code.
-    ``ops_func`` answers FtraceOpsCmd for the site given; it refuses with a KernelError (-EAGAIN, -EBUSY).
+    ``filter``: its sites, all if it is empty. ``private``: a guest address for its code. ``ops_func`` handles an
+    FtraceOpsCmd for a site, and may raise KernelError (-EAGAIN, -EBUSY).
     """
 
     name: str
@@ -59,26 +59,26 @@ class FtraceOps:
     filter: set[int] = field(default_factory=set)
     ops_func: Callable[["FtraceOps", int, FtraceOpsCmd], None] | None = None
     direct_call: int = 0
-    """Where the sites of a direct caller go, if all go to one address."""
+    """Address of a direct caller, if all its sites have the same."""
     trampoline: int = 0
-    """Guest address of the code that a site calls for this ops alone; 0: none."""
+    """Guest address of the trampoline that sites with only this ops call; 0: none."""
     address: int = 0
-    """Guest address of its struct ftrace_ops, 0 while no guest code can come across it."""
+    """Guest address of its struct ftrace_ops, 0 while no guest code can reach it."""
     filter_hash: int = 0
     """Guest address of its filter's ftrace_hash, 0 likewise."""
     callback: int = 0
-    """Guest address behind ``func`` while it is registered."""
+    """Guest address of ``func``'s code while it is registered."""
     sites: set[int] = field(default_factory=set)
-    """Where it is enabled."""
+    """Sites on which it is enabled."""
     is_direct: bool = False
-    """Whether it is a registered direct caller: ``flags`` have DIRECT (which takes longer to find out)."""
+    """True for a registered direct caller: ``flags`` contain DIRECT (slower to test)."""
 
     @property
     def keeps_struct(self) -> bool:
-        """Whether its own trampoline hands out its struct ftrace_ops."""
+        """True if its own trampoline passes on its struct ftrace_ops."""
         return bool(self.flags & FtraceOpsFlag.ALLOC_TRAMP)
 
     @property
     def enabled(self) -> bool:
-        """Whether it is registered."""
+        """True if it is registered."""
         return bool(self.flags & FtraceOpsFlag.ENABLED)

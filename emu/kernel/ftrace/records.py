@@ -1,4 +1,4 @@
-"""Patch sites (``struct dyn_ftrace``): who wants to be called at each, what it calls then, and its patching."""
+"""Patch sites (``struct dyn_ftrace``): their users, their call targets and their patching."""
 
 import enum
 import struct
@@ -22,19 +22,19 @@ _REL32 = struct.Struct("<Bi")
 
 
 def ftrace_jmp_set(address: int) -> int:
-    """The direct address that is reached by jmp (6.19)."""
+    """Mark a direct address as reached by jmp (6.19)."""
     return address | JMP_FLAG
 
 
 def ftrace_is_jmp(address: int) -> bool:
-    """Whether a direct address is reached by jmp."""
+    """True if a direct address is reached by jmp."""
     return bool(address & JMP_FLAG)
 
 
 class DynFtraceFlag(enum.IntFlag):
-    """``FTRACE_FL_*`` of a site (include/linux/ftrace.h); the low 19 bits beside them count its users.
+    """``FTRACE_FL_*`` of a site (include/linux/ftrace.h); the low 19 bits count its users.
 
-    Those with ``_EN`` tell what its text does now.
+    Those with ``_EN`` describe its current text.
     """
 
     ENABLED = 1 << 31
@@ -54,15 +54,15 @@ class DynFtrace:
     ip: int
     module: str = ""
     address: int = 0
-    """What its text reaches now, with JMP_FLAG where by jmp; 0 for a nop."""
+    """Address that its text reaches, with JMP_FLAG if by jmp; 0 for a nop."""
     users: tuple[FtraceOps, ...] = ()
-    """The ops that are enabled on it, oldest first."""
+    """Ops that are enabled on it, oldest first."""
     patched: tuple[FtraceOps, ...] = ()
-    """Those that its text was last made for."""
+    """Ops that its text was last written for."""
 
     @property
     def count(self) -> int:
-        """How many ops are enabled on it."""
+        """Number of ops that are enabled on it."""
         return len(self.users)
 
     @property
@@ -71,7 +71,7 @@ class DynFtrace:
         flags, live = _wanted(self.users), _wanted(self.patched)
         if self.address:
             flags |= DynFtraceFlag.ENABLED
-            # The EN bits stand one below those that they repeat.
+            # The EN bits are one below those that they repeat.
             repeated = live & (DynFtraceFlag.REGS | DynFtraceFlag.TRAMP)
             if len(self.patched) == 1:
                 repeated |= live & DynFtraceFlag.DIRECT
@@ -80,7 +80,7 @@ class DynFtrace:
 
     @property
     def has_ipmodify(self) -> bool:
-        """Whether one of its users changes regs->ip."""
+        """True if one of its users changes regs->ip."""
         return any(ops.flags & FtraceOpsFlag.IPMODIFY for ops in self.users)
 
 
@@ -101,7 +101,7 @@ def _wanted(users: tuple[FtraceOps, ...]) -> DynFtraceFlag:
 class FtraceRecords:
     """The patch sites of one kernel.
 
-    ``ftrace_caller`` and ``ftrace_regs_caller`` are what sites with several users call.
+    ``ftrace_caller`` and ``ftrace_regs_caller`` are the call targets of sites with several users.
     """
 
     def __init__(self, machine: Machine, process: ProcessContext, kallsyms: Kallsyms, text_poke: TextPoke) -> None:
@@ -110,17 +110,17 @@ class FtraceRecords:
         self.ftrace_caller = 0
         self.ftrace_regs_caller = 0
         self.updates = 0
-        """Times that sites were patched, in batches."""
+        """Number of patched batches."""
         self.listed = 0
         """Sites whose text reaches the list function."""
 
     def add_site(self, ip: int, module: str = "") -> DynFtrace:
-        """Make a nop5 in the text known as a patch site."""
+        """Register a nop5 in the text as a patch site."""
         record = self.records[ip] = DynFtrace(ip, module)
         return record
 
     def ftrace_location(self, address: int) -> int:
-        """The site at an address, or of the function that begins there; 0 where there is none."""
+        """The site at an address, or of the function that begins there; 0 if there is none."""
         if address in self.records:
             return address
         symbol = self._kallsyms.at(address)
@@ -130,8 +130,8 @@ class FtraceRecords:
         return next(within, 0)
 
     def target(self, users: tuple[FtraceOps, ...]) -> int | None:
-        """What a site with these users calls (``ftrace_get_addr_new``): the only user's trampoline, or the stub that
-        calls the list function; None for the direct address, where the only user is a direct caller.
+        """Call target of a site with these users (``ftrace_get_addr_new``): the only user's trampoline, or the stub
+        that calls the list function; None for the direct address, if the only user is a direct caller.
         """
         if not users:
             return 0
@@ -153,7 +153,7 @@ class FtraceRecords:
         enter: FtraceOps | None = None,
         leave: FtraceOps | None = None,
     ) -> "SiteChange":
-        """Let an ops enter or leave sites. The text is as before, until ``write``.
+        """Let an ops enter or leave sites. The text is unchanged until ``write``.
 
         ``direct`` has the direct addresses by site.
         """
@@ -161,7 +161,7 @@ class FtraceRecords:
         todo: dict[DynFtrace, int] = {}
         records = self.records
         entering = () if enter is None else (enter,)
-        # Sites that had the same users have the same ones afterwards: one tuple for all of them.
+        # Sites with the same users have the same ones afterwards: one tuple for all of them.
         after: dict[tuple[FtraceOps, ...], tuple[tuple[FtraceOps, ...], int | None]] = {}
         for ip in sorted(ips):
             record = records[ip]
@@ -178,15 +178,15 @@ class FtraceRecords:
         return SiteChange(touched, todo)
 
     def reaches_list(self, change: "SiteChange") -> bool:
-        """Whether a site that changes will reach the list function."""
+        """True if a site of the change will reach the list function."""
         stubs = (self.ftrace_caller, self.ftrace_regs_caller)
         return any(address in stubs for address in change.todo.values())
 
     def write(self, change: "SiteChange") -> None:
         """Patch sites: check the bytes of all before any is written, then one batch (``ftrace_replace_code``).
 
-        -EINVAL where a site holds other bytes than it should, DisplacementError where one can't reach its target;
-        nothing was patched then.
+        -EINVAL if a site's bytes are not the expected ones, DisplacementError if one can't reach its target; nothing
+        was patched then.
         """
         new: list[bytes] = []
         sites = list(change.todo)
@@ -219,21 +219,19 @@ class FtraceRecords:
 
 @dataclass(slots=True)
 class SiteChange:
-    """Sites whose users changed, each with those it had; and which of them must be patched, in order of address, with
-    what they will reach.
-    """
+    """Sites whose users changed, with their former users; sites to patch, by address, with their targets."""
 
     touched: dict[DynFtrace, tuple[FtraceOps, ...]]
     todo: dict[DynFtrace, int]
 
     def undo(self) -> None:
-        """The users as they were, where nothing was written."""
+        """Restore the former users. Only before anything is written."""
         for record, users in self.touched.items():
             record.users = users
 
 
 def site_code(ip: int, address: int) -> bytes:
-    """The bytes of a site that reaches an address: a nop5 for 0."""
+    """Bytes of a site that reaches an address: a nop5 for 0."""
     if not address:
         return NOP5
     target, is_jmp = address & ~JMP_FLAG, address & JMP_FLAG

@@ -1,4 +1,4 @@
-"""Users of ftrace come and go: ``register_ftrace_function``, ``ftrace_set_filter_ips`` (kernel/trace/ftrace.c)."""
+"""Registration of users of ftrace: ``register_ftrace_function``, ``ftrace_set_filter_ips`` (kernel/trace/ftrace.c)."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -44,19 +44,19 @@ class FunctionTracer:
         self.ftrace_lock = Lock(process, "ftrace_lock")
         self._guest = GuestOps(machine, slab, rcu, kallsyms, (self.direct_mutex, self.ftrace_lock))
         self.direct_functions: dict[int, int] = {}
-        """Where the direct caller of each site goes, with JMP_FLAG where by jmp."""
+        """Direct address of each site, with JMP_FLAG if by jmp."""
         self._ipmodify_users = 0
 
     # Sites ----------------------------------------------------------------------------------------------------------
 
     @property
     def records(self) -> dict[int, DynFtrace]:
-        """The patch sites by address."""
+        """Patch sites by address."""
         return self._sites.records
 
     @property
     def updates(self) -> int:
-        """Times that sites were patched, in batches."""
+        """Number of patched batches."""
         return self._sites.updates
 
     @property
@@ -65,21 +65,21 @@ class FunctionTracer:
         return tuple(self._guest.registered)
 
     def use_stubs(self, *, caller: int, regs_caller: int) -> None:
-        """Let sites with several users call these addresses, which lead to ftrace_caller and ftrace_regs_caller."""
+        """Make sites with several users call these addresses, which lead to ftrace_caller and ftrace_regs_caller."""
         self._sites.ftrace_caller, self._sites.ftrace_regs_caller = caller, regs_caller
 
     def _use_default_stubs(self) -> None:
-        """The stubs become known when the kernel's text is there."""
+        """Look up the stubs once the kernel's text is loaded."""
         if not self._sites.ftrace_caller:
             find = self._kallsyms.address
             self.use_stubs(caller=find("ftrace_caller"), regs_caller=find("ftrace_regs_caller"))
 
     def add_site(self, ip: int, module: str = "") -> DynFtrace:
-        """Make a nop5 in the text known as a patch site."""
+        """Register a nop5 in the text as a patch site."""
         return self._sites.add_site(ip, module)
 
     def remove_sites(self, module: str) -> None:
-        """Forget the sites of a module that goes away, in filters too (``ftrace_release_mod``)."""
+        """Remove the sites of an unloaded module, from filters too (``ftrace_release_mod``)."""
         gone = {ip for ip, record in self.records.items() if record.module == module}
         for ops in self.ops:
             if not gone.isdisjoint(ops.sites):
@@ -90,29 +90,29 @@ class FunctionTracer:
             del self.records[ip]
 
     def ftrace_location(self, address: int) -> int:
-        """The site at an address, or of the function that begins there; 0 where there is none."""
+        """The site at an address, or of the function that begins there; 0 if there is none."""
         return self._sites.ftrace_location(address)
 
     # Filters --------------------------------------------------------------------------------------------------------
 
     def ftrace_set_filter_ip(self, ops: FtraceOps, ip: int, *, remove: bool = False, reset: bool = False) -> None:
-        """Add a site to the filter of ``ops``, or take it out; see ``ftrace_set_filter_ips``."""
+        """Add a site to the filter of ``ops``, or remove it; see ``ftrace_set_filter_ips``."""
         self.ftrace_set_filter_ips(ops, (ip,), remove=remove, reset=reset)
 
     def ftrace_set_filter_ips(
         self, ops: FtraceOps, ips: Iterable[int], *, remove: bool = False, reset: bool = False
     ) -> None:
-        """Add sites to the filter of ``ops``, or take them out; ``reset`` empties it first. The sites of a registered
-        ops are patched.
+        """Add sites to the filter of ``ops``, or remove them; ``reset`` empties it first. The sites of a registered ops
+        are patched.
 
-        -EINVAL for no site, -ENOENT for taking out what is not in, -ENOMEM, and what patching raises; then the filter
-        is as it was.
+        -EINVAL for an address that is no site, -ENOENT for removing a site that is not in the filter, -ENOMEM, and
+        errors of patching; then the filter is unchanged.
         """
         wanted = set() if reset else set(ops.filter)
         for ip in ips:
             location = self.ftrace_location(ip)
             if not location:
-                raise KernelError(EINVAL, f"{ip:#x} is no ftrace location")
+                raise KernelError(EINVAL, f"{ip:#x} is not an ftrace location")
             if not remove:
                 wanted.add(location)
             elif location in wanted:
@@ -126,11 +126,10 @@ class FunctionTracer:
     # Users ----------------------------------------------------------------------------------------------------------
 
     def register_ftrace_function(self, ops: FtraceOps) -> None:
-        """Call ``ops.func`` at the sites in its filter, all sites if that is empty.
+        """Call ``ops.func`` at the sites in its filter, or at all sites if that is empty.
 
-        -EINVAL without a func, -EBUSY where it is registered or a site of an IPMODIFY user has one already, or a
-        direct caller that can't share; -EAGAIN where that is busy; -ENOMEM, and what patching raises. Everything is
-        as it was then.
+        -EINVAL without a func, -EBUSY if it is registered, or if an IPMODIFY user meets another one or a direct caller
+        that can't share; -EAGAIN if that is busy; -ENOMEM, and errors of patching. Nothing is changed then.
         """
         if ops.func is None or ops.is_direct:
             raise KernelError(EINVAL, f"{ops.name} has no callback")
@@ -143,8 +142,7 @@ class FunctionTracer:
                 raise
 
     def unregister_ftrace_function(self, ops: FtraceOps) -> None:
-        """Call it no more; when this returns, nobody is in its callback (0e792b89e680). -EBUSY where it is not
-        registered.
+        """Stop calling it; on return no CPU is in its callback (0e792b89e680). -EBUSY if it is not registered.
         """
         with self.direct_mutex:
             sites = sorted(ops.sites)
@@ -165,7 +163,7 @@ class FunctionTracer:
             self._startup(ops)
 
     def _startup(self, ops: FtraceOps) -> None:
-        """``ftrace_startup``: negotiate, make what the ops needs, put it on the list, patch its sites."""
+        """``ftrace_startup``: negotiate, allocate the ops' resources, add it to the list, patch its sites."""
         if ops.enabled:
             raise KernelError(EBUSY, f"{ops.name} is registered already")
         sites = set(ops.filter) if ops.filter or ops.is_direct else set(self.records)
@@ -185,7 +183,7 @@ class FunctionTracer:
 
     @contextmanager
     def _callback(self, ops: FtraceOps) -> Iterator[None]:
-        """What an ops needs to be called: taken back where the block fails."""
+        """Context with an ops' callback and resources allocated; freed again if the block fails."""
         if callable(ops.func):
             ops.callback = self._machine.host_call(f"callback of {ops.name}", self._host_call(ops))
         elif isinstance(ops.func, str):
@@ -204,7 +202,7 @@ class FunctionTracer:
             raise
 
     def _forget(self, ops: FtraceOps) -> Callable[[], None] | None:
-        """Part an ops from what it needed to be called; what is given frees that, None where it needed nothing."""
+        """Separate an ops from its resources; returns the function that frees them, None without any."""
         callback, trampoline, structs = ops.callback, ops.trampoline, self._guest.detach(ops)
         host, private = callable(ops.func) and bool(callback), bool(ops.flags & FtraceOpsFlag.ALLOC_TRAMP)
         ops.callback = 0
@@ -236,8 +234,8 @@ class FunctionTracer:
         return call
 
     def _shutdown(self, ops: FtraceOps) -> Callable[[], None] | None:
-        """``ftrace_shutdown``: patch its sites and take it off the list; what is given frees what it needed (None:
-        nothing), to be called once nobody can be in its code.
+        """``ftrace_shutdown``: patch its sites and remove it from the list; returns the function that frees its
+        resources (None without any), to be called once no CPU can be in its code.
         """
         if not ops.enabled:
             raise KernelError(EBUSY, f"{ops.name} is not registered")
@@ -258,7 +256,7 @@ class FunctionTracer:
         enter: FtraceOps | None = None,
         leave: FtraceOps | None = None,
     ) -> None:
-        """Let an ops enter or leave sites and patch those that must be; on failure all is as before."""
+        """Let an ops enter or leave sites and patch them; on failure nothing is changed."""
         sites = self._sites
         if not ips:
             return
@@ -306,12 +304,12 @@ class FunctionTracer:
     # IPMODIFY -------------------------------------------------------------------------------------------------------
 
     def _negotiate_ipmodify(self, ops: FtraceOps, ips: Iterable[int]) -> None:
-        """``__ftrace_hash_update_ipmodify``: one IPMODIFY user a site; a direct caller that comes to one must agree
-        to share.
+        """``__ftrace_hash_update_ipmodify``: one IPMODIFY user per site; a direct caller that joins one must agree to
+        share.
         """
         modifies = bool(ops.flags & FtraceOpsFlag.IPMODIFY)
         if modifies and not ops.filter:
-            # Sharing is a matter of single addresses: not for all functions.
+            # Sharing is for single addresses, not for all functions.
             raise KernelError(EINVAL, f"{ops.name} changes regs->ip and has no filter")
         if not (modifies or ops.is_direct):
             return
@@ -347,14 +345,14 @@ class FunctionTracer:
         return asked
 
     def _dismiss_direct_callers(self, ops: FtraceOps, ips: Iterable[int]) -> None:
-        """``cleanup_direct_functions_after_ipmodify``: they have their sites for themselves again."""
+        """``cleanup_direct_functions_after_ipmodify``: their sites are no longer shared."""
         if not ops.flags & FtraceOpsFlag.IPMODIFY:
             return
         for ip in ips:
             with self.ftrace_lock:
                 direct = self._direct_caller(ip)
             if direct is not None and direct.ops_func is not None:
-                # The kernel does not look at the answer: to go on sharing does no harm.
+                # The kernel ignores the result: continued sharing is harmless.
                 with suppress(KernelError):
                     direct.ops_func(direct, ip, FtraceOpsCmd.DISABLE_SHARE_IPMODIFY_PEER)
 

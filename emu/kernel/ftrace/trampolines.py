@@ -1,4 +1,4 @@
-"""Private trampolines: a copy of a stub for one ops, with its callback and its struct in it (``create_trampoline``)."""
+"""Private trampolines: a copy of a stub for one ops, with its callback and struct in it (``create_trampoline``)."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ class FtraceTrampolines:
         self._execmem, self._kallsyms = execmem, kallsyms
 
     def create(self, ops: FtraceOps, callback: int) -> None:
-        """Make the trampoline of an ops that calls ``callback``. -ENOMEM; nothing stays behind then."""
+        """Make the trampoline of an ops that calls ``callback``. -ENOMEM; then nothing stays allocated."""
         names = "ftrace_ops_callback", "ftrace_ops_pointer"
         saves = ops.flags & FtraceOpsFlag.SAVE_REGS
         text = stubs.regs_caller(*names, direct=False) if saves else stubs.caller(*names)
@@ -40,7 +40,7 @@ class FtraceTrampolines:
         ops.flags |= FtraceOpsFlag.ALLOC_TRAMP
 
     def free(self, address: int) -> None:
-        """Give a trampoline back that nobody can be in (``arch_ftrace_trampoline_free``)."""
+        """Free a trampoline that no CPU can be in (``arch_ftrace_trampoline_free``)."""
         symbol = self._kallsyms.at(address)
         assert symbol is not None
         self._kallsyms.remove(symbol)

@@ -1,7 +1,7 @@
 """Executable memory for images: the prog-pack allocator, or one page each on older kernels.
 
 Guest memory is mapped read-only and executable; images are written through the poking alias (``bpf_arch_text_copy``).
-Free memory is int3 throughout, and executing what was freed names it.
+Free memory is filled with int3; the fault of executing freed memory contains its name.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class ExecMem:
         self._free: list[tuple[int, int]] = [(start, size)]
         self._mapped: set[int] = set()
         self.reserved: list[int] = []
-        """Addresses that the next allocations get, in order (a recorded boot's)."""
+        """Addresses for the next allocations, in order (from a recorded boot)."""
 
     @property
     def used(self) -> int:
@@ -50,17 +50,17 @@ class ExecMem:
 
     @property
     def images(self) -> dict[int, str]:
-        """Address and name of everything allocated."""
+        """Address and name of each allocation."""
         return {address: block.name for address, block in self._blocks.items()}
 
     def size_of(self, address: int) -> int:
-        """Bytes of the image that begins at an address."""
+        """Size in bytes of the image that begins at an address."""
         return self._blocks[address].size
 
     def alloc(self, size: int, name: str, *, at: int | None = None) -> int:
-        """Guest address of ``size`` bytes for the image ``name``; ``at`` where the caller says so.
+        """Allocate ``size`` bytes for the image ``name``, at ``at`` if given; returns the guest address.
 
-        KernelError with -ENOMEM where there is no room.
+        KernelError with -ENOMEM if there is no room.
         """
         self._process.point(PointKind.ALLOC, f"executable memory for {name}")
         if at is not None:
@@ -79,8 +79,8 @@ class ExecMem:
         return address
 
     def fill(self, image: Image, stack: Callable[[], StackNames] | None = None) -> None:
-        """Write an image that nobody has executed yet to its address, which was allocated, and make its listing
-        known, and what the words of its stack frame are called.
+        """Write an image that was never executed to its allocated address, and register its listing and the names of
+        its stack frame.
         """
         self.write(image.address, image.code)
         block = self._blocks[image.address]
@@ -91,11 +91,11 @@ class ExecMem:
         self._events.emit(ImageMade(image.address, len(image), block.name))
 
     def write(self, address: int, code: bytes) -> None:
-        """Write code that has no listing, anywhere within what was allocated."""
+        """Write code without a listing, anywhere within allocated memory."""
         self._machine.load(address, code)
 
     def trim(self, address: int, size: int) -> None:
-        """Give back what an allocation has beyond its first ``size`` bytes, before anything executed there."""
+        """Free the part of an allocation after its first ``size`` bytes, before any of it was executed."""
         block = self._blocks[address]
         kept, had = self._round(size), self._round(block.size)
         block.size = size
@@ -103,7 +103,7 @@ class ExecMem:
             self._insert_free(address + kept, had - kept)
 
     def free(self, address: int) -> None:
-        """Give an image back; from now on executing it is a fault that names it."""
+        """Free an image; executing it is a fault that shows its name from now on."""
         block = self._blocks.pop(address)
         if block.listed:
             self._machine.remove_image(address)
@@ -115,7 +115,7 @@ class ExecMem:
         self._events.emit(ImageFreed(address, block.size, block.name))
 
     def contains(self, address: int) -> bool:
-        """Whether an address lies in an allocated image (``is_bpf_text_address``)."""
+        """True if an address is in an allocated image (``is_bpf_text_address``)."""
         return any(start <= address < start + block.size for start, block in self._blocks.items())
 
     def _round(self, size: int) -> int:

@@ -9,7 +9,7 @@ from emu.kernel.process_context import PointKind, ProcessContext
 from emu.machine.machine import Machine
 
 POISON = 0x6B
-"""POISON_FREE: what freed objects are filled with (include/linux/poison.h)."""
+"""POISON_FREE: fill byte of freed objects (include/linux/poison.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Ranges:
 class Slab:
     """Objects in guest memory, zeroed when allocated and poisoned when freed.
 
-    Freed memory of one size is used again oldest first, so that a stale pointer meets poison as long as possible.
+    Freed memory of one size is reused oldest first, so that a stale pointer meets poison as long as possible.
     """
 
     def __init__(self, machine: Machine, process: ProcessContext, start: int, size: int, *, align: int = 16) -> None:
@@ -60,19 +60,19 @@ class Slab:
 
     @property
     def objects(self) -> dict[int, str]:
-        """Address and name of everything allocated."""
+        """Address and name of each allocation."""
         return {address: found.name for address, found in self._objects.items()}
 
     def name_at(self, address: int) -> str | None:
-        """Name of the object in which an address lies."""
+        """Name of the object that contains an address."""
         for start, found in self._objects.items():
             if start <= address < start + found.size:
                 return found.name
         return None
 
     def alloc(self, size: int, name: str, content: bytes = b"") -> int:
-        """Guest address of ``size`` bytes, ``content`` and then zeros. KernelError with -ENOMEM where there is no
-        room.
+        """Allocate ``size`` bytes, ``content`` and then zeros; returns the guest address. KernelError with -ENOMEM if
+        there is no room.
         """
         self._process.point(PointKind.ALLOC, name)
         address = self._ranges.take(size)
@@ -85,7 +85,7 @@ class Slab:
         return address
 
     def free(self, address: int) -> None:
-        """Give an object back."""
+        """Free an object."""
         gone = self._objects.pop(address)
         self._machine.fill(address, gone.size, POISON)
         if self._process.memory is not None:
@@ -105,11 +105,11 @@ class PerCpu:
 
     @property
     def objects(self) -> dict[int, str]:
-        """Offset and name of everything allocated."""
+        """Offset and name of each allocation."""
         return {offset: found.name for offset, found in self._objects.items()}
 
     def name(self, offset: int) -> str:
-        """The name of what is allocated at an offset; nothing where that is free."""
+        """Name of the allocation at an offset; empty if it is free."""
         found = self._objects.get(offset)
         return "" if found is None else found.name
 
@@ -119,7 +119,7 @@ class PerCpu:
         return sum(found.size for found in self._objects.values())
 
     def alloc(self, size: int, name: str) -> int:
-        """Per-CPU offset of ``size`` zeroed bytes on each CPU. KernelError with -ENOMEM where there is no room."""
+        """Per-CPU offset of ``size`` zeroed bytes on each CPU. KernelError with -ENOMEM if there is no room."""
         self._process.point(PointKind.ALLOC, f"per-CPU {name}")
         offset = self._ranges.take(size)
         if offset is None:
@@ -132,7 +132,7 @@ class PerCpu:
         return offset
 
     def free(self, offset: int) -> None:
-        """Give an allocation back."""
+        """Free an allocation."""
         gone = self._objects.pop(offset)
         for area in self._areas:
             self._machine.fill(area + offset, gone.size, POISON)

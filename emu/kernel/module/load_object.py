@@ -1,4 +1,4 @@
-"""Compiled objects in the synthetic kernel: placed, relocated, their functions traceable at their own patch sites."""
+"""Loading of compiled objects: placed, relocated, their functions traceable at their own patch sites."""
 
 from collections.abc import Mapping
 from errno import ENOENT
@@ -15,11 +15,11 @@ from emu.machine.address_map import PAGE_SIZE
 def load_object(
     kernel: Kernel, source: str | Path | bytes, prototypes: Mapping[str, str] | None = None, *, name: str = ""
 ) -> list[PlacedFunction]:
-    """Link an object (``gcc -c -pg -mfentry -mcmodel=kernel``) into the kernel; its functions, by address.
+    """Link an object (``gcc -c -pg -mfentry -mcmodel=kernel``) into the kernel; returns its functions, by address.
 
-    ``prototypes``: C declarations by function name, as an object has none. What the object doesn't define is looked
-    up in kallsyms. Raises emu.kernel.module.object_file.ModuleError for an object that can't be used, KernelError
-    (-ENOENT) for a prototype of a function that it does not have, KernelError (-ENOMEM); nothing stays behind then.
+    ``prototypes``: C declarations by function name, as an object has none. Undefined symbols are looked up in kallsyms.
+    Raises emu.kernel.module.object_file.ModuleError for an object that can't be used, KernelError (-ENOENT) for a
+    prototype of a function that it does not have, KernelError (-ENOMEM); then nothing stays allocated.
     """
     obj = read_object(source, name)
     known = dict(prototypes or {})

@@ -1,4 +1,4 @@
-"""Kernel modules: loaded, held by references, unloaded (kernel/module/main.c)."""
+"""Kernel modules: load, reference counts, unload (kernel/module/main.c)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from emu.kernel.text.functions import PlacedFunction
 
 @dataclass(slots=True)
 class Module:
-    """A loaded module: its functions, the pages it lies in, and who holds it."""
+    """A loaded module: its functions, its pages, and its reference count."""
 
     name: str
     functions: list[PlacedFunction]
@@ -18,7 +18,7 @@ class Module:
     size: int
     refs: int = 0
     undo: list[Callable[[], None]] = field(default_factory=list)
-    """What unloading does, last first."""
+    """Actions of unloading, last first."""
 
 
 class Modules:
@@ -28,12 +28,12 @@ class Modules:
         self._loaded: dict[str, Module] = {}
 
     def add(self, module: Module) -> None:
-        """A module that was just placed. -EEXIST for a name that is taken."""
+        """Add a module that was just placed. -EEXIST for a name in use."""
         self.check_free(module.name)
         self._loaded[module.name] = module
 
     def check_free(self, name: str) -> None:
-        """KernelError (-EEXIST) where a module of that name is loaded."""
+        """Raise KernelError (-EEXIST) if a module of that name is loaded."""
         if name in self._loaded:
             raise KernelError(EEXIST, f"module {name} is loaded already")
 
@@ -48,7 +48,7 @@ class Modules:
             self[name].refs -= 1
 
     def unload(self, name: str) -> None:
-        """``delete_module``. -EWOULDBLOCK while somebody holds it, -ENOENT where it is not loaded."""
+        """``delete_module``. -EWOULDBLOCK while it is referenced, -ENOENT if it is not loaded."""
         module = self[name]
         if module.refs:
             raise KernelError(EWOULDBLOCK, f"module {name} is in use, {module.refs} times")

@@ -1,4 +1,4 @@
-"""A compiled relocatable object as a value: what of it a kernel would keep when it loads a module."""
+"""A compiled relocatable object as a value: the parts that a kernel keeps when it loads a module."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -6,15 +6,15 @@ from enum import IntEnum
 from emu.elf.errors import ElfError
 
 FENTRY = "__fentry__"
-"""The symbol that `-pg -mfentry` calls at the beginning of every function."""
+"""The symbol that `-pg -mfentry` calls at the start of every function."""
 
 
 class ModuleError(ElfError):
-    """A kernel's object that can't be used, or can't be linked as asked; fields as in ElfError."""
+    """An object that can't be used, or can't be linked; fields as in ElfError."""
 
 
 class RelocationType(IntEnum):
-    """The relocations of the kernel's code model: what is written, and where it must fit (psABI names and numbers)."""
+    """The relocations of the kernel's code model (psABI names and numbers)."""
 
     R_X86_64_64 = 1
     R_X86_64_PC32 = 2
@@ -24,12 +24,12 @@ class RelocationType(IntEnum):
 
     @property
     def size(self) -> int:
-        """Bytes written."""
+        """Number of bytes written."""
         return 8 if self is RelocationType.R_X86_64_64 else 4
 
     @property
     def is_relative(self) -> bool:
-        """Whether the value is a distance from the relocated place."""
+        """True if the value is a distance from the relocated place."""
         return self in (RelocationType.R_X86_64_PC32, RelocationType.R_X86_64_PLT32)
 
 
@@ -51,7 +51,7 @@ class ObjectSymbol:
 
     @property
     def is_undefined(self) -> bool:
-        """Whether another object or the kernel has to provide it."""
+        """True if another object or the kernel has to provide it."""
         return self.section is None and not self.is_absolute
 
 
@@ -90,7 +90,7 @@ class FentrySite:
 
 @dataclass(frozen=True, slots=True)
 class ObjectFile:
-    """What a kernel keeps of a relocatable object. Sections keep their order and their index in the object."""
+    """The parts of a relocatable object that a kernel keeps. Sections keep their order and index."""
 
     name: str
     sections: tuple[Section, ...]
@@ -112,6 +112,6 @@ class ObjectFile:
 
     @property
     def undefined(self) -> tuple[str, ...]:
-        """Names of symbols that its code or data needs from elsewhere, `__fentry__` left out, sorted."""
+        """Names of symbols that its code or data needs from elsewhere, without `__fentry__`, sorted."""
         needed = (reloc.symbol for section in self.sections for reloc in section.relocations)
         return tuple(sorted({symbol.name for symbol in needed if symbol.is_undefined and symbol.name != FENTRY}))

@@ -1,7 +1,7 @@
-"""Reads an ELF relocatable object, as made by `gcc -c -pg -mfentry`.
+"""Reader of ELF relocatable objects, as made by `gcc -c -pg -mfentry`.
 
-Kept is what a kernel would keep when it loads a module: text, constants and data, with their symbols, relocations and
-patch sites. Prototypes are not in an object: who traces a function states its prototype.
+Keeps the parts that a kernel keeps when it loads a module: text, constants and data, with their symbols, relocations
+and patch sites. An object has no prototypes: the user states them for traced functions.
 """
 
 from collections.abc import Iterable, Iterator
@@ -54,26 +54,26 @@ __all__ = [
 ]
 
 MCOUNT_LOC = "__mcount_loc"
-"""The section in which -mrecord-mcount notes the patch sites."""
+"""The section in which -mrecord-mcount records the patch sites."""
 
 MAX_LOADED_SIZE = 64 << 20
-"""Bytes that all kept sections of an object may have, .bss included."""
+"""Limit on the total bytes of all kept sections of an object, including .bss."""
 MAX_ALIGNMENT = 2 << 20
 
 _CALL = b"\xe8"
 _TYPES = {int(kind): kind for kind in RelocationType}
 _R_X86_64_NONE = 0
 _EM_X86_64, _ET_REL = 62, 1
-# Allocated, but of no use to code that runs: unwind tables (a kernel's linker script discards them) and patch sites.
+# Allocated, but not needed by code that runs: unwind tables (a kernel's linker script discards them) and patch sites.
 _DROPPED = (".eh_frame", MCOUNT_LOC)
 
 
 def read_object(source: str | Path | bytes, name: str = "") -> ObjectFile:
-    """Read the relocatable x86-64 object at the path `source`, or whose bytes it is.
+    """Read the relocatable x86-64 object at the path `source`, or from its bytes.
 
-    `name` is for messages; by default the file's own. Raises ModuleError for a file that can't be read, that is no such
-    object or a damaged one, and for what the kernel's code model has no use for: other relocation types, TLS, common
-    symbols, compressed sections.
+    `name` is for messages; by default the file's own. Raises ModuleError for a file that can't be read, is not such an
+    object or is damaged, and for features that the kernel's code model does not use: other relocation types, TLS,
+    common symbols, compressed sections.
     """
     try:
         elf = read_elf(source, name)
@@ -85,7 +85,7 @@ def read_object(source: str | Path | bytes, name: str = "") -> ObjectFile:
 
 
 class _ObjectReader:
-    """Takes out of an ELF file what is kept, and checks each value used."""
+    """Extracts the kept parts of an ELF file, and checks each value used."""
 
     def __init__(self, elf: ElfFile) -> None:
         if elf.machine != _EM_X86_64:
@@ -135,7 +135,7 @@ class _ObjectReader:
     def _section(section: ElfSection, relocations: tuple[Relocation, ...]) -> Section:
         name, alignment = section.name, section.alignment or 1
         if alignment.bit_count() != 1 or alignment > MAX_ALIGNMENT:
-            raise ModuleError(f"alignment {alignment:#x} is no power of two up to {MAX_ALIGNMENT:#x}", section=name)
+            raise ModuleError(f"alignment {alignment:#x} is not a power of two up to {MAX_ALIGNMENT:#x}", section=name)
         for reloc in relocations:
             if reloc.offset + reloc.type.size > len(section.content):
                 raise ModuleError(f"a relocation at {reloc.offset:#x} reaches beyond the section", section=name)
@@ -151,7 +151,7 @@ class _ObjectReader:
         )
 
     def _symbol(self, symbol: ElfSymbol) -> ObjectSymbol | None:
-        """The symbol, or None if it stands for nothing that is kept."""
+        """The symbol, or None if it belongs to nothing that is kept."""
         name = symbol.name
         absolute = symbol.section == SHN_ABS and symbol.type != SymbolType.FILE
         if symbol.section == SHN_COMMON:
@@ -186,7 +186,7 @@ class _ObjectReader:
                 raise ModuleError(f"unsupported relocation type {entry.type} at {entry.offset:#x}", section=target)
             symbol = self.symbols[entry.symbol]
             if symbol is None:
-                reason = f"the relocation at {entry.offset:#x} refers to nothing that is loaded"
+                reason = f"the relocation at {entry.offset:#x} refers to a section or symbol that is not loaded"
                 raise ModuleError(reason, section=target)
             assert entry.addend is not None
             yield Relocation(entry.offset, _TYPES[entry.type], symbol, entry.addend)
@@ -200,7 +200,7 @@ class _ObjectReader:
 def _fentry_sites(
     sections: Iterable[Section], symbols: Iterable[ObjectSymbol], recorded: Iterable[tuple[int, int]]
 ) -> tuple[FentrySite, ...]:
-    """The patch sites: where `__fentry__` is called, and those that -mrecord-mcount recorded as (section, offset)."""
+    """The patch sites: calls of `__fentry__`, and those that -mrecord-mcount recorded as (section, offset)."""
     by_index = {section.index: section for section in sections}
     called: set[tuple[int, int]] = set()
     for section in sections:
@@ -209,7 +209,7 @@ def _fentry_sites(
                 continue
             opcode = section.content[reloc.offset - 1 : reloc.offset]
             if not reloc.type.is_relative or reloc.addend != -4 or opcode != _CALL:
-                raise ModuleError(f"no call, but a use of {FENTRY} at {reloc.offset:#x}", section=section.name)
+                raise ModuleError(f"a use of {FENTRY} that is not a call, at {reloc.offset:#x}", section=section.name)
             called.add((section.index, reloc.offset - 1))
     starts: dict[tuple[int, int], ObjectSymbol] = {}
     for symbol in symbols:

@@ -1,4 +1,4 @@
-"""Puts a compiled object at guest addresses, as apply_relocate_add() in arch/x86/kernel/module.c does for a module."""
+"""Relocation of a compiled object, as apply_relocate_add() in arch/x86/kernel/module.c does it for a module."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class LinkedFunction:
 
 @dataclass(frozen=True, slots=True)
 class LinkedObject:
-    """A linked object: what to write where, the guest addresses of its symbols by name, its functions by address."""
+    """A linked object: bytes to write, guest addresses of its symbols by name, its functions by address."""
 
     sections: tuple[LinkedSection, ...]
     symbols: Mapping[str, int]
@@ -45,12 +45,12 @@ class LinkedObject:
 def link_object(
     obj: ObjectFile, place: Callable[[Section], int], resolve: Callable[[str], int | None]
 ) -> LinkedObject:
-    """Link `obj` to run where `place` puts its sections.
+    """Link `obj` to run at the addresses from `place`.
 
-    `place` gives the guest address of a section, a multiple of its alignment. `resolve` gives that of a symbol defined
-    elsewhere, or None; it is asked once for each of `obj.undefined`. Every patch site becomes a nop5, as ftrace makes
-    it at boot. Raises ModuleError for sections that are misaligned or overlap, for undefined symbols (it names them
-    all), and for a relocation whose value does not fit.
+    `place` returns the guest address of a section, a multiple of its alignment. `resolve` returns that of an external
+    symbol, or None; it is called once for each of `obj.undefined`. Every patch site becomes a nop5, as ftrace makes it
+    at boot. Raises ModuleError for sections that are misaligned or overlap, for undefined symbols (all are named), and
+    for a relocation whose value does not fit.
     """
     try:
         addresses = _place(obj, place)
@@ -96,7 +96,7 @@ def _resolve(obj: ObjectFile, resolve: Callable[[str], int | None]) -> dict[str,
     missing = [name for name, address in answers.items() if address is None and name not in weak]
     if missing:
         raise ModuleError(f"undefined: {', '.join(missing)}")
-    # A weak symbol that nobody defines is at address 0.
+    # An undefined weak symbol is at address 0.
     return {name: address or 0 for name, address in answers.items()}
 
 
@@ -131,7 +131,7 @@ def _linked_section(
 
 
 def _encode(value: int, kind: RelocationType) -> bytes | None:
-    """`value` as the relocation writes it, None if the CPU would not read the same value back."""
+    """`value` as the relocation encodes it, None if the CPU would not read the same value back."""
     value %= _ADDRESSES
     if kind is RelocationType.R_X86_64_64:
         return value.to_bytes(8, "little")

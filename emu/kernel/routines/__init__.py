@@ -1,4 +1,4 @@
-"""The kernel's own routines as guest machine code: migrate_disable, percpu_ref, RCU read sides, return thunks, ftrace.
+"""Routines of the kernel as guest machine code: migrate_disable, percpu_ref, RCU read sides, return thunks, ftrace.
 
 Each module holds one subject: inline functions as fragments for other templates, functions as routines.
 """
@@ -22,17 +22,17 @@ BTF_ID_DENY = (
 """Functions that BPF refuses to trace with -EINVAL although ftrace could (``btf_id_deny``, kernel/bpf/verifier.c)."""
 
 GUEST_DATA = {"rcu_tasks_trace_srcu_struct": "srcu_struct", **dict.fromkeys(ftrace.DATA, "pointer")}
-"""Data that routines refer to by name, with its structure: the kernel has it before its text is assembled. A pointer
-stands within reach of text, zero at first.
+"""Data that routines refer to by name, with its structure: allocated before their text is assembled, within reach of
+text, zeroed.
 
 ``emu.kernel.structs.initialise_srcu`` fills in the SRCU domain.
 """
 
 
 def kernel_routines(config: Config, *, return_thunk: bool = False) -> dict[str, Routine]:
-    """Every routine of a configuration by its name, host calls included.
+    """All routines of a configuration by name, including host calls.
 
-    Host calls get what C's calling convention gives: ``preempt_schedule()``, which keeps all registers;
+    Host calls get arguments by C's calling convention: ``preempt_schedule()``, which keeps all registers;
     ``rcu_read_unlock_trace_special(task)``; ``__set_cpus_allowed_ptr(task, affinity_context)``;
     ``percpu_ref_release(ref)``, for ``percpu_ref_data.release`` to point to.
 
@@ -45,7 +45,7 @@ def kernel_routines(config: Config, *, return_thunk: bool = False) -> dict[str, 
 
 
 def routine_texts(config: Config, *, return_thunk: bool = False) -> dict[str, str]:
-    """The same as assembly text, ``{name: text}``, without the host calls."""
+    """Assembly text of the routines, ``{name: text}``, without the host calls."""
     made = kernel_routines(config, return_thunk=return_thunk)
     return {name: routine.text for name, routine in made.items() if not routine.host_call}
 

@@ -1,6 +1,6 @@
-"""ftrace's own code: the stubs that sites call, the list function, the direct callers' callback, livepatch's.
+"""ftrace's code: the stubs that sites call, the list function, the direct callers' callback, livepatch's.
 
-arch/x86/kernel/ftrace_64.S as of 6.19, whose ftrace_regs_caller knows direct addresses that are reached by jmp, and
+arch/x86/kernel/ftrace_64.S as of 6.19, whose ftrace_regs_caller supports direct addresses that are reached by jmp, and
 kernel/trace/ftrace.c. Callbacks get (ip, parent_ip, ops, fregs), with fregs a struct pt_regs on the stack.
 """
 
@@ -25,7 +25,7 @@ TRACE_FTRACE_START, TRACE_LIST_START = 0, 5
 """First bit of a guard in ``task_struct.trace_recursion``: callbacks' own, and the list function's."""
 _CTX_NORMAL, _CTX_TRANSITION = 3, 4
 _SOFTIRQ, _HARDIRQ, _NMI = 0x00FF0100, 0x00FF0000, 0x00F00000
-"""In which bits of preempt_count softirq, hardirq and NMI show, each with those that interrupt it."""
+"""Bits of preempt_count for softirq, hardirq and NMI, each with those of contexts that interrupt it."""
 
 GOLDEN_RATIO_64 = 0x61C8864680B583EB
 """Multiplier of hash_64() (include/linux/hash.h)."""
@@ -39,7 +39,7 @@ _REST = (("r15", "r15"), ("r14", "r14"), ("r13", "r13"), ("r12", "r12"), ("r11",
 _SYMBOLS = ("arch_ftrace_ops_list_func", "__ftrace_lookup_ip", "preempt_schedule")
 
 DATA = ("ftrace_ops_list", "direct_functions", "function_trace_op")
-"""Words that the routines read: the first ops, the hash of direct callers, what the list function gets as ops."""
+"""Words that the routines read: the first ops, the hash of direct callers, the list function's ops argument."""
 
 
 def _save(slots: tuple[tuple[str, str], ...]) -> str:
@@ -51,7 +51,7 @@ def _load(slots: tuple[tuple[str, str], ...]) -> str:
 
 
 def _save_mcount_regs(pushed: int) -> str:
-    """Save what a call may change; rsi the caller's return address, rdi the site. ``pushed``: bytes pushed before."""
+    """Save caller-saved registers; rsi: parent_ip, rdi: the site. ``pushed``: bytes pushed before."""
     back = _FRAME + pushed
     return body(
         f"    sub rsp, {_FRAME:#x}                              ; struct pt_regs",
@@ -61,7 +61,7 @@ def _save_mcount_regs(pushed: int) -> str:
     mov rdx, rbp
     mov qword ptr [rsp + pt_regs.bp], rdx
     mov rsi, qword ptr [rsp + {back + 8:#x}]                 ; parent_ip
-    mov rdi, qword ptr [rsp + {back:#x}]                 ; behind the site
+    mov rdi, qword ptr [rsp + {back:#x}]                 ; after the site
     mov qword ptr [rsp + pt_regs.ip], rdi
     sub rdi, 5                                     ; ip
     nop9                                           ; CALL_DEPTH_ACCOUNT
@@ -78,9 +78,9 @@ def _restore_mcount_regs(dropped: int) -> str:
 
 
 def caller(callback: str, ops: str, returns: str = "    ret") -> str:
-    """The stub for callbacks that need no registers but the arguments' (``ftrace_caller``), or a copy of it.
+    """The stub for callbacks that need only the argument registers (``ftrace_caller``), or a copy of it.
 
-    ``callback`` is what it calls, ``ops`` names the word that holds its third argument.
+    ``callback``: the called symbol, ``ops``: name of the word that holds its third argument.
     """
     return body(
         _save_mcount_regs(0),
@@ -103,8 +103,8 @@ def caller(callback: str, ops: str, returns: str = "    ret") -> str:
 def regs_caller(callback: str, ops: str, returns: str = "    ret", *, direct: bool) -> str:
     """The stub with all registers (``ftrace_regs_caller``), or a copy of it for one ops.
 
-    ``direct``: afterwards it goes to the address that a callback left in orig_ax, as if the site had called it, or,
-    with bit 0 set, jumped to it. Copies don't: their ops is no direct caller.
+    ``direct``: continues at the address that a callback left in orig_ax, as if the site had called it, or, with bit 0
+    set, jumped to it. Copies don't: their ops is not a direct caller.
     """
     text = [
         "    pushf                                          ; before anything changes them",
@@ -175,9 +175,9 @@ ftrace_regs_caller_return:
 
 
 def _recursion_enter(config: Config, start: int, label: str) -> Fragment:
-    """``trace_test_and_set_recursion()``: ebp is the bit taken; goes to ``{label}_recursion`` where both are taken.
+    """``trace_test_and_set_recursion()``: sets the bit in ebp; jumps to ``{label}_recursion`` if both are set.
 
-    One nesting within a context is let through: an interrupt may come in before the context is counted. Clobbers rax,
+    One nesting within a context is allowed: an interrupt may occur before the context is counted. Clobbers rax,
     rdx.
     """
     return Fragment(
@@ -236,7 +236,7 @@ def _recursion_leave(config: Config, label: str) -> Fragment:
 
 
 def _list_func(config: Config, return_thunk: bool) -> str:
-    """Calls every ops whose filter has the site; an empty filter has all sites."""
+    """Calls every ops whose filter contains the site; an empty filter matches all sites."""
     enter = _recursion_enter(config, TRACE_LIST_START, "arch_ftrace_ops_list_func")
     leave = _recursion_leave(config, "arch_ftrace_ops_list_func")
     return body(
@@ -294,7 +294,7 @@ arch_ftrace_ops_list_func_recursion:
 
 
 def _assist_func(config: Config, return_thunk: bool) -> str:
-    """Guards an ops that asked for it (FTRACE_OPS_FL_RECURSION) where no list function does."""
+    """Recursion guard for an ops with FTRACE_OPS_FL_RECURSION that is called without the list function."""
     enter = _recursion_enter(config, TRACE_LIST_START, "ftrace_ops_assist_func")
     leave = _recursion_leave(config, "ftrace_ops_assist_func")
     return body(
@@ -319,7 +319,7 @@ ftrace_ops_assist_func_recursion:
 
 
 def _lookup_ip(return_thunk: bool) -> str:
-    """The entry of the ip in rsi in the ftrace_hash in rdi, or 0."""
+    """Look up the ip in rsi in the ftrace_hash in rdi; returns its entry, or 0."""
     return body(
         f"""
     mov rcx, qword ptr [rdi + ftrace_hash.size_bits]
@@ -347,7 +347,7 @@ __ftrace_lookup_ip_out:
 
 
 def _call_direct(return_thunk: bool) -> str:
-    """Leaves ``ops->direct_call`` where ftrace_regs_caller looks for it (``arch_ftrace_set_direct_caller``)."""
+    """Store ``ops->direct_call`` for ftrace_regs_caller (``arch_ftrace_set_direct_caller``)."""
     return body(
         """
     mov rax, qword ptr [rdx + ftrace_ops.direct_call]
@@ -361,7 +361,7 @@ call_direct_funcs_out:
 
 
 def _call_direct_by_ip(return_thunk: bool) -> str:
-    """The same for an ops with an address of its own for each site (CONFIG_HAVE_SINGLE_FTRACE_DIRECT_OPS)."""
+    """The same for an ops with one address for each site (CONFIG_HAVE_SINGLE_FTRACE_DIRECT_OPS)."""
     return body(
         """
     push rbx
@@ -381,7 +381,7 @@ call_direct_funcs_by_ip_out:
 
 
 def _klp_handler(config: Config, return_thunk: bool) -> str:
-    """Sends the function to its replacement (kernel/livepatch/patch.c): ``ops->private`` is the klp_func on top."""
+    """Redirect to the replacement (kernel/livepatch/patch.c): ``ops->private`` is the klp_func on top."""
     enter = _recursion_enter(config, TRACE_FTRACE_START, "klp_ftrace_handler")
     leave = _recursion_leave(config, "klp_ftrace_handler")
     return body(
@@ -407,7 +407,7 @@ klp_ftrace_handler_recursion:
 
 
 def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
-    """The stubs and everything that they call, but the callbacks of others."""
+    """The stubs and everything that they call, except callbacks."""
     back = ret(return_thunk)
     texts = (
         body(back),
@@ -428,7 +428,7 @@ def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
 
 
 def stack_words(*, saves_all: bool) -> dict[int, str]:
-    """What a stub has on its stack, by the distance from the address behind its return address."""
+    """Names of a stub's stack words, by the distance from the address after its return address."""
     flags = 8 if saves_all else 0
     words = {at.offset - 8 - flags - _FRAME: f"pt_regs.{name}" for name, at in pt_regs.fields.items()}
     return {**words, -16: "saved rflags"} if flags else words

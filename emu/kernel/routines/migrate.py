@@ -45,7 +45,7 @@ def migrate_disable(config: Config, label: str) -> Fragment:
 
 
 def migrate_enable(config: Config, label: str) -> Fragment:
-    """The inline form of 6.18. Clobbers rax, rdx and, where the task's affinity must be restored, what a call does."""
+    """The inline form of 6.18. Clobbers rax, rdx and, if the affinity must be restored, all caller-saved registers."""
     disable, enable = preempt_disable(config), preempt_enable(config, f"{label}_me")
     return Fragment(
         body(
@@ -109,7 +109,7 @@ def _canary(config: Config) -> tuple[str, str, str]:
 
 
 def _migrate_enable_call(config: Config, return_thunk: bool) -> str:
-    """migrate_enable() up to 6.17: builds an affinity_context on the stack before it knows whether it is needed."""
+    """migrate_enable() up to 6.17: builds an affinity_context on the stack before testing whether it is needed."""
     enter, leave, smashed = (part.format(name="migrate_enable") for part in _canary(config))
     return body(
         """
@@ -186,10 +186,10 @@ def _restore_affinity(config: Config, return_thunk: bool) -> str:
 
 
 def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
-    """migrate_disable(), migrate_enable() and what they call; since 6.18 the first two are there for modules only."""
+    """migrate_disable(), migrate_enable() and their callees; since 6.18 the first two are for modules only."""
     texts = {}
     disable = migrate_disable(config, "migrate_disable")
-    # Out of line the nested path ends in a return of its own.
+    # The out-of-line nested path ends in its own return.
     texts["migrate_disable"] = body(
         disable.text,
         ret(return_thunk),

@@ -19,7 +19,7 @@ def percpu_ref_get(config: Config, base: str, ref: str, label: str) -> Fragment:
 def percpu_ref_put(config: Config, base: str, ref: str, label: str) -> Fragment:
     """Drop a reference; the last one of a killed ref calls ``percpu_ref_data.release``.
 
-    Clobbers rax and, in that case, all that a call does.
+    Clobbers rax and, in that case, all caller-saved registers.
     """
     killed = f"""
     lock dec qword ptr [rax + {_COUNT}]
@@ -61,5 +61,5 @@ def _counted(op: str, killed: str, config: Config, base: str, ref: str, label: s
 
 
 def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
-    """``percpu_ref_release``: what ``percpu_ref_data.release`` points to; a host call, the ref in rdi."""
+    """``percpu_ref_release``, the value of ``percpu_ref_data.release``: a host call, the ref in rdi."""
     return [Routine("percpu_ref_release", host_call=True)]

@@ -7,14 +7,14 @@ _NOTHING = Fragment("")
 
 
 def preempt_disable(config: Config) -> Fragment:
-    """Without CONFIG_PREEMPT_COUNT a barrier for the compiler only."""
+    """preempt_disable(); without CONFIG_PREEMPT_COUNT only a compiler barrier."""
     if not config.preempt_count:
         return _NOTHING
     return Fragment("    inc dword ptr gs:[percpu.preempt_count]    ; preempt_disable()")
 
 
 def preempt_enable(config: Config, label: str) -> Fragment:
-    """``label``: prefix for its labels."""
+    """preempt_enable(). ``label``: prefix for its labels."""
     if not config.preempt_count:
         return _NOTHING
     count = "    dec dword ptr gs:[percpu.preempt_count]    ; preempt_enable()"
@@ -35,5 +35,5 @@ def preempt_enable(config: Config, label: str) -> Fragment:
 
 
 def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
-    """The scheduler as seen from here: a host call."""
+    """The scheduler, a host call."""
     return [Routine("preempt_schedule", host_call=True)] if config.preemption else []

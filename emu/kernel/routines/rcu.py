@@ -47,7 +47,7 @@ def rcu_read_lock_trace(config: Config, label: str) -> Fragment:
 
 
 def rcu_read_unlock_trace(config: Config, label: str) -> Fragment:
-    """The counterpart. Clobbers rax, rcx, rdx and rdi."""
+    """Counterpart of ``rcu_read_lock_trace``. Clobbers rax, rcx, rdx and rdi."""
     if not config.srcu_tasks_trace:
         return Fragment(
             f"""
@@ -84,5 +84,5 @@ def rcu_read_unlock_trace(config: Config, label: str) -> Fragment:
 
 
 def routines(config: Config, *, return_thunk: bool) -> list[Routine]:
-    """What the read sides call, a host call."""
+    """Callees of the read sides: a host call."""
     return [] if config.srcu_tasks_trace else [Routine("rcu_read_unlock_trace_special", host_call=True)]

@@ -8,7 +8,7 @@ RSB_ENTRIES = 16
 
 
 def _call_depth_return_thunk() -> str:
-    """Returns while the CPU's return stack surely holds the address; fills it with harmless entries when it may not."""
+    """Returns if the CPU's return stack certainly holds the address; else fills it with harmless entries first."""
     stuffing = "".join(
         f"""
     call call_depth_return_thunk_{entry}
@@ -37,7 +37,7 @@ call_depth_return_thunk_stuff:
 _THUNKS = {
     # As built; the kernel patches every jmp to it at boot.
     "__x86_return_thunk": "    ret\n    int3\n",
-    # Stands in the upper half of a cache line.
+    # Placed in the upper half of a cache line.
     "its_return_thunk": "    ret\n    int3\n",
     # The int3 after ret is the tail of a test instruction that trained the branch predictor (zen_untrain_ret).
     "retbleed_return_thunk": "    ret\n    int3\n    lfence\n    jmp retbleed_return_thunk\n    int3\n",
@@ -47,7 +47,7 @@ _THUNKS = {
 }
 
 RETURN_THUNKS = tuple(name for name in _THUNKS if name.endswith("_return_thunk"))
-"""Functions that may be in force as the kernel's return thunk."""
+"""Functions that may be the kernel's return thunk."""
 
 
 def routines(config: Config, *, return_thunk: bool) -> list[Routine]:

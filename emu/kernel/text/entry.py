@@ -1,4 +1,4 @@
-"""How a traceable function begins: what a release puts in front of and at a function's symbol."""
+"""Entry of a traceable function: the release's bytes before and at a function's symbol."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,8 @@ SITE_SIZE = 5
 class EntryLayout:
     """Entry of a function built with ``-mfentry``.
 
-    ``endbr``: functions begin with endbr64, so that the site is at +4. ``sealed``: what the kernel writes over the
-    endbr64 of functions whose address is never taken (``seal_endbr``). ``padding``: bytes of nops in front of a
-    function
+    ``endbr``: functions begin with endbr64, so that the site is at +4. ``sealed``: bytes written over the endbr64 of
+    functions whose address is never taken (``seal_endbr``). ``padding``: bytes of nops before a function
     (CONFIG_CALL_PADDING).
     """
 
@@ -24,5 +23,5 @@ class EntryLayout:
 
     @property
     def site_offset(self) -> int:
-        """Bytes from the symbol to the patch site."""
+        """Distance in bytes from the symbol to the patch site."""
         return len(ENDBR64) if self.endbr else 0

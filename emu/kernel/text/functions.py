@@ -1,7 +1,7 @@
-"""Where the functions of a kernel come from, and how they are laid out as text.
+"""Sources of a kernel's functions, and their layout as text.
 
-``FunctionSource`` is what the kernel builds from; the synthetic functions, the user's assembly and compiled objects are
-its implementations, and nothing else assumes that we made the text.
+The kernel builds from ``FunctionSource``; the synthetic functions, the user's assembly and compiled objects implement
+it, and no other code depends on the origin of the text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,9 +19,9 @@ ALIGNMENT = 16
 class FunctionText:
     """A function as assembly text, without its entry (endbr64 and patch site come from the flavour).
 
-    ``prototype`` is its C declaration, what BTF knows of it. ``sealed``: its address is never taken, so that the kernel
-    overwrote its endbr64. ``endbr`` is False where the compiler made none (a static whose address nobody takes): then
-    the site is at +0. ``address``: where it must stand, or None for the next free place.
+    ``prototype`` is its C declaration, its BTF. ``sealed``: its address is never taken, so that the kernel overwrote
+    its endbr64. ``endbr`` is False if the compiler made none (a static whose address is never taken): then the site is
+    at +0. ``address``: its required guest address, or None for the next free one.
     """
 
     name: str
@@ -37,7 +37,7 @@ class FunctionText:
 class PlacedFunction:
     """A function in guest memory; ``site`` is the address of its patch site, or None.
 
-    ``btf_id`` is its type id in the kernel's BTF, 0 where that is not known.
+    ``btf_id`` is its type id in the kernel's BTF, 0 if it is not known.
     """
 
     name: str
@@ -54,25 +54,25 @@ class FunctionSource(Protocol):
     """Functions to be placed into a text section."""
 
     def place(self, start: int, entry: EntryLayout, symbols: Mapping[str, int]) -> list[PlacedFunction]:
-        """Lay the functions out from ``start`` on; ``symbols`` are those that exist outside."""
+        """Lay the functions out from ``start`` on; ``symbols`` are the existing external ones."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AssemblyFunctions:
-    """Functions given as assembly text; they may call each other and every symbol of the kernel."""
+    """Functions as assembly text; they may call each other and every symbol of the kernel."""
 
     functions: tuple[FunctionText, ...]
     module: str = ""
     constants: Mapping[str, int] = field(default_factory=dict)
 
     def place(self, start: int, entry: EntryLayout, symbols: Mapping[str, int]) -> list[PlacedFunction]:
-        """Lay them out one behind the other, 16-byte aligned, with the flavour's padding in front of traceable ones.
+        """Lay them out in sequence, 16-byte aligned, with the flavour's padding before traceable ones.
 
         Raises asm.AsmError for a body that can't be assembled.
         """
         constants = dict(self.constants)
-        # Sizes do not depend on where a callee stands (calls and jumps out of an image take rel32), so one guess is
+        # Sizes do not depend on a callee's address (calls and jumps out of an image take rel32), so one guess is
         # enough.
         guess = constants | {function.name: start for function in self.functions}
         placed = self._lay_out(start, entry, _Overlay(guess, symbols))
@@ -108,7 +108,7 @@ class AssemblyFunctions:
 
 
 class _Overlay(Mapping[str, int]):
-    """A few names in front of many, which are not copied."""
+    """A few names in front of a large mapping, which is not copied."""
 
     def __init__(self, front: dict[str, int], back: Mapping[str, int]) -> None:
         self._front, self._back = front, back
@@ -125,10 +125,10 @@ class _Overlay(Mapping[str, int]):
 
 
 def padding_bytes(size: int) -> bytes:
-    """What stands in front of a traceable function (CONFIG_CALL_PADDING): one-byte nops."""
+    """Padding before a traceable function (CONFIG_CALL_PADDING): one-byte nops."""
     return NOPS[1] * size
 
 
 def symbols_of(functions: Iterable[PlacedFunction]) -> dict[str, int]:
-    """Names and addresses."""
+    """Addresses of functions by name."""
     return {function.name: function.address for function in functions}

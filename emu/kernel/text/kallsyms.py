@@ -32,7 +32,7 @@ class SymbolText(Protocol):
 
     @property
     def end(self) -> int:
-        """The address behind the last."""
+        """The address after the last."""
         ...
 
     @property
@@ -61,12 +61,12 @@ class SymbolText(Protocol):
 
 
 class Kallsyms:
-    """All symbols, sorted by address. A name may stand for several (statics, modules)."""
+    """All symbols, sorted by address. A name may have several (statics, modules)."""
 
     def __init__(self) -> None:
         self._sorted: list[Symbol] = []
         self._addresses: list[int] = []
-        """Those of ``_sorted``."""
+        """Addresses of ``_sorted``."""
         self._by_name: dict[str, list[Symbol]] = {}
         self._texts: list[SymbolText] = []
 
@@ -80,11 +80,11 @@ class Kallsyms:
         return symbol
 
     def add_text(self, text: SymbolText) -> None:
-        """Add the symbols of a whole range of text, in which no other one lies."""
+        """Add the symbols of a whole range of text, which must contain no other symbol."""
         self._texts.append(text)
 
     def remove(self, symbol: Symbol) -> None:
-        """Take a symbol out that ``add`` gave. ValueError where it is not there."""
+        """Remove a symbol returned by ``add``. ValueError if it does not exist."""
         position = self._sorted.index(symbol, bisect_left(self._addresses, symbol.address))
         del self._sorted[position], self._addresses[position]
         self._by_name[symbol.name].remove(symbol)
@@ -92,8 +92,8 @@ class Kallsyms:
             del self._by_name[symbol.name]
 
     def lookup(self, name: str) -> Symbol:
-        """The symbol ``name`` or ``module:name``; of several the first by address. Unqualified, the kernel's own comes
-        first (B13 of the facts: 31bf1dbccfb0).
+        """The symbol ``name`` or ``module:name``; the first by address if there are several. For an unqualified name
+        the kernel's own comes first (31bf1dbccfb0). KernelError (-ENOENT).
         """
         module, _, bare = name.rpartition(":")
         found = self.find(bare, module)
@@ -104,8 +104,8 @@ class Kallsyms:
         return found
 
     def find(self, name: str, module: str | None = "") -> Symbol | None:
-        """The first symbol of a name by address in a module, the kernel itself (""), or anywhere (None); None where
-        there is none.
+        """The first symbol of a name by address in a module, the kernel itself (""), or anywhere (None); None if there
+        is none.
         """
         found = next((s for s in self._by_name.get(name, ()) if module is None or s.module == module), None)
         if not module:
@@ -116,11 +116,11 @@ class Kallsyms:
         return found
 
     def address(self, name: str) -> int:
-        """The guest address of a symbol; KernelError (-ENOENT) where there is none."""
+        """The guest address of a symbol. KernelError (-ENOENT)."""
         return self.lookup(name).address
 
     def at(self, address: int) -> Symbol | None:
-        """The symbol that an address lies in."""
+        """The symbol that contains an address."""
         for text in self._texts:
             if text.start <= address < text.end:
                 inside = text.position_at(address)
@@ -136,7 +136,7 @@ class Kallsyms:
         return None
 
     def function_name(self, address: int) -> str | None:
-        """The name of the symbol that an address lies in."""
+        """The name of the symbol that contains an address."""
         symbol = self.at(address)
         return symbol.name if symbol else None
 
@@ -164,13 +164,13 @@ def _symbol(text: SymbolText, position: int) -> Symbol:
 
 
 class AssemblySymbols(Mapping[str, int]):
-    """What assembly text may name, as it is at each look-up: the kernel's own symbols, constants, modules' symbols."""
+    """Names for assembly text, current at each look-up: the kernel's own symbols, constants, modules' symbols."""
 
     def __init__(self, kallsyms: Kallsyms, constants: Mapping[str, int]) -> None:
         self._kallsyms, self._constants = kallsyms, constants
 
     def __or__(self, more: Mapping[str, int]) -> "AssemblySymbols":
-        """The same with more constants."""
+        """A copy with more constants."""
         return AssemblySymbols(self._kallsyms, {**self._constants, **more})
 
     @overload

@@ -1,4 +1,4 @@
-"""The synthetic kernel's own functions: those of the kernel's selftests, with their meaning, and some for experiments.
+"""Functions of the synthetic kernel: those of the kernel's selftests, with their semantics, and some for experiments.
 
 net/bpf/test_run.c has ``bpf_fentry_test*`` and ``bpf_modify_return_test*``; the selftests' module bpf_testmod has the
 many-argument and struct-argument ones.
@@ -242,7 +242,7 @@ TESTMOD_FUNCTIONS = (
         "int bpf_testmod_test_struct_arg_9(u64 a, void *b, short c, int d, void *e, char f, short g,"
         " struct bpf_testmod_struct_arg_5 h, long i)",
     ),
-    # 10 to 13 came with the tracing-multi series: prototypes that agree in part.
+    # 10 to 13 were added by the tracing-multi series: prototypes that agree in part.
     FunctionText(
         "bpf_testmod_test_struct_arg_10",
         _lines("lea eax, [rsi + rdx] ; b.a + b.b", "add eax, edi", "ret"),

@@ -1,4 +1,4 @@
-"""Text of thousands of functions from few bodies: each body is assembled once, its bytes stand at many addresses."""
+"""Text of thousands of functions from few bodies: each body is assembled once and copied to many addresses."""
 
 from array import array
 from bisect import bisect_right
@@ -19,7 +19,7 @@ class TextSource(Protocol):
     """Functions that are laid out all at once."""
 
     def stamp(self, start: int, entry: EntryLayout, symbols: Mapping[str, int]) -> "StampedText":
-        """Lay the functions out from ``start`` on; ``symbols`` are those that exist outside."""
+        """Lay the functions out from ``start`` on; ``symbols`` are the existing external ones."""
         ...
 
 
@@ -36,7 +36,7 @@ class StampedFunctions:
     btf_ids: Sequence[int] = ()
 
     def stamp(self, start: int, entry: EntryLayout, symbols: Mapping[str, int]) -> "StampedText":
-        """Lay them out one behind the other, as ``AssemblyFunctions`` would; int3 between them.
+        """Lay them out in sequence, as ``AssemblyFunctions`` would, with int3 between them.
 
         Raises asm.AsmError for a body that can't be assembled.
         """
@@ -70,7 +70,7 @@ def _assemble(body: str, entry: EntryLayout) -> Image:
 
 @dataclass(frozen=True, eq=False)
 class StampedText:
-    """A range of text, ``start`` to ``end``, and its functions by rising address. Images are made when asked for."""
+    """A range of text, ``start`` to ``end``, and its functions by rising address. Images are built on request."""
 
     start: int
     end: int
@@ -99,7 +99,7 @@ class StampedText:
 
     @cached_property
     def sizes(self) -> Sequence[int]:
-        """Bytes of each function, padding left out."""
+        """Size of each function in bytes, without padding."""
         sizes = [len(template) for template in self.templates]
         return array("H", [sizes[shape] for shape in self.shapes])
 
@@ -141,9 +141,9 @@ class StampedText:
 
 
 class FunctionTable(MutableMapping[str, PlacedFunction]):
-    """A kernel's functions by name (``module:name`` for a module's), those of stamped text among them.
+    """A kernel's functions by name (``module:name`` for a module's), including those of stamped text.
 
-    What is set under a name comes before stamped functions of that name; of these the first by address is given.
+    Entries that were set take precedence over stamped functions of that name; of these the first by address is used.
     """
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class FunctionTable(MutableMapping[str, PlacedFunction]):
 
     @property
     def single(self) -> Mapping[str, PlacedFunction]:
-        """Those that were placed one by one."""
+        """Functions that were placed one by one."""
         return self._single
 
     def stamped_at(self, address: int) -> PlacedFunction | None:

@@ -1,7 +1,7 @@
 """Cross-CPU text patching: ``text_poke_bp`` and its batch (arch/x86/kernel/alternative.c).
 
-Every patch goes int3, tail, first byte; after each write every CPU serialises. Until a CPU has serialised it may
-execute old or new bytes (``Vcpu.see_new``); a CPU that hits the int3 has the *new* instruction emulated.
+A patch is written in three steps, int3, tail, first byte; after each, every CPU serialises. Until a CPU has serialised
+it may execute old or new bytes (``Vcpu.see_new``); a CPU that hits the int3 has the *new* instruction emulated.
 """
 
 from bisect import bisect_left
@@ -21,13 +21,13 @@ VECTOR_SIZE = 256
 CALL, JMP, JMP8, RET = 0xE8, 0xE9, 0xEB, 0xC3
 
 _DISPLACED = {CALL: 5, JMP: 5, JMP8: 2}
-"""Bytes that each needs at least."""
+"""Minimum size of each in bytes."""
 
 _EMULATED_NOPS = (NOPS[2], NOPS[5])
 
 
 class TextPokeLoc(NamedTuple):
-    """One site of a batch (``struct smp_text_poke_loc``). ``emulate`` is what a CPU that traps executes."""
+    """One site of a batch (``struct smp_text_poke_loc``). ``emulate`` is the instruction emulated after a trap."""
 
     address: int
     text: bytes
@@ -35,7 +35,7 @@ class TextPokeLoc(NamedTuple):
 
 
 class TextPoke:
-    """The patching of one machine's text."""
+    """Text patching on one machine."""
 
     def __init__(self, machine: Machine, process: ProcessContext, events: EventStream) -> None:
         self._machine, self._process, self._events = machine, process, events
@@ -43,9 +43,9 @@ class TextPoke:
         self._queue: list[TextPokeLoc] = []
         self._live: list[TextPokeLoc] = []
         self.writes = 0
-        """Writes to text since the start."""
+        """Number of writes to text since the start."""
         self.ipis = 0
-        """Rounds of serialising interrupts to all CPUs since the start."""
+        """Number of rounds of serialising interrupts to all CPUs since the start."""
         machine.on_int3.append(self._int3)
 
     def text_poke_bp(self, address: int, text: bytes, emulate: bytes | None = None) -> None:
@@ -54,24 +54,25 @@ class TextPoke:
         self.batch_finish()
 
     def batch_add(self, address: int, text: bytes, emulate: bytes | None = None) -> None:
-        """Queue a patch. A lower address than the last one, or a full vector, flushes what is queued.
+        """Queue a patch. A lower address than the last one, or a full vector, flushes the queue.
 
-        Lookup by the int3 entry is a binary search, so a batch must be sorted (2aebf5ee43bf).
+        Lookup by the int3 entry is a binary search, so a batch must be sorted (2aebf5ee43bf). ValueError for an
+        instruction that the int3 entry can't emulate.
         """
         queue = self._queue
         if queue and (len(queue) == VECTOR_SIZE or address < queue[-1].address):
             self.batch_finish()
         emulated = emulate or text
         if not text or len(text) != len(emulated) or not _can_emulate(emulated):
-            # The kernel BUGs on what its int3 entry can't emulate; we refuse it before anything is written.
+            # The kernel BUGs on instructions that its int3 entry can't emulate; here they raise before any write.
             code = text.hex() or "nothing"
             raise ValueError(f"text_poke at {address:#x}: {emulated.hex()} can't be emulated for {code}")
         self._queue.append(TextPokeLoc(address, text, emulated))
 
     def batch_finish(self) -> None:
-        """Write everything that is queued, in three phases with a serialising interrupt after each.
+        """Write the queued patches, in three phases with a serialising interrupt after each.
 
-        NotMapped, MachineError where something is no text; nothing is written then.
+        NotMapped, MachineError if an address is not text; nothing is written then.
         """
         batch = self._live = self._queue
         self._queue = []
@@ -85,7 +86,7 @@ class TextPoke:
             self._live = []
 
     def _phase(self, phase: PokePhase, addresses: list[int], texts: list[bytes]) -> None:
-        """Write, then let every CPU serialise; neither where there is nothing to write."""
+        """Write, then serialise every CPU; neither if there is nothing to write."""
         if not addresses:
             return
 
@@ -95,7 +96,7 @@ class TextPoke:
         def on(number: int) -> tuple[int, int]:
             return addresses[number], len(texts[number])
 
-        # Who reads the events may look at the text after each write.
+        # Subscribers to events may read the text after each write.
         singly = self._events.has_readers
         for some in self._process.stretches(PointKind.TEXT_WRITE, len(addresses), what, on=on, singly=singly):
             at, new = addresses[some], texts[some]
@@ -112,7 +113,7 @@ class TextPoke:
             self._events.emit(CpuSerialized(vcpu.index))
 
     def _int3(self, vcpu: Vcpu) -> bool:
-        """``smp_text_poke_int3_handler``: emulate the new instruction of a site under way; False if it is not ours."""
+        """``smp_text_poke_int3_handler``: emulate the new instruction of a site under way; False for any other int3."""
         site = (vcpu.regs.rip - 1) & ADDRESS_MASK
         position = bisect_left(self._live, site, key=lambda loc: loc.address)
         if position == len(self._live) or self._live[position].address != site:

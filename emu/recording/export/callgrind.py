@@ -1,10 +1,10 @@
 """Callgrind's format, which KCachegrind, QCachegrind and callgrind_annotate read.
 
 "Callgrind Format Specification" of Valgrind's manual, version 1. The one event is ``Ir``, instructions executed.
-Positions are guest addresses, and lines of a listing that is written beside the profile: the tools show it as source,
-with the counts at every instruction. A phase is a function of its own, ``bpf_trampoline_1 [enter]``, called by the
-function that it is a part of. What a function calls of its own name, on whatever way, is called ``name'2``, as
-callgrind does where it is told to separate recursions: so inclusive costs count nothing twice.
+Positions are guest addresses, and lines of a listing that is written with the profile: the tools show it as source,
+with the counts at every instruction. A phase is a function of its own, ``bpf_trampoline_1 [enter]``, called by its
+function. A direct or indirect recursive call is to ``name'2``, as with callgrind's option to separate recursions: so
+inclusive costs count nothing twice.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ TEXT_WIDTH = 40
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A profile, and the listing that its lines refer to; ``listing_name`` is how the profile calls that file."""
+    """A profile, and the listing that its lines refer to; ``listing_name`` is that file's name in the profile."""
 
     text: str
     listing: str
@@ -30,7 +30,7 @@ class _Function:
 
     costs: dict[int, int] = field(default_factory=dict)
     calls: dict[tuple[int, str, int], tuple[int, int]] = field(default_factory=dict)
-    """Times, and instructions executed in the callee and below."""
+    """Number of calls, and instructions executed in the callee and below."""
 
 
 def profile(recording: Recording, title: str, listing_name: str) -> Profile:
@@ -87,7 +87,7 @@ def _name(node: CallNode) -> str:
 
 
 def _listing(recording: Recording) -> tuple[str, dict[int, int]]:
-    """Every instruction that was executed, by function, and the number of its line, from 1."""
+    """All executed instructions by function, and the line number of each, from 1."""
     text: list[str] = []
     lines: dict[int, int] = {}
     last: ExecutedInsn | None = None

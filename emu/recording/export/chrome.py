@@ -1,8 +1,8 @@
 """Chrome's trace format, which Perfetto and chrome://tracing open.
 
 "Trace Event Format" (Google, 2016): a JSON object whose ``traceEvents`` are duration events (``B`` and ``E``), instant
-events (``i``) and metadata (``M``). Times are microseconds there; here one microsecond stands for one instruction.
-``ts`` counts the instructions of all vCPUs, so that the tracks show who ran when; ``tts``, the thread's clock, counts
+events (``i``) and metadata (``M``). Times are in microseconds there; here one microsecond is one instruction. ``ts``
+counts the instructions of all vCPUs, so that the tracks show which vCPU ran when; ``tts``, the thread's clock, counts
 those of the track's own vCPU.
 """
 
@@ -14,7 +14,7 @@ from emu.events import Event, PokePhase
 from emu.recording.model import Mark, Recording, TreeChange
 
 PROCESS = 1
-"""The process that all tracks belong to."""
+"""The process of all tracks."""
 
 
 def trace(recording: Recording, title: str) -> str:
@@ -38,7 +38,7 @@ def trace(recording: Recording, title: str) -> str:
 
 
 def _change(change: TreeChange) -> dict[str, Any]:
-    # The end says its name as well, and nothing has arguments: some readers match both.
+    # The end repeats the name, and events have no arguments: some readers match both.
     return {
         "name": change.node.label,
         "cat": change.node.kind.value,
@@ -66,7 +66,7 @@ def _mark(mark: Mark, process_context: int) -> dict[str, Any]:
 
 
 def describe(event: Event) -> str:
-    """An event in words, with what it is about: ``image made: bpf_trampoline_1``."""
+    """Text of an event with its subject: ``image made: bpf_trampoline_1``."""
     about = getattr(event, "name", None) or getattr(event, "phase", None) or getattr(event, "flavour", None)
     if about is None:
         return kind_of(event)
@@ -74,7 +74,7 @@ def describe(event: Event) -> str:
 
 
 def kind_of(event: Event) -> str:
-    """What kind of event it is, in words: ``image made``."""
+    """Kind of an event in words: ``image made``."""
     return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(event).__name__).strip()
 
 

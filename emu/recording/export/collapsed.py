@@ -4,7 +4,7 @@ from emu.recording.model import Recording
 
 
 def stacks(recording: Recording) -> str:
-    """A line for each path on which something was executed, outermost function first, and the instructions there."""
+    """A line for each path with executed instructions, outermost function first, and their number."""
     summed: dict[str, int] = {}
     for node in recording.root.walk():
         if own := node.own:
@@ -14,5 +14,5 @@ def stacks(recording: Recording) -> str:
 
 
 def _word(label: str) -> str:
-    """A name without what separates names and counts."""
+    """A name without the separators of names and counts."""
     return label.replace(";", ":").replace(" ", "_")

@@ -1,6 +1,6 @@
 """speedscope's own format (https://www.speedscope.app/file-format-schema.json): an evented profile for each vCPU.
 
-The unit is the instruction, so that a profile's length is what its vCPU executed.
+The unit is the instruction: a profile's length is the number of instructions executed by its vCPU.
 """
 
 import json

@@ -1,20 +1,19 @@
-"""Every schedule with at most so many preemptions (CHESS: Musuvathi and Qadeer, PLDI 2007).
+"""Every schedule with a limited number of preemptions (CHESS: Musuvathi and Qadeer, PLDI 2007).
 
-A preemption is a switch away from an actor that could go on. Few are enough for most bugs.
+A preemption is a switch away from an actor that could continue. Few are enough for most bugs.
 """
 
 from emu.schedule.schedulers.tree import DepthFirst, ScheduleNode
 
 
 class Bounded(DepthFirst):
-    """All schedules with ``preemptions`` of them at most, those with fewer among them."""
+    """All schedules with at most ``preemptions`` of them."""
 
     def __init__(self, preemptions: int = 2) -> None:
         super().__init__()
         self._preemptions = preemptions
 
     def enter(self, node: ScheduleNode, before: ScheduleNode | None) -> bool:
-        """See DepthFirst."""
         if before is not None:
             node.spent = before.spent + _is_preemption(before)
         stays = [action for action in node.actions if action.actor == node.last_actor]
@@ -27,6 +26,6 @@ class Bounded(DepthFirst):
 
 
 def _is_preemption(node: ScheduleNode) -> bool:
-    """Whether what was chosen there took a turn away."""
+    """True if the choice at a node switched away from an actor that could continue."""
     chosen = node.action(node.chosen).actor
     return chosen != node.last_actor and any(action.actor == node.last_actor for action in node.actions)

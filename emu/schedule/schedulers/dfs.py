@@ -1,8 +1,8 @@
 """Every schedule, depth first, with partial-order reduction.
 
 Dynamic partial-order reduction (Flanagan and Godefroid, POPL 2005) with sleep sets (Godefroid 1996): of schedules that
-differ only in the order of steps that don't depend on each other, one is made. Steps depend on each other when they are
-one actor's, or when their footprints clash; the fetch of an instruction that may be patched is a read of it.
+differ only in the order of independent steps, one is run. Steps depend on each other if they are one actor's, or if
+their footprints conflict; the fetch of an instruction that may be patched is a read of it.
 """
 
 from emu.schedule.footprint import Footprint
@@ -21,7 +21,6 @@ class Exhaustive(DepthFirst):
         self.wants_footprints = reduce
 
     def enter(self, node: ScheduleNode, before: ScheduleNode | None) -> bool:
-        """See DepthFirst."""
         if not self._reduce:
             node.todo = {action.token for action in node.actions}
             node.chosen = node.actions[0].token
@@ -42,13 +41,12 @@ class Exhaustive(DepthFirst):
         return True
 
     def end(self, outcome: ScheduleOutcome) -> None:
-        """See Scheduler."""
         super().end(outcome)
         if self._reduce:
             self._find_races()
 
     def _find_races(self) -> None:
-        """Where two steps depend on each other and nothing orders them, the other order is to be tried as well."""
+        """Schedule the other order of two dependent steps that nothing orders."""
         path = self._path[: self._at]
         clocks: list[Clock] = []
         latest: dict[int, int] = {}
@@ -72,16 +70,16 @@ class Exhaustive(DepthFirst):
     def _try_before(
         self, path: list[ScheduleNode], earlier: int, position: int, actor: int, clock: Clock, clocks: list[Clock]
     ) -> None:
-        """Let ``actor``, or who must come before it, go on in the state before step ``earlier``."""
+        """Run ``actor``, or an actor that must precede it, in the state before step ``earlier``."""
         node = path[earlier]
         enabled = {action.actor for action in node.actions}
         wanted = actor
         if actor not in enabled:
             first = next(
                 (
-                    who
+                    other
                     for step in range(earlier + 1, position)
-                    if (who := _made(path[step])[0].action.actor) in enabled and clock.get(who, -1) >= step
+                    if (other := _made(path[step])[0].action.actor) in enabled and clock.get(other, -1) >= step
                 ),
                 None,
             )
@@ -93,7 +91,7 @@ class Exhaustive(DepthFirst):
 
 
 def _made(node: ScheduleNode) -> tuple[Taken, Footprint]:
-    """What was done in a state, and what it touched."""
+    """The step made in a state, and its footprint."""
     taken = node.taken
     assert taken is not None
     assert taken.footprint is not None

@@ -1,4 +1,4 @@
-"""Random schedules: every enabled action alike, or with weights."""
+"""Random schedules: every enabled action equally likely, or with weights."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,9 +9,9 @@ from emu.schedule.run import Choice, ScheduleOutcome, Taken
 
 
 class RandomWalk:
-    """At every step one of the enabled actions, each as likely as its weight says (``weight``; all alike without).
+    """At every step one of the enabled actions, with a probability by ``weight`` (all equal without).
 
-    How long an action goes on is drawn in advance, which is the same and asks less often. ``first``: see Pct.
+    The number of steps of an action is drawn in advance: the same distribution with fewer calls. ``first``: see Pct.
     """
 
     wants_footprints = False
@@ -28,13 +28,11 @@ class RandomWalk:
         self._random = Random()
 
     def begin(self) -> bool:
-        """See Scheduler."""
         self._random = Random(f"walk {self._seed} {self._number}")
         self._number += 1
         return True
 
     def choose(self, actions: Sequence[ScheduleAction], last: Taken | None, step: int) -> Choice | None:
-        """See Scheduler."""
         random = self._random
         if len(actions) == 1:
             return Choice(actions[0], 1)
@@ -53,9 +51,9 @@ class RandomWalk:
         return Choice(action, steps)
 
     def end(self, outcome: ScheduleOutcome) -> None:
-        """See Scheduler."""
+        pass
 
 
 def sticky(stay: float) -> Callable[[ScheduleAction, ScheduleAction | None], float]:
-    """Weights with which whoever went on last goes on ``stay`` times as likely as each other."""
+    """Weights with which the last actor is ``stay`` times as likely to continue as each other one."""
     return lambda action, last: stay if last is not None and action.actor == last.actor else 1.0

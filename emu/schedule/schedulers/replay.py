@@ -1,4 +1,4 @@
-"""Replay: the schedule that a text says."""
+"""Replay: the schedule of a text."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,10 +7,10 @@ from emu.schedule.run import Choice, ScheduleOutcome, Taken
 
 
 class Replay:
-    """Makes one schedule, token by token.
+    """Runs one schedule, token by token.
 
-    ``strict``: BadSchedule where a token is not enabled, or where the schedule is not over behind the last one.
-    Otherwise what is not enabled is left out, and at the end whoever went on last goes on, then the first.
+    ``strict``: BadSchedule if a token is not enabled, or if the actors are not done after the last one. Otherwise
+    tokens that are not enabled are skipped, and after the end the last actor continues, then the first.
     """
 
     wants_footprints = False
@@ -21,12 +21,10 @@ class Replay:
         self._begun = False
 
     def begin(self) -> bool:
-        """See Scheduler."""
         first, self._begun, self._at = not self._begun, True, 0
         return first
 
     def choose(self, actions: Sequence[ScheduleAction], last: Taken | None, step: int) -> Choice | None:
-        """See Scheduler."""
         by_token = {action.token: action for action in actions}
         while self._at < len(self._tokens):
             token = self._tokens[self._at]
@@ -35,9 +33,9 @@ class Replay:
                 return Choice(by_token[token])
             if self._strict:
                 enabled = ", ".join(by_token)
-                raise BadSchedule(f"step {self._at} is {token}, and only {enabled} can go on: of another version?")
+                raise BadSchedule(f"step {self._at} is {token}, but only {enabled} is enabled: of another version?")
         if self._strict:
-            raise BadSchedule(f"the schedule ends after {self._at} steps, and {actions[0].token} can go on")
+            raise BadSchedule(f"the schedule ends after {self._at} steps, but {actions[0].token} is enabled")
         if last is not None:
             for action in actions:
                 if action.token == last.action.token[0]:
@@ -45,6 +43,5 @@ class Replay:
         return Choice(actions[0])
 
     def end(self, outcome: ScheduleOutcome) -> None:
-        """See Scheduler."""
         if self._strict and self._at < len(self._tokens):
-            raise BadSchedule(f"the schedule has {len(self._tokens)} steps, and all are done after {self._at}")
+            raise BadSchedule(f"the schedule has {len(self._tokens)} steps, but all actors are done after {self._at}")

@@ -18,7 +18,7 @@ from emu.schedule.schedulers.urw import UniformWalk
 class _Kind(NamedTuple):
     text: str
     make: Callable[[str, int, int], Scheduler]
-    """From the option, the seed and the number of the first schedule."""
+    """Builds a scheduler from the option, the seed and the number of the first schedule."""
     is_random: bool = True
 
 
@@ -42,34 +42,34 @@ _MADE: dict[str, _Kind] = {
         "random priorities, depth N (default 3)",
         lambda option, seed, first: Pct(seed, int(option or 3), first=first),
     ),
-    "random": _Kind("every enabled step alike", lambda option, seed, first: RandomWalk(seed, first=first)),
+    "random": _Kind("every enabled step equally likely", lambda option, seed, first: RandomWalk(seed, first=first)),
     "urw": _Kind(
-        "every interleaving alike, by how many steps each has left",
+        "every interleaving equally likely, by the steps that each actor has left",
         lambda option, seed, first: UniformWalk(seed, first=first),
     ),
     "sticky": _Kind(
-        "who went on last is N times as likely (default 8)",
+        "the last actor is N times as likely (default 8)",
         lambda option, seed, first: RandomWalk(seed, weight=sticky(float(option or 8)), first=first),
     ),
 }
 SCHEDULERS = {name: kind.text for name, kind in _MADE.items()}
-"""What there is, in words."""
+"""The schedulers, in words."""
 
 
 def scheduler_for(spec: str, seed: int, *, first: int = 0) -> Scheduler:
-    """A scheduler from its name and option; ``first``: the number of its first schedule, where it draws them at random.
+    """Scheduler from a name with an option; ``first``: the number of its first schedule, for random schedulers.
 
-    EmuError for one that there is not.
+    EmuError for an unknown name or a wrong option.
     """
     name, _, option = spec.partition(":")
     try:
         return _kind(name).make(option, seed, first)
     except ValueError:
-        raise EmuError(f"{option!r} is no option of the scheduler {name}") from None
+        raise EmuError(f"{option!r} is not an option of the scheduler {name}") from None
 
 
 def is_divisible(spec: str) -> bool:
-    """Whether any stretch of a scheduler's schedules can be made without those before it. EmuError."""
+    """True if any range of a scheduler's schedules can be run without those before it. EmuError."""
     return _kind(spec.partition(":")[0]).is_random
 
 

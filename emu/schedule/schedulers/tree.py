@@ -1,4 +1,4 @@
-"""Depth first through the tree of schedules, without keeping states: every schedule is run from the start."""
+"""Depth-first search of the tree of schedules, without stored states: every schedule runs from the start."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ from emu.schedule.run import Choice, ScheduleOutcome, Taken
 
 @dataclass(slots=True)
 class ScheduleNode:
-    """A state on the way: what could be done, and what is to be, was, and need not be."""
+    """A state on the path: its enabled actions, and those to try, tried or redundant."""
 
     actions: tuple[ScheduleAction, ...]
     last_actor: int = -1
     todo: set[str] = field(default_factory=set)
-    """Tokens to be tried, those that were among them."""
+    """Tokens to try, including those tried."""
     done: dict[str, Footprint] = field(default_factory=dict)
-    """What was tried here before ``chosen``."""
+    """Actions tried here before ``chosen``."""
     asleep: dict[str, Footprint] = field(default_factory=dict)
-    """What leads only to schedules that are equivalent to some that were made."""
+    """Actions that lead only to schedules equivalent to earlier ones."""
     chosen: str = ""
     taken: Taken | None = None
     spent: int = 0
-    """Preemptions on the way here."""
+    """Preemptions on the path to this state."""
 
     def action(self, token: str) -> ScheduleAction:
         """An action by its token."""
@@ -32,7 +32,7 @@ class ScheduleNode:
 
 
 class DepthFirst(ABC):
-    """The walk. Subclasses say which actions of a new state are to be tried."""
+    """The search. Subclasses choose the actions to try in a new state."""
 
     wants_footprints = False
 
@@ -41,19 +41,17 @@ class DepthFirst(ABC):
         self._at = 0
         self._started = False
         self.schedules = 0
-        """Schedules that came to an end; those given up as redundant are not among them."""
+        """Number of completed schedules, without the abandoned ones."""
         self.pruned = 0
-        """Those that were given up."""
+        """Number of schedules abandoned as redundant."""
 
     def begin(self) -> bool:
-        """See Scheduler."""
         if self._started and not self._next():
             return False
         self._started, self._at = True, 0
         return True
 
     def choose(self, actions: Sequence[ScheduleAction], last: Taken | None, step: int) -> Choice | None:
-        """See Scheduler."""
         path, at = self._path, self._at
         if at > 0:
             path[at - 1].taken = last
@@ -67,10 +65,9 @@ class DepthFirst(ABC):
         for action in actions:
             if action.token == node.chosen:
                 return Choice(action)
-        raise BadSchedule(f"{node.chosen} can't go on after {at} steps, where it could before: not deterministic")
+        raise BadSchedule(f"{node.chosen} is not enabled after {at} steps, but was before: not deterministic")
 
     def end(self, outcome: ScheduleOutcome) -> None:
-        """See Scheduler."""
         if self._at and outcome.taken:
             self._path[self._at - 1].taken = outcome.taken[-1]
         if outcome.pruned:
@@ -80,10 +77,10 @@ class DepthFirst(ABC):
 
     @abstractmethod
     def enter(self, node: ScheduleNode, before: ScheduleNode | None) -> bool:
-        """A new state: fill in ``todo`` and ``chosen``. False where everything here is redundant."""
+        """Fill in ``todo`` and ``chosen`` of a new state. False if everything here is redundant."""
 
     def _next(self) -> bool:
-        """Go back to the last state where something is left to try, and choose it."""
+        """Return to the last state with an action left to try, and choose it."""
         path = self._path
         while path:
             node = path[-1]

@@ -1,7 +1,7 @@
-"""Uniform random walk: every interleaving as likely as every other (after ``urw`` of awslabs/shuttle).
+"""Uniform random walk: every interleaving equally likely (after ``urw`` of awslabs/shuttle).
 
-Where each enabled actor is as likely as any other, the short ones are done before the long ones have got anywhere. Here
-an actor is as likely as it has steps left, by how many it had at most so far.
+If all enabled actors are equally likely, the short ones finish long before the others. Here an actor's weight is the
+number of steps that it has left, by its maximum so far.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from emu.schedule.run import Choice, ScheduleOutcome, Taken
 
 
 class UniformWalk:
-    """Weights are the steps that an actor probably has left. ``first``: see Pct."""
+    """Random walk weighted by the steps that an actor probably has left. ``first``: see Pct."""
 
     wants_footprints = False
 
@@ -23,14 +23,12 @@ class UniformWalk:
         self._made: dict[int, int] = {}
 
     def begin(self) -> bool:
-        """See Scheduler."""
         self._random = Random(f"urw {self._seed} {self._number}")
         self._number += 1
         self._made = {}
         return True
 
     def choose(self, actions: Sequence[ScheduleAction], last: Taken | None, step: int) -> Choice | None:
-        """See Scheduler."""
         made, longest = self._made, self._longest
         if last is not None:
             actor = last.action.actor
@@ -41,7 +39,6 @@ class UniformWalk:
         return Choice(self._random.choices(actions, weights)[0])
 
     def end(self, outcome: ScheduleOutcome) -> None:
-        """See Scheduler."""
         counts: dict[int, int] = {}
         for taken in outcome.taken:
             counts[taken.action.actor] = counts.get(taken.action.actor, 0) + taken.steps

@@ -142,7 +142,7 @@ def test_what_can_not_be_a_breakpoint(bench):
         debugger.add(DataAccess(bench.data, 8, "x"))
     with pytest.raises(DebugError, match="0 bytes"):
         debugger.add(DataAccess(bench.data, 0))
-    with pytest.raises(DebugError, match="there is no such"):
+    with pytest.raises(DebugError, match="no such breakpoint"):
         debugger.remove(AtAddress("leaf"))
     assert debugger.breakpoints == ()
     assert debugger.add(AtAddress("leaf")) == debugger.add(AtAddress("leaf"))

@@ -133,7 +133,7 @@ def test_the_start_is_where_back_ends(bench):
     assert debugger.back().reason is DebugStopReason.START
     debugger.goto(0)
     assert debugger.threads == ()
-    with pytest.raises(DebugError, match="nobody"):
+    with pytest.raises(DebugError, match="no thread"):
         debugger.step()
     with pytest.raises(DebugError, match="no position 99"):
         debugger.goto(99)

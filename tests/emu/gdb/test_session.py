@@ -84,7 +84,7 @@ def test_threads(serve):
     assert client.ask("T2") == "OK"
     assert client.ask("T3") == "E.no thread 3"
     assert client.ask("Hg3") == "E.no thread 3"
-    assert client.ask("Hgx") == "E.'x' is no hexadecimal number"
+    assert client.ask("Hgx") == "E.'x' is not a hexadecimal number"
     assert client.ask("Hg2") == "OK"
     assert word(client.ask(f"p{RIP:x}")) == served.kernel.kallsyms.address("leaf")
     assert word(client.ask(f"p{GS_BASE:x}")) == served.kernel.percpu_areas[1]
@@ -114,10 +114,10 @@ def test_registers(serve):
     ("packet", "answer"),
     [
         ("pff", "no register 255"),
-        ("p", "'' is no hexadecimal number"),
+        ("p", "'' is not a hexadecimal number"),
         ("P12=00000000", "cs of thread 1 can't be set"),
         ("P0=00", "rax has 8 bytes, not 1"),
-        ("P0=zz", "are no bytes"),
+        ("P0=zz", "is not hexadecimal bytes"),
         ("P99=00", "no register 153"),
         ("G00", "2 digits for all registers"),
     ],
@@ -147,7 +147,7 @@ def test_memory(serve):
     end = next(page for page in range(stack, stack + (1 << 20), 4096) if not served.kernel.machine.is_mapped(page))
     assert len(client.ask(f"m{end - 16:x},100")) == 32
     assert client.ask(f"M{at:x},4:dead") == "E.2 bytes were sent, 4 announced"
-    assert client.ask("m") == "E.m: an address and a size are wanted"
+    assert client.ask("m") == "E.m: expected an address and a size"
     assert client.ask("mffffffffffffffff,1") == "E14"
     assert client.ask(f"m{'f' * 17},1") == "E.0xfffffffffffffffff has more than 64 bits"
 
@@ -369,7 +369,7 @@ def test_broken_packets(serve):
     client.raw(b"junk\r\n$m12$qC#b4")
     assert client.get() == "QC1"
     client.raw(b"$" + b"x" * 70_000 + b"#00")
-    assert client.get() == "E.a packet has more than 65536 bytes"
+    assert client.get() == "E.the packet has more than 65536 bytes"
     client.put("M0,1:\xff\xfe")
     assert client.get().startswith("E.")
     assert client.ask("QStartNoAckMode") == "OK"
@@ -491,7 +491,7 @@ def test_monitor(serve):
         ("goto 0", "error: no position 0: there are 1 to 1"),
         ("goto 2", "error: no position 2: there are 1 to 1"),
         ("goto x", "error: no position x: there are 1 to 1"),
-        ("events x", "error: 'x' is no number of events"),
+        ("events x", "error: 'x' is not a number of events"),
         ("'", "error: No closing quotation"),
     ],
 )

@@ -143,7 +143,7 @@ def test_unknown_fields_are_named(memory):
         view.flags = 1
     with pytest.raises(AttributeError):
         _ = view.flags
-    with pytest.raises(NoFieldError, match=r"outer.flag is no structure"):
+    with pytest.raises(NoFieldError, match=r"outer.flag is not a structure"):
         view.address_of("flag.bit")
     assert issubclass(NoFieldError, EmuError)
     assert memory.writes == []
@@ -155,7 +155,7 @@ def test_unknown_fields_are_named(memory):
         ({"a": u64(0), "b": u8(7)}, "s.b at 0x7 overlaps s.a"),
         ({"a": u64(0xC)}, "outside"),
         ({"a": u32(0).array(5)}, "outside"),
-        ({"address_of": u8(0)}, "member of this name"),
+        ({"address_of": u8(0)}, "reserved for a member"),
     ],
 )
 def test_contradictory_declarations_are_refused(fields, complaint):

@@ -48,6 +48,15 @@ def test_interruptions_do_not_change_counts(make, method, text):
     assert all(counts[address] in (counts[loop], counts[loop] - 1) for address in after)
 
 
+def test_a_run_without_a_counter_repeats_no_instruction_after_an_interruption(make, monkeypatch):
+    """``uc_emu_stop`` from another thread left rip one instruction back now and then."""
+    monkeypatch.setattr("emu.host.watchdog.TICK_SECONDS", 0.0005)
+    bench = make(counting="off")
+    loop = "again:\ninc dword ptr [rsi]\ndec dword ptr [rsi]\ndec rdi\njne again"
+    up_and_down = bench.place(f"{loop}\nmov eax, [rsi]\nret")
+    assert [bench.cpu.call(up_and_down, 5_000_000, bench.data).value for _ in range(4)] == [0] * 4
+
+
 def test_a_task_goes_on_after_keyboard_interrupt(bench):
     """Ctrl-C is a preemption: not an increment of the loop is lost."""
     count = bench.place("again:\ninc rax\ncmp byte ptr [rdi], 0\nje again\nret")

@@ -102,7 +102,7 @@ def test_a_schedule_that_does_not_fit_is_refused(lab):
     lab = lab()
     lab.task("calls")
     lab.open()
-    for text, what in (("c", "only a, b"), ("a", "can go on"), ("a2b9a", "all are done")):
+    for text, what in (("c", "only a, b"), ("a", "is enabled"), ("a2b9a", "all actors are done")):
         replay = Replay(decode(text))
         replay.begin()
         with pytest.raises(BadSchedule, match=what):

@@ -7,13 +7,13 @@ exactly once or not at all; registers, stack and return address survive; after t
 from errno import EINVAL, EOPNOTSUPP
 
 import pytest
+from kernel_releases import RELEASES
 
 from emu.kernel.structs import PERCPU
 from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from trampoline.bpf.errors import ENOTSUPP, KernelError
 from trampoline.designs import DESIGNS
 from trampoline.lab import Lab
-from trampoline.rules import FLAVOURS
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def calls(lab):
     return lab.kernel.percpu_areas[0] + PERCPU.offset("sched_clock")
 
 
-@pytest.fixture(scope="module", params=[(*way, flavour) for way in WAYS for flavour in FLAVOURS], ids=str)
+@pytest.fixture(scope="module", params=[(*way, flavour) for way in WAYS for flavour in RELEASES], ids=str)
 def contract_lab(request):
     design, metadata, flavour = request.param
     with Lab(flavour, functions=(FUNCTIONS,), design=design, metadata=metadata) as lab:
@@ -152,9 +152,9 @@ def keeps_the_contract(lab, kind, slots, programs, sleepable, result):
 def expected_refusal(lab, kind, slots):
     """Error codes with which this must be refused; none where it must work."""
     codes = set()
-    if kind == "fsession" and not lab.flavour.fsession:
+    if kind == "fsession" and not lab.release.trampoline.fsession:
         codes.add(EINVAL)
-    if slots > lab.flavour.max_slots:
+    if slots > lab.release.trampoline.max_slots:
         codes.add(ENOTSUPP)
     if lab.design.name in OLDEST_FIRST:
         # The posted series: no session programs, arguments in registers only, and the first version needs padding.

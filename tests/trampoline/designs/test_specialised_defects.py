@@ -70,7 +70,7 @@ def test_7_there_is_a_limit_on_programs_of_a_function(lab):
     """There the count of programs has 8 bits and no limit."""
     links = [
         lab.attach_multi(lab.prog("fentry_multi", NOTHING), NAMES[:2], cookies=[number, number + 1])
-        for number in range(lab.flavour.max_links)
+        for number in range(lab.release.trampoline.max_links)
     ]
     before = state(lab)
     refused(E2BIG, lab.attach_multi, lab.prog("fexit_multi", NOTHING, name="one more"), NAMES[:2], cookies=[1, 2])

@@ -1,4 +1,5 @@
 import pytest
+from kernel_releases import RELEASES
 
 from asm import DisplacementError
 from emu.kernel.errors import KernelError
@@ -6,7 +7,6 @@ from trampoline.bpf.boot import Boot
 from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.bpf.uapi import AttachType
 from trampoline.image.generator import ProgCall, TrampFlag, TrampFrame, TrampLinks, arch_prepare_bpf_trampoline
-from trampoline.rules import FLAVOURS, flavour
 from trampoline.tramp_links import TrampProgType, enter_exit, flags_of, kind_of, links_of
 
 FLAGS = {"fentry": TrampFlag.RESTORE_REGS, "fexit": TrampFlag.CALL_ORIG | TrampFlag.SKIP_FRAME}
@@ -21,7 +21,7 @@ def prog(number=0, **options):
 
 def generate(name, model, flags, links, *, boot=Boot(), **where):  # noqa: B008
     at = {"func_addr": TEXT + 0x100000, "address": IMAGE, "im": IM, "symbols": SYMBOLS} | where
-    return arch_prepare_bpf_trampoline(flavour(name), boot, model, flags, links, **at)
+    return arch_prepare_bpf_trampoline(RELEASES[name].trampoline, boot, model, flags, links, **at)
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,15 @@ def generate(name, model, flags, links, *, boot=Boot(), **where):  # noqa: B008
 )
 def test_frames_of_6_12(args, kind, func_ip, regs, nregs, ip, rbx, run_ctx, size):
     flags = FLAGS[kind] | (TrampFlag.IP_ARG if func_ip else TrampFlag(0))
-    frame = TrampFrame.of(flavour("6.12"), FuncModel.of_slots("f", args), flags)
+    frame = TrampFrame.of(RELEASES["6.12"].trampoline, FuncModel.of_slots("f", args), flags)
     assert frame == TrampFrame(regs, nregs, ip, ip, rbx, run_ctx, size)
 
 
 @pytest.mark.parametrize("args", range(7, 13))
 @pytest.mark.parametrize("name", ["6.12", "7.2"])
 def test_the_stack_is_aligned_where_the_original_is_called(name, args):
-    flags = flags_of(flavour(name), calls_original=True, uses_func_ip=False)
-    frame = TrampFrame.of(flavour(name), FuncModel.of_slots("f", args), flags)
+    flags = flags_of(RELEASES[name].trampoline, calls_original=True, uses_func_ip=False)
+    frame = TrampFrame.of(RELEASES[name].trampoline, FuncModel.of_slots("f", args), flags)
     # Below the frame: rbp, the return address into the function (call sites only), the caller's.
     pushed = 24 if flags & TrampFlag.SKIP_FRAME else 16
     assert (frame.size + pushed) % 16 == 0
@@ -66,18 +66,18 @@ def test_small_and_large_displacements():
     assert bytes.fromhex("4881ecc8000000") in code  # and so does sub rsp, 200
 
 
-@pytest.mark.parametrize("name", FLAVOURS)
+@pytest.mark.parametrize("name", RELEASES)
 def test_the_site_is_reached_by_jmp_only_where_the_original_is_called(name):
     jmp = name == "7.2"
     for links, calls in ((TrampLinks(fentry=(prog(),)), False), (TrampLinks(fexit=(prog(),)), True)):
-        flags = flags_of(flavour(name), calls_original=links.call_original, uses_func_ip=False)
+        flags = flags_of(RELEASES[name].trampoline, calls_original=links.call_original, uses_func_ip=False)
         code = generate(name, FuncModel.of_slots("f", 1), flags, links).image.code
         assert (bytes.fromhex("4883c408") in code) == (calls and not jmp)
 
 
 def test_orig_stack_calls_the_address_in_the_frame():
     links = TrampLinks(fexit=(prog(),))
-    flags = flags_of(flavour("7.2"), calls_original=True, uses_func_ip=False, kept=TrampFlag.SHARE_IPMODIFY)
+    flags = flags_of(RELEASES["7.2"].trampoline, calls_original=True, uses_func_ip=False, kept=TrampFlag.SHARE_IPMODIFY)
     assert flags & TrampFlag.ORIG_STACK
     assert flags & TrampFlag.SKIP_FRAME
     code = generate("7.2", FuncModel.of_slots("f", 1), flags, links).image.code

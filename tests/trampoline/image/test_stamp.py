@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_releases import RELEASES
 
 from asm import DisplacementError
 from trampoline.bpf.boot import Boot
@@ -10,7 +11,6 @@ from trampoline.bpf.btf.func_model import FuncArg, FuncModel
 from trampoline.bpf.errors import KernelError
 from trampoline.image.generator import ProgCall, TrampFlag, arch_prepare_bpf_trampoline
 from trampoline.image.stamp import MOST_STAMPS, Stamps
-from trampoline.rules import FLAVOURS
 from trampoline.tramp_links import TrampProgType, flags_of, links_of
 
 TEXT, IMAGES, DIRECT_MAP = 0xFFFFFFFF81000000, 0xFFFFFFFFC0000000, 0xFFFF888000000000
@@ -25,7 +25,7 @@ cookies = st.one_of(st.just(0), st.integers(0, (1 << 64) - 1), functions, ims)
 
 @st.composite
 def shapes(draw):
-    flavour = FLAVOURS[draw(st.sampled_from(sorted(FLAVOURS)))]
+    flavour = RELEASES[draw(st.sampled_from(sorted(RELEASES)))].trampoline
     most = 12 if flavour.stack_args else 6
     sizes = draw(st.lists(st.sampled_from([1, 2, 4, 8, 8, 16]), max_size=6))
     model = FuncModel("traced", tuple(FuncArg(f"a{i}", "x", size, is_struct=size > 8) for i, size in enumerate(sizes)))
@@ -68,7 +68,7 @@ def test_stamped_is_generated(shape, targets):
 
 
 def prepare(stamps, **where):
-    flavour = FLAVOURS["6.12"]
+    flavour = RELEASES["6.12"].trampoline
     links = links_of([(TrampProgType.FEXIT, ProgCall("p", 0xFFFFC90000000000, IMAGES))])
     at = {"func_addr": TEXT, "address": IMAGES, "im": DIRECT_MAP + 64, "symbols": SYMBOLS} | where
     flags = flags_of(flavour, calls_original=links.call_original, uses_func_ip=True)
@@ -87,10 +87,11 @@ def test_a_function_in_another_half_of_the_address_space_has_other_bytes():
     prepare(stamps)
     far = {"func_addr": 0xFFFFFFFF70000000, "address": 0xFFFFFFFF71000000}
     links = links_of([(TrampProgType.FEXIT, ProgCall("p", 0xFFFFC90000000000, IMAGES))])
-    flags = flags_of(FLAVOURS["6.12"], calls_original=links.call_original, uses_func_ip=True)
+    flags = flags_of(RELEASES["6.12"].trampoline, calls_original=links.call_original, uses_func_ip=True)
     expected = arch_prepare_bpf_trampoline(
-        FLAVOURS["6.12"], Boot(), FuncModel.of_slots("f", 1), flags, links, im=DIRECT_MAP + 64, symbols=SYMBOLS, **far
-    )
+        RELEASES["6.12"].trampoline, Boot(), FuncModel.of_slots("f", 1), flags, links, im=DIRECT_MAP + 64,
+        symbols=SYMBOLS, **far
+    )  # fmt: skip
     assert prepare(stamps, **far).image.code == expected.image.code
 
 
@@ -98,7 +99,7 @@ def test_what_the_generator_refuses_is_refused():
     stamps = Stamps()
     with pytest.raises(KernelError):
         stamps.prepare(
-            FLAVOURS["6.1"], Boot(), FuncModel.of_slots("f", 7), TrampFlag.RESTORE_REGS,
+            RELEASES["6.1"].trampoline, Boot(), FuncModel.of_slots("f", 7), TrampFlag.RESTORE_REGS,
             links_of([(TrampProgType.FENTRY, ProgCall("p", 1 << 40, IMAGES))]),
             func_addr=TEXT, address=IMAGES, im=DIRECT_MAP, symbols=SYMBOLS,
         )  # fmt: skip
@@ -109,7 +110,7 @@ def test_not_more_shapes_are_kept_than_said():
     links = links_of([(TrampProgType.FENTRY, ProgCall("p", 1 << 40, IMAGES))])
     for number in range(MOST_STAMPS + 5):
         stamps.prepare(
-            FLAVOURS["6.12"], Boot(call_depth_offset=number), FuncModel("f"), TrampFlag.RESTORE_REGS, links,
+            RELEASES["6.12"].trampoline, Boot(call_depth_offset=number), FuncModel("f"), TrampFlag.RESTORE_REGS, links,
             func_addr=TEXT, address=IMAGES, im=DIRECT_MAP + 64, symbols=SYMBOLS,
         )  # fmt: skip
     assert len(stamps._known) == 5

@@ -1,12 +1,12 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+from kernel_releases import RELEASES
 
 from asm import assemble
 from emu.kernel.kernel import Kernel
 from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from trampoline.kfunc_md.lookup import Entered
-from trampoline.rules import FLAVOURS
 
 NR_FUNCTIONS = 64
 FUNCTIONS = tuple(FunctionText(f"traced{i}", "xor eax, eax\nret", f"int traced{i}(void)") for i in range(NR_FUNCTIONS))
@@ -17,7 +17,7 @@ class Bed:
     """A kernel with functions to trace, and its metadata's look-up as a guest function."""
 
     def __init__(self, flavour: str = "6.12", **options) -> None:
-        self.kernel = Kernel(entry=FLAVOURS[flavour].entry, functions=(AssemblyFunctions(FUNCTIONS),), **options)
+        self.kernel = Kernel(entry=RELEASES[flavour].entry, functions=(AssemblyFunctions(FUNCTIONS),), **options)
         self.functions = [self.kernel.functions[f.name].address for f in FUNCTIONS]
 
     def place(self, text: str, symbols: dict[str, int], name: str = "lookup") -> int:

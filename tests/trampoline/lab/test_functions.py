@@ -7,6 +7,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
+from kernel_releases import RELEASES
 
 from asm.encodings import ENDBR64, NOPS
 from emu.kernel.text.functions import AssemblyFunctions, FunctionText
@@ -18,7 +19,6 @@ from trampoline.bpf.errors import ENOTSUPP, KernelError, PrototypeError
 from trampoline.bpf.uapi import ATTACH_WORDS, AttachType
 from trampoline.lab import Lab
 from trampoline.lab.btf_functions import BtfFunctions, attachable
-from trampoline.rules import FLAVOURS
 
 FIXTURES = FIXTURES / "btf"
 KERNELS = ("6.1", "6.12", "7.2")
@@ -151,7 +151,7 @@ def test_every_function_returns_the_sum_of_its_words(lab):
 
 
 def test_every_function_begins_as_the_flavour_has_it(lab):
-    entry, machine = lab.flavour.entry, lab.kernel.machine
+    entry, machine = lab.release.entry, lab.kernel.machine
     head = (ENDBR64 if entry.endbr else b"") + NOPS[5]
     for row, _, _ in stamped(lab):
         assert row.address % 16 == 0
@@ -177,7 +177,7 @@ def test_functions_lie_one_behind_the_other_and_are_listed(lab):
 
 
 def test_counts_name_stamped_functions(lab):
-    assert lab.call("slots3", 1, 2, 3).counts.by_function == {"slots3": 5 + lab.flavour.entry.endbr}
+    assert lab.call("slots3", 1, 2, 3).counts.by_function == {"slots3": 5 + lab.release.entry.endbr}
 
 
 def test_all_functions_are_found_by_type_id_name_and_address(lab):
@@ -213,11 +213,11 @@ def test_of_several_functions_of_a_name_each_is_a_target_of_its_own(make_lab):
 def test_programs_see_arguments_and_return_value(lab, kind):
     seen, rng = [], random.Random(2)
     prog = lab.prog(kind, lambda ctx: seen.append((ctx.slots, ctx.ret if kind == "fexit" else None, ctx.ip)))
-    errnos = lab.population.functions.refusals(lab.flavour)
+    errnos = lab.population.functions.refusals(lab.release)
     sample = [function for function, errno in zip(stamped_all(lab), errnos, strict=True) if function and not errno]
     chosen = [*sample[::40], *(f for f in sample if f[0].name in ("narrow", "twelve_slots", "slots9", "do_exit"))]
     for row, ret, params in chosen:
-        if kind == "fexit" and row.name in lab.flavour.noreturn_deny:
+        if kind == "fexit" and row.name in lab.release.noreturn_deny:
             continue
         link = lab.attach(prog, row)
         value, expected = call(lab, row, ret, params, rng)
@@ -318,35 +318,35 @@ EXPECTED = {"migrate_disable": EINVAL, "preempt_count_add": EINVAL, "__bpf_tramp
 WITHOUT_SITE = {"sched_clock", "bpf_get_attach_cookie"}
 
 
-def errno_of(func, flavour):
+def errno_of(func, release):
     if func.name in EXPECTED:
         return EXPECTED[func.name]
     if func.name in WITHOUT_SITE:
         return EBUSY
     try:
-        model = model_of(func, union_args=flavour.name == "7.2")
+        model = model_of(func, union_args=release.union_args)
     except KernelError as error:
         return error.errno
-    return ENOTSUPP if flavour.name == "6.1" and model.nr_regs > 6 else 0
+    return ENOTSUPP if release.name == "6.1" and model.nr_regs > 6 else 0
 
 
 def test_attached_and_refused_are_all_functions(lab):
-    expected = Counter(errno_of(func, lab.flavour) for func in written().functions())
-    ids, refusals = attachable(lab.flavour, written())
+    expected = Counter(errno_of(func, lab.release) for func in written().functions())
+    ids, refusals = attachable(lab.release, written())
     assert len(ids) == expected.pop(0)
     assert refusals == expected
     assert len(ids) + sum(refusals.values()) == 2000
     assert {EINVAL, ENOTSUPP, EBUSY} == refusals.keys()
     names = {written().function(btf_id).name for btf_id in ids}
-    assert ("slots7" in names) == lab.flavour.stack_args
-    assert ("takes_union" in names) == (lab.flavour.name == "7.2")
+    assert ("slots7" in names) == lab.release.trampoline.stack_args
+    assert ("takes_union" in names) == (lab.release.name not in ("6.1", "6.12"))
 
 
 def test_attaching_is_refused_with_the_error_that_was_counted(lab):
     prog = lab.prog("fentry", "xor eax, eax\nret")
     functions = lab.population.functions
     checked = Counter()
-    for btf_id, errno in zip(functions.ids, functions.refusals(lab.flavour), strict=True):
+    for btf_id, errno in zip(functions.ids, functions.refusals(lab.release), strict=True):
         if errno and checked[errno] < 60:
             checked[errno] += 1
             refused(errno, lab.attach, prog, btf_id)
@@ -357,18 +357,18 @@ def test_attaching_is_refused_with_the_error_that_was_counted(lab):
 
 @pytest.mark.parametrize("kind", ATTACH_WORDS.values())
 def test_functions_that_do_not_return_have_no_exit_programs(lab, kind):
-    ids, refusals = attachable(lab.flavour, lab.population.functions, kind)
+    ids, refusals = attachable(lab.release, lab.population.functions, kind)
     names = {written().function(btf_id).name for btf_id in ids}
     at_entry = kind in (AttachType.TRACE_FENTRY, AttachType.TRACE_FENTRY_MULTI)
-    assert ("do_exit" in names) == (at_entry or lab.flavour.name == "6.1")
-    assert ("kthread_exit" in names) == (at_entry or lab.flavour.name != "6.12")
+    assert ("do_exit" in names) == (at_entry or lab.release.name == "6.1")
+    assert ("kthread_exit" in names) == (at_entry or lab.release.name != "6.12")
     # Multi links refuse functions without a patch site before anything is patched.
     assert refusals[EBUSY] == (0 if kind.is_multi else 2)
 
 
 def test_exit_programs_are_refused_where_a_function_does_not_return(lab):
     prog = lab.prog("fexit", "xor eax, eax\nret")
-    if lab.flavour.noreturn_deny:
+    if lab.release.noreturn_deny:
         refused(EINVAL, lab.attach, prog, "do_exit")
         refused(EINVAL, lab.attach, prog, lab.population.find("do_exit").address)
     else:
@@ -387,8 +387,8 @@ def test_excerpts_of_kernels(make_lab, release):
         assert link.trampoline.target.model == model_of(btf.functions_named("vfs_read")[0])
         assert lab.call("vfs_read", 1, 2, 3, 4).value == 10
     assert seen == [(1, 2, 3, 4)]
-    for func, errno in zip(btf.functions(), functions.refusals(FLAVOURS[release]), strict=True):
-        assert errno == errno_of(func, lab.flavour), func.name
+    for func, errno in zip(btf.functions(), functions.refusals(RELEASES[release]), strict=True):
+        assert errno == errno_of(func, lab.release), func.name
         if errno:
             refused(errno, lab.attach, prog, func.id)
         else:

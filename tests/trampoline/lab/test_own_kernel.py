@@ -3,13 +3,13 @@
 import errno
 
 import pytest
+from real_kernels import kernel_folder
 
 from emu.vmlinux.errors import ImageError, NoSymbol
 from emu.vmlinux.system_calls import Refused
 from emu.vmlinux.unbooted_kernel import UnbootedKernel
 from paths import ROOT
 from real_cores import CORES, HOW
-from real_kernels import kernel_folder
 from trampoline.bpf.errors import ObjectError, TrampolineError
 from trampoline.lab.own_kernel import StockKernel, open_kernel
 

@@ -11,6 +11,8 @@ from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.objects.bpf_object import BpfObject
 from trampoline.lab import Lab
 
+pytestmark = pytest.mark.slow
+
 FOLDER = ROOT / "tests"
 MODULE = {"module", "struct-args"}
 SINCE = {*MODULE, "stack-args", "get-func-args", "modify-return-test2"}

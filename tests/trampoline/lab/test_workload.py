@@ -127,4 +127,4 @@ def test_what_cannot_be_looked_at(wanted, error, message):
 def test_a_cookie_is_a_number(capsys):
     with pytest.raises(SystemExit):
         options("bpf_fentry_test1", "--cookie", "x")
-    assert "'x' is no number" in capsys.readouterr().err
+    assert "'x' is not a number" in capsys.readouterr().err

@@ -3,13 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
+from kernel_releases import RELEASES
 
 from emu.kernel.counter_balance import unbalanced, written_since
 from emu.kernel.routines.routine import Fragment
 from emu.kernel.structs import PERCPU, percpu_ref, rq, srcu_ctr, task_struct
 from emu.kernel.text.functions import AssemblyFunctions, FunctionText
 from trampoline.bpf.uapi import AttachType
-from trampoline.rules import FLAVOURS
 from trampoline.testing import booted_kernels
 from trampoline.testing.kernel_pool import Variant
 from trampoline.testing.leak_check import Holdings
@@ -31,7 +31,7 @@ def kernels():
 
 @pytest.fixture
 def watched(kernels):
-    return kernels.take(FLAVOURS["7.2"], VARIANT)
+    return kernels.take(RELEASES["7.2"], VARIANT)
 
 
 def attach(watched, program, name, *, sleepable=False):
@@ -57,7 +57,7 @@ def attach(watched, program, name, *, sleepable=False):
 )
 def test_a_program_that_runs_outside_is_seen(path, new, field):
     with applied(replace(path, new)), booted_kernels("per-function") as kernels:
-        watched = kernels.take(FLAVOURS["7.2"], VARIANT)
+        watched = kernels.take(RELEASES["7.2"], VARIANT)
         attach(watched, ModelProgram(1, AttachType.TRACE_FENTRY), "tramplab_inner", sleepable=True)
         with pytest.raises(AssertionError, match=f"runs with {field} 0x0, not 1"):
             watched.call("tramplab_inner", (1,))

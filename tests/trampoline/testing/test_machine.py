@@ -5,6 +5,7 @@ import re
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
+from kernel_releases import RELEASES
 
 from emu.kernel.ftrace.ops import FtraceOpsFlag
 from emu.kernel.ftrace.registration import FunctionTracer
@@ -14,7 +15,6 @@ from trampoline.bpf.errors import TrampolineError
 from trampoline.bpf.prog import BpfPrograms
 from trampoline.bpf.uapi import AttachType
 from trampoline.designs import DESIGNS, DesignInfo
-from trampoline.rules import FLAVOURS
 from trampoline.testing import Order, Traits, booted_kernels, lab_machine, run_sequences, traced_functions
 from trampoline.testing.kernel_pool import Variant
 from trampoline.testing.reference_model import ModelProgram, Original, ProgramRun, Reference, Tracer
@@ -72,7 +72,7 @@ def test_a_seed_number_always_runs_the_same_sequences():
 def test_shrinking_gives_a_shorter_program():
     wrong = Traits(order=Order.OLDEST_FIRST)
     found, shrunk = (
-        run_sequences("batched", wrong, flavours=[FLAVOURS["6.1"]], seed_number=5, examples=60, shrink=shrink)
+        run_sequences("batched", wrong, releases=[RELEASES["6.1"]], seed_number=5, examples=60, shrink=shrink)
         for shrink in (False, True)
     )
     assert shrunk.failure.program.count("state.") < found.failure.program.count("state.")
@@ -113,7 +113,7 @@ def test_any_number_of_slots_is_drawn():
 @pytest.fixture
 def watched():
     with booted_kernels("per-function") as kernels:
-        yield kernels.take(FLAVOURS["6.12"], Variant("6.12"))
+        yield kernels.take(RELEASES["6.12"], Variant("6.12"))
 
 
 def attach(watched, program, name, **options):
@@ -124,7 +124,7 @@ def attach(watched, program, name, **options):
 def test_a_register_that_is_not_the_callers_any_more_is_seen(monkeypatch):
     monkeypatch.setattr(traced_functions, "_MAY_CHANGE", (*traced_functions._MAY_CHANGE, "r12d"))
     with booted_kernels("per-function") as kernels:
-        watched = kernels.take(FLAVOURS["6.12"], Variant("6.12"))
+        watched = kernels.take(RELEASES["6.12"], Variant("6.12"))
         with pytest.raises(AssertionError, match="tramplab_inner changed r12"):
             watched.call("tramplab_inner", (1,))
 
@@ -132,17 +132,17 @@ def test_a_register_that_is_not_the_callers_any_more_is_seen(monkeypatch):
 def test_a_kernel_that_is_taken_again_is_as_booted(watched):
     with booted_kernels("per-function") as kernels:
         variant = Variant("6.12")
-        first = kernels.take(FLAVOURS["6.12"], variant)
+        first = kernels.take(RELEASES["6.12"], variant)
         before = first.lab.kernel.machine.read(first.lab.kernel.layout.text, 1 << 16)
         attach(first, ModelProgram(1, AttachType.TRACE_FEXIT), "tramplab_inner")
         assert first.call("tramplab_inner", (1,))[0]
         assert first.lab.kernel.machine.read(first.lab.kernel.layout.text, 1 << 16) != before
-        again = kernels.take(FLAVOURS["6.12"], variant)
+        again = kernels.take(RELEASES["6.12"], variant)
         assert again is first
         assert again.lab.kernel.machine.read(again.lab.kernel.layout.text, 1 << 16) == before
         assert not again.lab.programs.loaded
         kernels.drop(again)
-        assert kernels.take(FLAVOURS["6.12"], variant) is not first
+        assert kernels.take(RELEASES["6.12"], variant) is not first
 
 
 def test_a_program_sees_its_own_context_behind_a_nested_call(watched):
@@ -168,7 +168,7 @@ def test_a_program_sleeps_as_often_as_it_says(watched):
 @pytest.mark.parametrize("clock", [0, 1, 2])
 def test_runs_are_counted_from_a_clock_of_two_on(watched, clock):
     attach(watched, program := ModelProgram(1, AttachType.TRACE_FENTRY), "tramplab_inner")
-    reference = Reference(Traits(), FLAVOURS["6.12"], list(watched.functions.values()))
+    reference = Reference(Traits(), RELEASES["6.12"], list(watched.functions.values()))
     reference.attach(program, ("tramplab_inner",), (7,), multi=False)
     reference.time(on=True)
     reference.clock = clock
@@ -182,7 +182,7 @@ def test_runs_are_counted_from_a_clock_of_two_on(watched, clock):
 @pytest.mark.parametrize(("on", "off"), [(True, False), (False, True)], ids=["comes-on", "goes-off"])
 def test_a_run_in_which_statistics_change_is_not_counted(watched, on, off):
     attach(watched, program := ModelProgram(1, AttachType.TRACE_FENTRY, sleeps=1), "tramplab_inner")
-    reference = Reference(Traits(), FLAVOURS["6.12"], list(watched.functions.values()))
+    reference = Reference(Traits(), RELEASES["6.12"], list(watched.functions.values()))
     reference.attach(program, ("tramplab_inner",), (7,), multi=False)
     watched.sleeps_in = reference.sleeps_in
     watched.lab.kernel.advance_clock(1000)
@@ -250,5 +250,5 @@ def freed_at_once(programs, prog):
 )
 def test_historic_bugs_are_found(monkeypatch, owner, name, bug):
     monkeypatch.setattr(owner, name, bug)
-    found = run_sequences("batched", flavours=[FLAVOURS["6.1"]], seed_number=3, examples=60)
+    found = run_sequences("batched", releases=[RELEASES["6.1"]], seed_number=3, examples=60)
     assert found.failure is not None

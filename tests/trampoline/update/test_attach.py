@@ -1,6 +1,7 @@
 """Attaching, calling and detaching: what programs see, what comes back, what is left."""
 
 import pytest
+from kernel_releases import RELEASES
 
 from emu.kernel.process_context import PointKind
 from emu.kernel.text.functions import AssemblyFunctions, FunctionText
@@ -8,7 +9,6 @@ from refusals import refused
 from trampoline.bpf.errors import KernelError, PrototypeError, TrampolineError
 from trampoline.bpf.uapi import AttachType
 from trampoline.lab import Lab
-from trampoline.rules import FLAVOURS
 
 EINVAL, EBUSY, E2BIG, ENOENT, ENOMEM, ENOTSUPP, ERANGE = 22, 16, 7, 2, 12, 524, 34
 NOTHING = "xor eax, eax\nret"
@@ -25,7 +25,7 @@ def state(lab: Lab):
     )  # fmt: skip
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=RELEASES)
 def any_lab(request, make_lab):
     return make_lab(request.param)
 
@@ -230,7 +230,7 @@ def test_sleepable_programs_run_under_trace_rcu(lab):
 
 def test_a_bpf_program_as_target(any_lab):
     ran = []
-    nops = "nop5" if any_lab.flavour.name == "6.1" else "endbr64\nnop5"
+    nops = "nop5" if any_lab.release.name == "6.1" else "endbr64\nnop5"
     target = any_lab.prog("fentry", f"{nops}\nmov eax, 9\nret", name="target")
     links = [any_lab.attach(any_lab.prog("fexit", lambda ctx: ran.append(ctx.ret)), target)]
     links.append(any_lab.attach(any_lab.prog("fentry", lambda ctx: ran.append("entry")), target))

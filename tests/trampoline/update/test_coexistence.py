@@ -3,13 +3,13 @@
 from itertools import permutations
 
 import pytest
+from kernel_releases import RELEASES
 
 from emu.kernel.ftrace.livepatch import LivePatch
 from emu.kernel.ftrace.ops import FtraceOps, FtraceOpsFlag
 from emu.kernel.text.functions import FunctionText
 from refusals import errno_of
 from trampoline.designs import DESIGNS as ALL_DESIGNS
-from trampoline.rules import FLAVOURS
 
 pytestmark = pytest.mark.slow
 
@@ -115,9 +115,9 @@ def crowd(make_lab):
 
 @pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", RELEASES)
 def test_two_of_them(crowd, flavour, design, kind):
-    if kind == "fsession" and not FLAVOURS[flavour].fsession:
+    if kind == "fsession" and not RELEASES[flavour].trampoline.fsession:
         return
     users = crowd(flavour, design, kind)
     before = state(users.lab)

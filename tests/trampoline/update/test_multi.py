@@ -58,7 +58,7 @@ def test_every_function_runs_the_program_with_its_own_cookie(multi_lab, kind):
     lab, seen = multi_lab, []
     prog = lab.prog(kind, lambda ctx: seen.append((ctx.ip, ctx.args, ctx.cookie)))
     before = state(lab)
-    if kind == "fsession_multi" and not lab.flavour.fsession:
+    if kind == "fsession_multi" and not lab.release.trampoline.fsession:
         refused(EINVAL, lab.attach_multi, prog, NAMES)
         assert state(lab) == before
         return

@@ -14,6 +14,8 @@ from trampoline.bpf.errors import KernelError
 from trampoline.bpf.uapi import ATTACH_WORDS
 from trampoline.designs import DESIGNS
 
+pytestmark = pytest.mark.slow
+
 KINDS = [word for word, kind in ATTACH_WORDS.items() if kind.is_multi]
 NAMES = [f"bpf_fentry_test{number}" for number in range(1, 7)]
 ARGS = {name: tuple(range(1, number + 1)) for number, name in enumerate(NAMES, 1)}

@@ -1,6 +1,7 @@
 """Trampolines on sites that other ftrace users have as well: values, order, arguments, what is left."""
 
 import pytest
+from kernel_releases import RELEASES
 
 from emu.kernel.ftrace.livepatch import LivePatch
 from emu.kernel.ftrace.ops import FtraceOps, FtraceOpsFlag
@@ -8,14 +9,15 @@ from emu.kernel.process_context import PointKind
 from emu.kernel.text.functions import FunctionText
 from trampoline.bpf.errors import KernelError
 from trampoline.image.generator import TrampFlag
-from trampoline.rules import FLAVOURS
+
+pytestmark = pytest.mark.slow
 
 EAGAIN, EBUSY, ENOMEM = 11, 16, 12
 SAVE_REGS = FtraceOpsFlag.SAVE_REGS
 DESIGNS = ("per-function", "generic", "specialised")
 """Batched is between the first two: a function's own images, one ftrace_ops for all."""
 KINDS = ("fentry", "fexit", "fmod_ret", "fsession")
-PAIRS = [(flavour, kind) for flavour in FLAVOURS for kind in KINDS if kind != "fsession" or flavour == "7.2"]
+PAIRS = [(flavour, kind) for flavour in RELEASES for kind in KINDS if kind != "fsession" or flavour == "7.2"]
 NAME = "bpf_fentry_test6"
 ARGS, SUM = (1, 2, 3, 4, 5, 6), 21
 
@@ -151,7 +153,7 @@ def test_stack_arguments_through_the_stub(make_lab, flavour, kind):
     assert seen == [args]
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", RELEASES)
 def test_an_fmod_ret_result_skips_the_original_through_the_stub(make_lab, flavour):
     lab = make_lab(flavour)
     lab.attach(lab.prog("fmod_ret", lambda ctx: 1234), NAME)

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from functools import cache
 
-from trampoline.bpf.helpers.data_file import RELEASES, sections, since
-from trampoline.bpf.helpers.protos import HELPER_COUNT, HelperProto, helper_names, protos
+from trampoline.bpf.function_lists import marked, sections
+from trampoline.bpf.helpers.protos import HelperProto, helper_names, protos
+from trampoline.bpf.helpers.rules import HelperRules
+from trampoline.bpf.kernel_version import KernelVersion
 from trampoline.bpf.uapi import AttachType, ProgType
 
 _KPROBE_MULTI = (AttachType.TRACE_KPROBE_MULTI, AttachType.TRACE_KPROBE_SESSION)
@@ -25,7 +27,7 @@ _SOCKET_ITERATORS = ("bpf_iter_tcp", "bpf_iter_unix", "bpf_iter_udp")
 class Caller:
     """What decides which helpers a program gets."""
 
-    release: str
+    rules: HelperRules
     prog_type: int
     attach: int = 0
     sleepable: bool = False
@@ -43,35 +45,35 @@ class Caller:
         return self.prog_type == ProgType.TRACING and self.attach in _TRAMPOLINE
 
 
-def is_known(release: str, number: int) -> bool:
+def is_known(rules: HelperRules, number: int) -> bool:
     """Whether there is a helper of this number."""
-    return 0 < number < HELPER_COUNT[release]
+    return 0 < number < rules.count
 
 
 def helper_for(caller: Caller, number: int) -> HelperProto | None:
     """The prototype with which a program calls helper ``number``; None: it may not."""
-    if not is_known(caller.release, number):
+    if not is_known(caller.rules, number):
         return None
     symbol = _available(caller).get(helper_names()[number])
-    return protos(caller.release)[symbol] if symbol else None
+    return protos(caller.rules.version)[symbol] if symbol else None
 
 
 @cache
 def _available(caller: Caller) -> dict[str, str]:
     found: dict[str, str] = {}
     for section in _chain(caller):
-        for helper, symbol in _section(caller.release, section).items():
+        for helper, symbol in _section(caller.rules.version, section).items():
             found.setdefault(helper, symbol)
     return {helper: symbol for helper, symbol in found.items() if symbol != "-"}
 
 
 @cache
-def _section(release: str, name: str) -> dict[str, str]:
+def _section(version: KernelVersion, name: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    for words in sections("availability.txt")[name]:
+    for words in sections("helpers/availability.txt")[name]:
         for word in words:
-            entry, held = since(word)
-            if RELEASES.index(release) in held:
+            entry, span = marked(word)
+            if version in span:
                 helper, _, symbol = entry.partition("=")
                 found[helper] = symbol or helper
     return found

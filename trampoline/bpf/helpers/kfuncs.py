@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from enum import IntFlag, auto
 from functools import cache
 
-from trampoline.bpf.helpers.data_file import RELEASES, sections, since
+from trampoline.bpf.function_lists import marked, sections
+from trampoline.bpf.helpers.rules import HelperRules
+from trampoline.bpf.kernel_version import KernelVersion
 from trampoline.bpf.uapi import AttachType, ProgType
 
 _UPROBE_SESSION = 57
@@ -49,13 +51,13 @@ class Kfunc:
 
 
 @cache
-def kfuncs(release: str) -> dict[str, Kfunc]:
-    """The modelled functions of a release by name."""
+def kfuncs(version: KernelVersion) -> dict[str, Kfunc]:
+    """The modelled functions of a version by name."""
     found: dict[str, Kfunc] = {}
-    for group, entries in sections("kfuncs.txt").items():
+    for group, entries in sections("helpers/kfuncs.txt").items():
         for word, *flags in entries:
-            name, held = since(word)
-            if RELEASES.index(release) in held:
+            name, span = marked(word)
+            if version in span:
                 value = Kf.NONE
                 for flag in flags:
                     value |= Kf[flag]
@@ -63,14 +65,13 @@ def kfuncs(release: str) -> dict[str, Kfunc]:
     return found
 
 
-def may_call(release: str, kfunc: Kfunc, prog_type: int, attach: int) -> bool:
+def may_call(rules: HelperRules, kfunc: Kfunc, prog_type: int, attach: int) -> bool:
     """Whether a program of this type is offered the function (``btf_kfunc_id_set_contains``)."""
     if kfunc.set == "common":
         return True
     if kfunc.set == "session":
-        newer = RELEASES.index(release) >= RELEASES.index("7.2")
-        return (prog_type, attach) in _SESSIONS and (newer or prog_type == ProgType.KPROBE)
+        return (prog_type, attach) in _SESSIONS and (rules.fsession or prog_type == ProgType.KPROBE)
     if kfunc.set == "lsm":
         return prog_type == ProgType.LSM
-    traces = prog_type in _TRACING or (release == "7.2" and prog_type in _RAW_TRACEPOINTS)
+    traces = prog_type in _TRACING or (rules.raw_tracepoints_trace and prog_type in _RAW_TRACEPOINTS)
     return traces or (kfunc.set == "generic" and prog_type == ProgType.SYSCALL)

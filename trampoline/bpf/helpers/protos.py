@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, IntFlag, auto
 from functools import cache
 
-from trampoline.bpf.helpers.data_file import RELEASES, lines, since
+from trampoline.bpf.function_lists import lines, marked
+from trampoline.bpf.kernel_version import KernelVersion
 
 
 class HelperArg(Enum):
@@ -114,7 +115,7 @@ class HelperProto:
 @cache
 def helper_names() -> tuple[str, ...]:
     """Names of helpers by number, "unspec" first."""
-    return tuple(name for words in lines("names.txt") for name in words)
+    return tuple(name for words in lines("helpers/names.txt") for name in words)
 
 
 @cache
@@ -123,18 +124,14 @@ def helper_number(name: str) -> int:
     return helper_names().index(name)
 
 
-HELPER_COUNT = {"6.1": 210, "6.12": 212, "7.2": 212}
-"""``__BPF_FUNC_MAX_ID`` by release: numbers from there on are unknown."""
-
-
 @cache
-def protos(release: str) -> dict[str, HelperProto]:
-    """The prototypes of a release by their symbol."""
-    found: dict[str, tuple[int, HelperProto]] = {}
-    for words in lines("protos.txt"):
-        symbol, held = since(words[0])
-        if RELEASES.index(release) in held and (symbol not in found or found[symbol][0] <= held.start):
-            found[symbol] = held.start, _proto(symbol, words[1:])
+def protos(version: KernelVersion) -> dict[str, HelperProto]:
+    """The prototypes of a version by their symbol: of several that hold, the newest."""
+    found: dict[str, tuple[KernelVersion, HelperProto]] = {}
+    for words in lines("helpers/protos.txt"):
+        symbol, span = marked(words[0])
+        if version in span and (symbol not in found or found[symbol][0] <= span.first):
+            found[symbol] = span.first, _proto(symbol, words[1:])
     return {symbol: proto for symbol, (_, proto) in found.items()}
 
 

@@ -3,15 +3,15 @@
 from emu.machine.frame_words import StackNames
 from trampoline.bpf.jit.jit_input import JitFunc
 from trampoline.bpf.jit.prologue import JitFrame
-from trampoline.bpf.jit.rules import JitFlavour
+from trampoline.bpf.jit.rules import JitRules
 
 _RBP = -16
 """Where rbp points: below the return address."""
 
 
-def stack_words(func: JitFunc, flavour: JitFlavour) -> StackNames:
+def stack_words(func: JitFunc, rules: JitRules) -> StackNames:
     """Names of a function's words; registers that it pushes have their own."""
-    frame = JitFrame.of(func, flavour)
+    frame = JitFrame.of(func, rules)
     found = {_RBP: "saved rbp"}
     for offset in range(8, frame.stack + 1, 8):
         found[_RBP - offset] = f"r10 - {offset}"

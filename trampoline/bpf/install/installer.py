@@ -21,7 +21,7 @@ from trampoline.bpf.jit.bpf_int_jit_compile import compile_func
 from trampoline.bpf.jit.errors import JitError
 from trampoline.bpf.jit.jit_image import JitImage
 from trampoline.bpf.jit.jit_input import JitFunc, Poke
-from trampoline.bpf.jit.rules import JIT_FLAVOURS, JitBoot
+from trampoline.bpf.jit.rules import JitBoot, JitRules
 from trampoline.bpf.maps.bpf_map import BpfMap
 from trampoline.bpf.prog import BpfProg, TailOwner, Uses
 from trampoline.bpf.program import LineInfo
@@ -70,11 +70,11 @@ class Installed:
 
 
 class Installer:
-    """Installs the programs of one kernel."""
+    """Installs the programs of one kernel. ``tag_hash``: the hash of tags by its name in hashlib."""
 
-    def __init__(self, runtime: Runtime, release: str, boot: Boot) -> None:
-        self._runtime, self._kernel, self._release = runtime, runtime.kernel, release
-        self.flavour = JIT_FLAVOURS[release]
+    def __init__(self, runtime: Runtime, rules: JitRules, tag_hash: str, boot: Boot) -> None:
+        self._runtime, self._kernel, self._tag_hash = runtime, runtime.kernel, tag_hash
+        self.rules = rules
         self.boot = JitBoot(boot, this_cpu_off=PERCPU.offset("this_cpu_off"))
         self.extable = ExceptionTable(runtime.kernel)
         self.installed: dict[int, Installed] = {}
@@ -122,7 +122,7 @@ class Installer:
                 undo.callback(maps_of.put, found)
             functions = [self._with_stack(name, function, undo) for function in functions]
             images = self._place(name, functions, undo)
-            tag = calc_tag(insns, self._release)
+            tag = calc_tag(insns, self._tag_hash)
             symbol = _symbol(tag, name)
             listings = tuple(
                 Listing(
@@ -133,12 +133,12 @@ class Installer:
                 for number, (function, image) in enumerate(zip(functions, images, strict=True))
             )
             for listing in listings:
-                kernel.execmem.fill(listing.assembly(), partial(stack_words, listing.func, self.flavour))
+                kernel.execmem.fill(listing.assembly(), partial(stack_words, listing.func, self.rules))
             for function, image in zip(functions, images, strict=True):
                 self.extable.add(image.address, image.extable)
                 undo.callback(self.extable.remove, image.address, image.extable)
                 if image.pokes:
-                    undo.callback(DirectTailCalls(kernel, self.flavour, image, function.pokes).remove)
+                    undo.callback(DirectTailCalls(kernel, self.rules, image, function.pokes).remove)
             for listing in listings[1:]:
                 added = kernel.kallsyms.add(listing.name, listing.image.address, len(listing.image))
                 undo.callback(kernel.kallsyms.remove, added)
@@ -164,7 +164,7 @@ class Installer:
         func = function.func
         if not function.private_stack:
             return function
-        size = (func.stack_depth + 7 & -8) + 2 * self.flavour.private_stack_guard
+        size = (func.stack_depth + 7 & -8) + 2 * self.rules.private_stack_guard
         percpu = self._kernel.percpu
         offset = percpu.alloc(size, f"stack of {name}")
         undo.callback(percpu.free, offset)
@@ -193,7 +193,7 @@ class Installer:
         made = []
         for function, address in zip(functions, addresses, strict=True):
             func = self._linked(function, addresses)
-            made.append(compile_func(func, address, self.flavour, self.boot))
+            made.append(compile_func(func, address, self.rules, self.boot))
         return made
 
     def _linked(self, function: InstallFunction, addresses: Sequence[int]) -> JitFunc:
@@ -205,12 +205,12 @@ class Installer:
 
     def _target(self, key: PokeKey) -> int | None:
         found = key.map.get(key.slot)
-        return None if found is None else found.bpf_func + self.flavour.tail_call_offset
+        return None if found is None else found.bpf_func + self.rules.tail_call_offset
 
     # What is known of it --------------------------------------------------------------------------------------------
 
     def _name_of(self, function: InstallFunction) -> str:
-        return _symbol(calc_tag(before_placing(function.func.insns), self._release), function.name or "F")
+        return _symbol(calc_tag(before_placing(function.func.insns), self._tag_hash), function.name or "F")
 
     def _fill_in(
         self, prog: BpfProg, tag: bytes, insns: Sequence[Insn], func: JitFunc, prog_type: int, attach: int

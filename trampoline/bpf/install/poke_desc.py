@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from asm.encodings import NOPS, jmp_rel32
 from emu.kernel.kernel import Kernel
 from trampoline.bpf.jit.jit_image import JitImage
-from trampoline.bpf.jit.rules import JitFlavour
+from trampoline.bpf.jit.rules import JitRules
 from trampoline.bpf.maps.prog_array import ProgArray
 from trampoline.bpf.prog import BpfProg
 
@@ -25,8 +25,8 @@ class PokeKey:
 class DirectTailCalls:
     """The direct tail calls of one image, from when it stands in memory until it is freed."""
 
-    def __init__(self, kernel: Kernel, flavour: JitFlavour, image: JitImage, keys: Sequence[PokeKey]) -> None:
-        self._kernel, self._flavour, self._image, self._keys = kernel, flavour, image, keys
+    def __init__(self, kernel: Kernel, rules: JitRules, image: JitImage, keys: Sequence[PokeKey]) -> None:
+        self._kernel, self._rules, self._image, self._keys = kernel, rules, image, keys
         for found in self._maps():
             found.patches.append(self._changed)
 
@@ -49,7 +49,7 @@ class DirectTailCalls:
             bypass, target, end = base + place.bypass, base + place.target, base + place.end
             # The jump past the call goes last, and comes back first.
             if prog is not None:
-                self._patch(target, jmp_rel32(target, prog.bpf_func + self._flavour.tail_call_offset))
+                self._patch(target, jmp_rel32(target, prog.bpf_func + self._rules.tail_call_offset))
                 self._patch(bypass, NOPS[5])
             else:
                 self._patch(bypass, jmp_rel32(bypass, end))

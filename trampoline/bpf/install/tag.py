@@ -8,17 +8,15 @@ from trampoline.bpf.isa.codec import encode
 from trampoline.bpf.isa.insn import CALL, LD_IMM64, CallKind, Imm64, Insn
 
 TAG_SIZE = 8
-HASHES = {"6.1": "sha1", "6.12": "sha1", "7.2": "sha256"}
-"""The hash of each release."""
 
 
-def calc_tag(insns: Iterable[Insn], release: str) -> bytes:
-    """Eight bytes. Maps count as 0, so that the tag does not depend on them.
+def calc_tag(insns: Iterable[Insn], hash_name: str) -> bytes:
+    """Eight bytes of a hash that hashlib knows by name. Maps count as 0, so that the tag does not depend on them.
 
     A function behind the main one is hashed after rewriting, before it is placed: calls and addresses of functions
     count as 1.
     """
-    digest = hashlib.new(HASHES[release], encode(map(_stable, insns)), usedforsecurity=False)
+    digest = hashlib.new(hash_name, encode(map(_stable, insns)), usedforsecurity=False)
     return digest.digest()[:TAG_SIZE]
 
 

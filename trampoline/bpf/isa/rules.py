@@ -1,18 +1,34 @@
-"""Which instructions releases have, beyond the third instruction set, which all that are modelled have."""
+"""Rules of a kernel release for the instruction set, beyond the third version, which all that are modelled have."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from trampoline.bpf.isa.insn import GOTOL, Alu, Atomic, Cls, Insn, Mode, X
 
 
+class MayGoto(Enum):
+    """How may_goto is bounded. The value is the bytes of stack that a function with may_goto needs for it."""
+
+    NONE = 0  # there is no may_goto
+    COUNTED = 8  # a count
+    TIMED = 16  # a count, and the time when it ends
+
+    @property
+    def stack(self) -> int:
+        """Bytes of stack for the count and the time."""
+        return self.value
+
+
 @dataclass(frozen=True, slots=True)
-class InstructionSet:
-    """What one release has."""
+class IsaRules:
+    """Instructions that one release has."""
 
     extended: bool
     """The fourth set (6.6): loads and moves that extend the sign, signed division, bswap, gotol."""
     ordered: bool
     """load_acquire and store_release (6.15)."""
+    may_goto: MayGoto
+    """may_goto (6.9), and its bound by time (6.15)."""
 
     def has(self, insn: Insn) -> bool:
         """Whether an instruction is in it, one of the forms that only some releases have; True for all others."""
@@ -28,10 +44,3 @@ def _is_extended(insn: Insn) -> bool:
 
 
 _BSWAP = (Cls.ALU64 | Alu.END, Cls.ALU64 | Alu.END | X)
-
-INSTRUCTION_SETS = {
-    "6.1": InstructionSet(extended=False, ordered=False),
-    "6.12": InstructionSet(extended=True, ordered=False),
-    "7.2": InstructionSet(extended=True, ordered=True),
-}
-"""The sets of the releases that are modelled."""

@@ -5,16 +5,16 @@ from trampoline.bpf.jit.errors import JitError
 from trampoline.bpf.jit.jit_image import ExtableEntry, JitImage, PokePlace, Reloc
 from trampoline.bpf.jit.jit_input import JitFunc
 from trampoline.bpf.jit.layout_passes import Layout
-from trampoline.bpf.jit.rules import JitBoot, JitFlavour
+from trampoline.bpf.jit.rules import JitBoot, JitRules
 
 
-def compile_func(func: JitFunc, address: int, flavour: JitFlavour, boot: JitBoot) -> JitImage:
+def compile_func(func: JitFunc, address: int, rules: JitRules, boot: JitBoot) -> JitImage:
     """The image of a function at a guest address.
 
     Raises JitError for what this release's JIT does not know, for callees out of reach, for jumps that do not settle.
     """
-    pieces = translate(func, flavour, boot)
-    layout = Layout(pieces, flavour)
+    pieces = translate(func, rules, boot)
+    layout = Layout(pieces, rules)
     layout.settle()
     code = bytearray(pieces.prologue)
     extable: list[ExtableEntry] = []

@@ -21,7 +21,7 @@ from trampoline.bpf.jit.encode import (
 from trampoline.bpf.jit.errors import JitError
 from trampoline.bpf.jit.jit_input import JitFunc
 from trampoline.bpf.jit.prologue import MAX_TAIL_CALL_CNT, JitFrame, restore
-from trampoline.bpf.jit.rules import IndirectJump, JitBoot, JitFlavour
+from trampoline.bpf.jit.rules import IndirectJump, JitBoot, JitRules
 
 _ADD_ONE = bytes.fromhex("48830001")  # add qword ptr [rax], 1
 
@@ -29,13 +29,13 @@ _ADD_ONE = bytes.fromhex("48830001")  # add qword ptr [rax], 1
 class Calls:
     """Emits what leaves a function."""
 
-    def __init__(self, func: JitFunc, frame: JitFrame, flavour: JitFlavour, boot: JitBoot) -> None:
-        self._func, self._frame, self._flavour, self._boot = func, frame, flavour, boot
+    def __init__(self, func: JitFunc, frame: JitFrame, rules: JitRules, boot: JitBoot) -> None:
+        self._func, self._frame, self._rules, self._boot = func, frame, rules, boot
 
     def call(self, target: int, *, of_bpf: bool) -> EmittedInsn:
         """A call of a kernel function or of a BPF function."""
         code = b""
-        if self._frame.counts_tail_calls and (of_bpf or self._flavour.counter_for_all_calls):
+        if self._frame.counts_tail_calls and (of_bpf or self._rules.counter_for_all_calls):
             code += self._load_counter()
         if self._func.private_stack:
             code += push(R9)
@@ -55,7 +55,7 @@ class Calls:
 
     def _load_counter(self) -> bytes:
         # mov rax, [rbp - offset], always with four bytes of offset
-        return b"\x48\x8b\x85" + imm32(-self._frame.stack - (16 if self._flavour.tail_call_by_pointer else 8))
+        return b"\x48\x8b\x85" + imm32(-self._frame.stack - (16 if self._rules.tail_call_by_pointer else 8))
 
     def exit(self) -> EmittedInsn:
         """The first exit: registers back, and return."""
@@ -71,7 +71,7 @@ class Calls:
                 distances=(*distances, Distance(len(code) + 1, thunk, "return thunk")),
                 is_exit=True,
             )
-        return EmittedInsn(code + b"\xc3" + (INT3 if self._flavour.sls else b""), distances=distances, is_exit=True)
+        return EmittedInsn(code + b"\xc3" + (INT3 if self._rules.sls else b""), distances=distances, is_exit=True)
 
     def _clear_branch_history(self, code: bytes) -> tuple[bytes, tuple[Distance, ...]]:
         distances: tuple[Distance, ...] = ()
@@ -93,18 +93,18 @@ class Calls:
                     raise JitError(f"no thunk for jumps by {REGISTER_NAMES[reg]} is known")
                 target = self._boot.thunks[reg]
                 return EmittedInsn(b"\xe9" + bytes(4), distances=(Distance(1, target, "indirect thunk"),))
-        return EmittedInsn(plain + (INT3 if self._flavour.sls else b""))
+        return EmittedInsn(plain + (INT3 if self._rules.sls else b""))
 
     def tail_call_indirect(self) -> EmittedInsn:
         """bpf_tail_call(ctx, map, index) with rdi, rsi, rdx: to the program behind its prologue, or on."""
-        flavour = self._flavour
-        bound = memory(b"\x39", RDX, RSI, flavour.max_entries_offset)  # cmp [rsi + max_entries], edx
+        rules = self._rules
+        bound = memory(b"\x39", RDX, RSI, rules.max_entries_offset)  # cmp [rsi + max_entries], edx
         # mov rcx, [rsi + rdx * 8 + ptrs]
-        program = bytes.fromhex("488b8cd6") + imm32(flavour.ptrs_offset)
+        program = bytes.fromhex("488b8cd6") + imm32(rules.ptrs_offset)
         program += reg_reg(b"\x85", RCX, RCX, WIDE)  # test rcx, rcx
         enter = self._leave_frame()
-        enter += memory(b"\x8b", RCX, RCX, flavour.bpf_func_offset, WIDE)  # mov rcx, [rcx + bpf_func]
-        enter += b"\x48\x83\xc1" + flavour.tail_call_offset.to_bytes()  # add rcx, prologue
+        enter += memory(b"\x8b", RCX, RCX, rules.bpf_func_offset, WIDE)  # mov rcx, [rcx + bpf_func]
+        enter += b"\x48\x83\xc1" + rules.tail_call_offset.to_bytes()  # add rcx, prologue
         jump = self.jump(RCX)
         load, compare, count = self._count()
         # Three jumps go to the end: each knows what follows it.
@@ -145,7 +145,7 @@ class Calls:
         behind the look at the slot.
         """
         limit = MAX_TAIL_CALL_CNT.to_bytes()
-        if self._flavour.tail_call_by_pointer:
+        if self._rules.tail_call_by_pointer:
             return self._load_counter(), b"\x48\x83\x38" + limit, (b"", _ADD_ONE)  # cmp qword ptr [rax], limit
         place = imm32(-self._frame.stack - 4)
         store = b"\x83\xc0\x01" + b"\x89\x85" + place  # add eax, 1; mov [rbp - offset], eax

@@ -33,7 +33,7 @@ from trampoline.bpf.jit.jit_image import ExtableEntry
 from trampoline.bpf.jit.jit_input import JitFunc
 from trampoline.bpf.jit.jumps import CONDITIONS, compare_immediate, compare_registers
 from trampoline.bpf.jit.prologue import JitFrame, prologue
-from trampoline.bpf.jit.rules import JitBoot, JitFlavour, ProbeCheck
+from trampoline.bpf.jit.rules import ArenaFaults, JitBoot, JitRules, ProbeCheck
 
 _FP = 10
 _LFENCE = b"\x0f\xae\xe8"
@@ -42,28 +42,28 @@ _KEEP = 1
 """Stands in a fixup for a register to clear where none is (DONT_CLEAR)."""
 _FETCH = 1
 """Atomic operations with this bit give the old value."""
-_ARENA_LOAD, _ARENA_STORE = 1 << 31, 3 << 30
+_ARENA_ACCESS, _ARENA_WRITE = 1 << 31, 1 << 30
 
 
-def translate(func: JitFunc, flavour: JitFlavour, boot: JitBoot) -> Pieces:
+def translate(func: JitFunc, rules: JitRules, boot: JitBoot) -> Pieces:
     """The pieces of a function. Raises JitError for an instruction that this JIT does not know."""
-    return _Translation(func, flavour, boot).run()
+    return _Translation(func, rules, boot).run()
 
 
 class _Translation:
-    def __init__(self, func: JitFunc, flavour: JitFlavour, boot: JitBoot) -> None:
-        self._func, self._flavour, self._boot = func, flavour, boot
-        self._frame = JitFrame.of(func, flavour)
-        self._calls = Calls(func, self._frame, flavour, boot)
-        self._bmi2 = flavour.bmi2_shifts and boot.bmi2
-        registers = list(flavour.registers)
+    def __init__(self, func: JitFunc, rules: JitRules, boot: JitBoot) -> None:
+        self._func, self._rules, self._boot = func, rules, boot
+        self._frame = JitFrame.of(func, rules)
+        self._calls = Calls(func, self._frame, rules, boot)
+        self._bmi2 = rules.bmi2_shifts and boot.bmi2
+        registers = list(rules.registers)
         if func.private_stack:
             registers[_FP] = R9
         self._registers = registers
         self._exited = False
 
     def run(self) -> Pieces:
-        pieces = Pieces(prologue(self._func, self._frame, self._flavour, self._boot))
+        pieces = Pieces(prologue(self._func, self._frame, self._rules, self._boot))
         items = pieces.items
         targets = self._func.indirect_targets
         for insn in self._func.insns:
@@ -72,7 +72,7 @@ class _Translation:
                 piece = self._piece(insn, slot)
             except JitError as error:
                 raise error if error.slot is not None else JitError(error.reason, slot) from None
-            if slot in targets and self._flavour.endbr:
+            if slot in targets and self._rules.endbr:
                 piece = _behind(ENDBR64, piece)
             items.append(piece)
             if insn.code == LD_IMM64:
@@ -97,11 +97,11 @@ class _Translation:
             return self._jump(insn, slot, cls == Cls.JMP)
         if insn.code == LD_IMM64:
             return EmittedInsn(
-                mov_imm64(self._reg(insn.dst), insn.imm, sign_extended=self._flavour.sign_extended_imm),
+                mov_imm64(self._reg(insn.dst), insn.imm, sign_extended=self._rules.sign_extended_imm),
             )
         if insn.code == NOSPEC:
             return EmittedInsn(_LFENCE)
-        if self._flavour.stack_args_register is not None and self._flavour.stack_args_register in (
+        if self._rules.stack_args_register is not None and self._rules.stack_args_register in (
             insn.dst,
             insn.src,
         ):
@@ -132,7 +132,7 @@ class _Translation:
         if op == Alu.MOV and insn.off:
             return self._special_move(insn, dst, src, wide)
         if op in (Alu.LSH, Alu.RSH, Alu.ARSH):
-            return alu.shift(op, dst, src, wide, bmi2=self._bmi2, frugal=self._flavour.frugal_rcx_shifts)
+            return alu.shift(op, dst, src, wide, bmi2=self._bmi2, frugal=self._rules.frugal_rcx_shifts)
         return alu.with_register(op, dst, src, wide)
 
     def _special_move(self, insn: Insn, dst: int, src: int, wide: bool) -> bytes:
@@ -216,6 +216,8 @@ class _Translation:
         op, off = insn.imm, insn.off
         if op == Atomic.LOAD_ACQ:
             code = memory.load(size, dst, src, off, index=R12)
+            if self._rules.arena_faults is ArenaFaults.ACCESS:  # by its class, load_acquire is a store
+                return EmittedInsn(code, fault=self._arena_fault(len(code), off, dst, stores=True))
             return EmittedInsn(code, fault=self._arena_fault(len(code), off, src, stores=False, result=dst))
         if memory.needs_loop(op):
             raise JitError("an atomic operation in an arena that needs a loop")
@@ -224,12 +226,12 @@ class _Translation:
         else:
             code = memory.atomic(op, size, dst, src, off, lock=self._locks(op), index=R12)
             result = None
-            if self._flavour.arena_faults and op & _FETCH:
+            if self._rules.arena_faults is ArenaFaults.DIRECTION and op & _FETCH:
                 result = RAX if op == Atomic.CMPXCHG else src
         return EmittedInsn(code, fault=self._arena_fault(len(code), off, dst, stores=True, result=result))
 
     def _locks(self, op: int) -> bool:
-        return op != Atomic.XCHG or self._flavour.locks_xchg
+        return op != Atomic.XCHG or self._rules.locks_xchg
 
     def _load(self, insn: Insn, mode: int, size: int, dst: int, src: int) -> EmittedInsn:
         off = insn.off
@@ -248,7 +250,7 @@ class _Translation:
 
     def _probe(self, load: bytes, dst: int, src: int, off: int) -> EmittedInsn:
         """A load that gives 0 where its address is not the kernel's or faults."""
-        check = memory.check_by_carry if self._flavour.probe is ProbeCheck.CARRY else memory.check_by_range
+        check = memory.check_by_carry if self._rules.probe is ProbeCheck.CARRY else memory.check_by_range
         before = check(dst, src, off, self._boot.user_limit)
         fixup = len(load) | _saved(dst) << 8
         code = before[:-1] + len(load).to_bytes() + load
@@ -260,8 +262,10 @@ class _Translation:
         """What an arena access that faults leaves: 0 in ``result``; newer kernels report the address too."""
         cleared = _KEEP if result is None else _saved(result)
         fixup, data = length | cleared << 8, _EX_TYPE_BPF
-        if self._flavour.arena_faults:
-            fixup |= _saved(base) << 16 | (_ARENA_STORE if stores else _ARENA_LOAD)
+        if self._rules.arena_faults is not ArenaFaults.REGISTER:
+            fixup |= _saved(base) << 16 | _ARENA_ACCESS
+            if stores and self._rules.arena_faults is ArenaFaults.DIRECTION:
+                fixup |= _ARENA_WRITE
             data |= (off & 0xFFFF) << 16
         return ExtableEntry(0, fixup, data)
 

@@ -8,7 +8,7 @@ from asm.encodings import NOPS
 from trampoline.bpf.jit.emitted_insns import TO_EXIT, Branch, Pieces
 from trampoline.bpf.jit.errors import JitError
 from trampoline.bpf.jit.jumps import long_jump, long_size, short_jump
-from trampoline.bpf.jit.rules import JitFlavour
+from trampoline.bpf.jit.rules import JitRules
 
 MAX_PASSES = 20
 PADDING_PASSES = MAX_PASSES - 5
@@ -19,9 +19,9 @@ _MAX_INSN_SIZE = 64
 class Layout:
     """The passes of one function. ``ends[i]`` is where slot ``i - 1`` ends, ``ends[0]`` the prologue's end."""
 
-    def __init__(self, pieces: Pieces, flavour: JitFlavour) -> None:
+    def __init__(self, pieces: Pieces, rules: JitRules) -> None:
         self._pieces = pieces
-        self._limit = flavour.max_positive_jump8
+        self._limit = rules.max_positive_jump8
         count = len(pieces.items)
         self.ends = [_MAX_INSN_SIZE * (i + 1) for i in range(count + 1)]
         self._cleanup = self.ends[-1]

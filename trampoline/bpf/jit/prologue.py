@@ -29,7 +29,7 @@ from trampoline.bpf.jit.encode import (
 )
 from trampoline.bpf.jit.errors import JitError
 from trampoline.bpf.jit.jit_input import JitFunc
-from trampoline.bpf.jit.rules import JitBoot, JitFlavour
+from trampoline.bpf.jit.rules import JitBoot, JitRules
 
 MAX_TAIL_CALL_CNT = 33
 CALLEE_SAVED = (RBX, R13, R14, R15)
@@ -56,7 +56,7 @@ class JitFrame:
         return self.stack + 8 * self.counter_words + 8 * len(self.saved) + self.out_args
 
     @classmethod
-    def of(cls, func: JitFunc, flavour: JitFlavour) -> "JitFrame":
+    def of(cls, func: JitFunc, rules: JitRules) -> "JitFrame":
         """The frame of a function."""
         counts = func.tail_call_reachable or any(insn.code == TAIL_CALL for insn in func.insns)
         used = _used_registers(func.insns)
@@ -65,32 +65,32 @@ class JitFrame:
             saved = (R12, *CALLEE_SAVED)
         elif func.arena:
             saved = (R12, *saved)
-        words = (2 if flavour.tail_call_by_pointer else 1) if counts else 0
+        words = (2 if rules.tail_call_by_pointer else 1) if counts else 0
         stack = 0 if func.private_stack else round_up(func.stack_depth, 8)
-        return cls(stack, counts, saved, _out_args(func.insns, flavour), words)
+        return cls(stack, counts, saved, _out_args(func.insns, rules), words)
 
 
 def _used_registers(insns: tuple[Insn, ...]) -> set[int]:
     return {reg for insn in insns for reg in (insn.dst, insn.src) if 6 <= reg <= 9}
 
 
-def _out_args(insns: tuple[Insn, ...], flavour: JitFlavour) -> int:
+def _out_args(insns: tuple[Insn, ...], rules: JitRules) -> int:
     """Bytes below the saved registers for arguments from the seventh on; the sixth is in r9."""
-    base = flavour.stack_args_register
+    base = rules.stack_args_register
     if base is None:
         return 0
     stores = [-insn.off for insn in insns if insn.dst == base and insn.cls in (2, 3)]
     return max(stores, default=8) - 8
 
 
-def prologue(func: JitFunc, frame: JitFrame, flavour: JitFlavour, boot: JitBoot) -> bytes:
+def prologue(func: JitFunc, frame: JitFrame, rules: JitRules, boot: JitBoot) -> bytes:
     """The first instructions. Raises JitError if a private stack is asked for and the per-CPU base is not known."""
-    endbr = ENDBR64 if flavour.endbr else b""
+    endbr = ENDBR64 if rules.endbr else b""
     code = endbr + NOP5
     is_main = func.index == 0
     if not func.from_classic:
         clears = frame.counts_tail_calls and is_main
-        if flavour.tail_call_by_pointer:
+        if rules.tail_call_by_pointer:
             code += reg_reg(b"\x31", RAX, RAX, WIDE) if clears else b"\x0f\x1f\x00"  # xor rax, rax; nop3
         else:
             code += reg_reg(b"\x31", RAX, RAX) if clears else b"\x66\x90"  # xor eax, eax; nop2
@@ -105,23 +105,23 @@ def prologue(func: JitFunc, frame: JitFrame, flavour: JitFlavour, boot: JitBoot)
     if frame.stack:
         code += reg_reg(b"\x81", RSP, 5, WIDE) + imm32(frame.stack)  # sub rsp, stack
     if frame.counts_tail_calls:
-        code += _push_counter(is_main, flavour)
+        code += _push_counter(is_main, rules)
     code += b"".join(map(push, frame.saved))
     if frame.out_args:
         code += alu_imm(5, 0, RSP, frame.out_args, wide=True)
     if func.arena:
-        code += mov_imm64(R12, func.arena.kern_vm_start, sign_extended=flavour.sign_extended_imm)
+        code += mov_imm64(R12, func.arena.kern_vm_start, sign_extended=rules.sign_extended_imm)
     if func.private_stack:
         if boot.this_cpu_off is None:
             raise JitError("a private stack needs the address of this_cpu_off")
-        top = func.private_stack + flavour.private_stack_guard + round_up(func.stack_depth, 8)
-        code += mov_imm64(R9, top, sign_extended=flavour.sign_extended_imm)
+        top = func.private_stack + rules.private_stack_guard + round_up(func.stack_depth, 8)
+        code += mov_imm64(R9, top, sign_extended=rules.sign_extended_imm)
         code += add_percpu(R9, R9, boot.this_cpu_off)
     return code
 
 
-def _push_counter(is_main: bool, flavour: JitFlavour) -> bytes:
-    if not flavour.tail_call_by_pointer:
+def _push_counter(is_main: bool, rules: JitRules) -> bytes:
+    if not rules.tail_call_by_pointer:
         return push(RAX)
     if not is_main:
         return push(RAX) + push(RAX)

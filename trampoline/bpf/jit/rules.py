@@ -1,13 +1,14 @@
-"""What the JITs of releases and of boots do differently, as data."""
+"""Rules of a kernel release, and of a boot, for the JIT."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from trampoline.bpf.boot import Boot
-from trampoline.bpf.jit.encode import R8, R10, R13, R14, R15, RAX, RBP, RBX, RCX, RDI, RDX, RSI
+from trampoline.bpf.jit.encode import R8, R13, R14, R15, RAX, RBP, RBX, RCX, RDI, RDX, RSI
 
-_REGISTERS = (RAX, RDI, RSI, RDX, RCX, R8, RBX, R13, R14, R15, RBP)
+REGISTERS = (RAX, RDI, RSI, RDX, RCX, R8, RBX, R13, R14, R15, RBP)
+"""Processor's registers of r0 to r10."""
 
 
 class ProbeCheck(Enum):
@@ -17,17 +18,20 @@ class ProbeCheck(Enum):
     RANGE = "the address, with vsyscall's page as origin, against the span of user addresses"
 
 
-@dataclass(frozen=True, slots=True)
-class JitFlavour:
-    """One release's JIT."""
+class ArenaFaults(Enum):
+    """What an extable entry says of an access to an arena."""
 
-    name: str
+    REGISTER = "the register that a load clears"
+    ACCESS = "that, and the base register and the offset; every instruction of a store class clears none"
+    DIRECTION = "that, and whether it stores; atomic operations with a result clear its register"
+
+
+@dataclass(frozen=True, slots=True)
+class JitRules:
+    """One release's JIT. ``KernelRelease`` sets the fields whose docstring says "from the release"."""
+
     registers: tuple[int, ...]
     """Processor's register of each eBPF register; -1: it has none."""
-    endbr: bool
-    """endbr64 at the entry and where tail calls arrive (CONFIG_X86_KERNEL_IBT)."""
-    sign_extended_imm: bool
-    """Constants of 64 bits take ``mov r64, imm32`` where they can (af7c2c7a5b5d, 6.11)."""
     bmi2_shifts: bool
     """Shifts by a register use BMI2 where the processor has it (77d8f5d47bfb, 6.2)."""
     probe: ProbeCheck
@@ -39,72 +43,32 @@ class JitFlavour:
     """A shift of rcx itself does not save rcx, and one by rcx needs no copy (8662de232149, 6.2)."""
     locks_xchg: bool = True
     """``xchg`` has a lock prefix, which the processor does not need."""
-    sls: bool = True
-    """int3 follows a plain ret and a plain indirect jump (CONFIG_MITIGATION_SLS, CONFIG_RETPOLINE)."""
     max_positive_jump8: int = 123
     """Furthest a two-byte jump goes forward; less than 127 so that sizes converge (c8831bdbfbab)."""
-    max_entries_offset: int = 0x24
-    """Of ``map.max_entries`` in struct bpf_array."""
-    ptrs_offset: int = 0x110
-    """Of ``ptrs`` in struct bpf_array."""
-    bpf_func_offset: int = 0x30
-    """Of ``bpf_func`` in struct bpf_prog."""
     stack_args_register: int | None = None
     """eBPF register that arguments on the stack are reached by."""
-    arena_faults: bool = False
-    """Extable entries of arena accesses say what was accessed."""
+    arena_faults: ArenaFaults = ArenaFaults.REGISTER
+    """What extable entries of arena accesses say."""
     private_stack_guard: int = 8
     """Bytes below and above a private stack (PRIV_STACK_GUARD_SZ)."""
+    endbr: bool = True
+    """endbr64 at the entry and where tail calls arrive (CONFIG_X86_KERNEL_IBT). From the release."""
+    sign_extended_imm: bool = True
+    """Constants of 64 bits take ``mov r64, imm32`` where they can (af7c2c7a5b5d, 6.11). From the release."""
+    sls: bool = True
+    """int3 follows a plain ret and a plain indirect jump (CONFIG_MITIGATION_SLS, CONFIG_RETPOLINE). From the release.
+    """
+    max_entries_offset: int = 0x24
+    """Of ``map.max_entries`` in struct bpf_array. From the release."""
+    ptrs_offset: int = 0x110
+    """Of ``ptrs`` in struct bpf_array. From the release."""
+    bpf_func_offset: int = 0x30
+    """Of ``bpf_func`` in struct bpf_prog. From the release."""
 
     @property
     def tail_call_offset(self) -> int:
         """Bytes of the prologue that a tail call skips (X86_TAIL_CALL_OFFSET): endbr64, nop5, counter, push, mov."""
         return (4 + 5 if self.endbr else 5) + (3 if self.tail_call_by_pointer else 2) + 4
-
-
-JIT_FLAVOURS = {
-    flavour.name: flavour
-    for flavour in (
-        JitFlavour(
-            "6.1",
-            (*_REGISTERS, R10),
-            endbr=False,
-            sign_extended_imm=False,
-            bmi2_shifts=False,
-            probe=ProbeCheck.CARRY,
-            tail_call_by_pointer=False,
-            counter_for_all_calls=True,
-            frugal_rcx_shifts=False,
-        ),
-        JitFlavour(
-            "6.12",
-            (*_REGISTERS, R10),
-            endbr=True,
-            sign_extended_imm=True,
-            bmi2_shifts=True,
-            probe=ProbeCheck.RANGE,
-            tail_call_by_pointer=True,
-            counter_for_all_calls=False,
-            ptrs_offset=0x108,
-        ),
-        JitFlavour(
-            "7.2",
-            (*_REGISTERS, -1, R10),
-            endbr=True,
-            sign_extended_imm=True,
-            bmi2_shifts=True,
-            probe=ProbeCheck.RANGE,
-            tail_call_by_pointer=True,
-            counter_for_all_calls=False,
-            locks_xchg=False,
-            max_entries_offset=0x4C,
-            ptrs_offset=0x130,
-            bpf_func_offset=0x48,
-            stack_args_register=11,
-            arena_faults=True,
-        ),
-    )
-}
 
 
 class IndirectJump(Enum):

@@ -17,7 +17,7 @@ from trampoline.bpf.maps.array import check_access
 from trampoline.bpf.maps.bpf_map import BpfMap, PerCpuFace, check_present, check_update, is_percpu
 from trampoline.bpf.maps.flags import HASH_FLAGS, KMALLOC_MAX_SIZE, PCPU_MIN_UNIT_SIZE, MapFlag
 from trampoline.bpf.maps.jhash import jhash
-from trampoline.bpf.maps.layout import KEY_OFFSET, bucket, htab_elem
+from trampoline.bpf.maps.rules import KEY_OFFSET, bucket, htab_elem
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
 

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Protocol
 
 from emu.kernel.kernel import Kernel
-from trampoline.bpf.maps.layout import MapLayout
 from trampoline.bpf.maps.map_memory import MapMemory
+from trampoline.bpf.maps.rules import MapRules
 from trampoline.bpf.uapi import MapType
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class MapSite(Protocol):
         ...
 
     @property
-    def layout(self) -> MapLayout:
+    def layout(self) -> MapRules:
         """Its release's structures."""
         ...
 

@@ -15,7 +15,7 @@ from emu.machine.machine import Prot
 from trampoline.bpf.maps.array import check_access
 from trampoline.bpf.maps.bpf_map import BpfMap
 from trampoline.bpf.maps.flags import MapFlag
-from trampoline.bpf.maps.layout import bpf_ringbuf, bpf_ringbuf_hdr
+from trampoline.bpf.maps.rules import bpf_ringbuf, bpf_ringbuf_hdr
 from trampoline.bpf.maps.value_format import Raw, ValueFormat
 from trampoline.bpf.program import MapSpec
 

@@ -19,6 +19,7 @@ from trampoline.bpf.isa.insn import (
     Size,
     X,
 )
+from trampoline.bpf.isa.rules import MayGoto
 from trampoline.bpf.program import BpfProgram
 from trampoline.bpf.rewrite import emit
 from trampoline.bpf.rewrite.division import safe_division
@@ -29,7 +30,7 @@ from trampoline.bpf.rewrite.lookups import inlined_lookup
 from trampoline.bpf.rewrite.loops import MAX_LOOPS
 from trampoline.bpf.rewrite.nodes import InsnNode, NodeList
 from trampoline.bpf.rewrite.rewritten_program import TailCall
-from trampoline.bpf.rewrite.rules import MAP_HELPERS, MAP_OPERATIONS, MayGoto, RewriteFlavour
+from trampoline.bpf.rewrite.rules import MAP_HELPERS, MAP_OPERATIONS, RewriteRules
 
 _MAX_TIMED_LOOPS = 0xFFFF
 _GFP_KERNEL = 0xCC0
@@ -42,10 +43,10 @@ Made = list[Insn | InsnNode]
 class Fixups:
     """The pass over all instructions; ``tail_calls`` has the direct ones that it found."""
 
-    def __init__(self, program: BpfProgram, flavour: RewriteFlavour, env: Environment, depths: list[int]) -> None:
-        self._program, self._flavour, self._env, self._depths = program, flavour, env, depths
+    def __init__(self, program: BpfProgram, rules: RewriteRules, env: Environment, depths: list[int]) -> None:
+        self._program, self._rules, self._env, self._depths = program, rules, env, depths
         self._caller = Caller(
-            flavour.name,
+            rules.helpers,
             int(program.prog_type),
             int(program.attach),
             program.sleepable,
@@ -59,7 +60,7 @@ class Fixups:
         self._several = len(code.starts) > 1
         function_of = code.function_of()
         bounded = {function_of[id(node)] for node in code.nodes if node.insn.code == MAY_GOTO}
-        slots = 16 if self._flavour.may_goto is MayGoto.TIMED else 8
+        slots = self._rules.may_goto.stack
         for number in bounded:
             self._depths[number] += slots
         code.expand(lambda node: self._fixed(node, function_of[id(node)]))
@@ -79,7 +80,7 @@ class Fixups:
                     return None
                 return self._kfunc(node) if insn.src == CallKind.KFUNC else self._helper(node)
         if insn.cls in (Cls.ALU, Cls.ALU64) and insn.op in (Alu.DIV, Alu.MOD):
-            made = safe_division(insn, self._flavour.ax)
+            made = safe_division(insn, self._rules.ax)
             return None if made is None else [*made]
         if insn.code == Cls.ALU64 | Alu.MOV | X and insn.off == ADDR_SPACE_CAST and insn.imm == 1:
             # To the kernel's address space: the JIT adds the arena's base, so that the upper half is cleared.
@@ -111,12 +112,12 @@ class Fixups:
         node.insn = replace(insn, src=insn.src if self._several else 0, imm=value)
 
     def _may_goto(self, node: InsnNode, slot: int) -> Made:
-        ax = self._flavour.ax
+        ax = self._rules.ax
         leave = InsnNode(emit.jump_if(emit.JEQ, ax, 0, 0), target=node.target)
         ahead: Made = [emit.load(ax, 10, slot), leave, emit.alu_imm(Alu.SUB, ax, 1)]
-        match self._flavour.may_goto:
+        match self._rules.may_goto:
             case MayGoto.NONE:
-                raise RewriteError(f"there is no may_goto in {self._flavour.name}")
+                raise RewriteError("this release has no may_goto")
             case MayGoto.COUNTED:
                 return [*ahead, emit.store(10, slot, ax)]
             case MayGoto.TIMED:
@@ -127,7 +128,7 @@ class Fixups:
 
     def _bound(self, slot: int) -> list[Insn]:
         """What begins a function with may_goto: the count, and when it began."""
-        if self._flavour.may_goto is MayGoto.COUNTED:
+        if self._rules.may_goto is MayGoto.COUNTED:
             return [emit.store_imm(10, slot, MAX_LOOPS)]
         return [emit.store_imm(10, slot, _MAX_TIMED_LOOPS), emit.store_imm(10, slot + 8, 0)]
 
@@ -157,7 +158,7 @@ class Fixups:
         return None
 
     def _helper(self, node: InsnNode) -> Made | None:
-        program, flavour, env = self._program, self._flavour, self._env
+        program, rules, env = self._program, self._rules, self._env
         number = node.insn.imm
         names = helper_names()
         name = names[number] if 0 < number < len(names) else ""
@@ -165,17 +166,17 @@ class Fixups:
             node.insn = Insn(TAIL_CALL, imm=self._tail_call(node))
             return None
         if name in _STORAGE_GET:
-            flags = _GFP_KERNEL if program.sleepable else flavour.gfp_atomic
+            flags = _GFP_KERNEL if program.sleepable else rules.gfp_atomic
             return [emit.mov_imm(5, flags), emit.call(self._function(name, number))]
         if name in MAP_HELPERS and node.facts is not None and (spec := node.facts.map) is not None:
             operation = MAP_HELPERS[name]
-            if operation == "lookup" and (found := inlined_lookup(spec, flavour, env)) is not None:
+            if operation == "lookup" and (found := inlined_lookup(spec, rules, env)) is not None:
                 return [*found]
             operations = MAP_OPERATIONS.get(spec.type, {})
             if operation in operations:
                 node.insn = emit.call(env.call(operations[operation]))
                 return None
-        inlined = inlined_helper(name, int(program.prog_type), int(program.attach), flavour, env)
+        inlined = inlined_helper(name, int(program.prog_type), int(program.attach), rules, env)
         if inlined is not None:
             return [*inlined]
         node.insn = emit.call(self._function(name, number))

@@ -6,7 +6,7 @@ from errno import EINVAL
 from trampoline.bpf.isa.insn import Alu, Cls, Insn, Jmp, Size, X
 from trampoline.bpf.rewrite import emit
 from trampoline.bpf.rewrite.environment import Environment
-from trampoline.bpf.rewrite.rules import RewriteFlavour
+from trampoline.bpf.rewrite.rules import RewriteRules
 from trampoline.bpf.uapi import AttachType, ProgType
 
 _EOPNOTSUPP = 95
@@ -20,15 +20,15 @@ _RETURNS = (
 """Programs that have a return value in their context."""
 
 
-def _count(flavour: RewriteFlavour) -> list[Insn]:
+def _count(rules: RewriteRules) -> list[Insn]:
     """r0 = number of argument slots, from the word before the context."""
-    mask = [emit.alu_imm(Alu.AND, 0, flavour.count_mask)] if flavour.count_mask else []
+    mask = [emit.alu_imm(Alu.AND, 0, rules.count_mask)] if rules.count_mask else []
     return [emit.load(0, 1, -8), *mask]
 
 
-def _get_func_arg(flavour: RewriteFlavour) -> list[Insn]:
+def _get_func_arg(rules: RewriteRules) -> list[Insn]:
     return [
-        *_count(flavour),
+        *_count(rules),
         Insn(Cls.JMP32 | Jmp.JGE | X, 2, 0, 6),  # no such argument
         emit.alu_imm(Alu.LSH, 2, 3),
         emit.alu(Alu.ADD, 2, 1),
@@ -40,11 +40,11 @@ def _get_func_arg(flavour: RewriteFlavour) -> list[Insn]:
     ]
 
 
-def _get_func_ret(flavour: RewriteFlavour, attach: int) -> list[Insn]:
+def _get_func_ret(rules: RewriteRules, attach: int) -> list[Insn]:
     if attach not in _RETURNS:
         return [emit.mov_imm(0, -_EOPNOTSUPP)]
     return [
-        *_count(flavour),
+        *_count(rules),
         emit.alu_imm(Alu.LSH, 0, 3),
         emit.alu(Alu.ADD, 0, 1),
         emit.load(3, 0, 0),
@@ -53,9 +53,9 @@ def _get_func_ret(flavour: RewriteFlavour, attach: int) -> list[Insn]:
     ]
 
 
-def _percpu_variable(name: str, flavour: RewriteFlavour, env: Environment, size: Size) -> list[Insn]:
+def _percpu_variable(name: str, rules: RewriteRules, env: Environment, size: Size) -> list[Insn]:
     offset = _signed32(env.variable(name))
-    start = emit.mov_imm(0, offset) if flavour.percpu_wide else emit.mov32_imm(0, offset)
+    start = emit.mov_imm(0, offset) if rules.percpu_wide else emit.mov32_imm(0, offset)
     return [start, emit.percpu(0, 0), emit.load(0, 0, 0, size)]
 
 
@@ -64,27 +64,27 @@ def _signed32(value: int) -> int:
 
 
 def inlined_helper(
-    name: str, prog_type: int, attach: int, flavour: RewriteFlavour, env: Environment
+    name: str, prog_type: int, attach: int, rules: RewriteRules, env: Environment
 ) -> list[Insn] | None:
     """What stands for a helper that needs no call; None for those that are called."""
     if prog_type == ProgType.TRACING:
         match name:
             case "get_func_arg":
-                return _get_func_arg(flavour)
+                return _get_func_arg(rules)
             case "get_func_ret":
-                return _get_func_ret(flavour, attach)
+                return _get_func_ret(rules, attach)
             case "get_func_arg_cnt":
-                return _count(flavour)
+                return _count(rules)
             case "get_func_ip":
                 return [emit.load(0, 1, -16)]
     match name:
         case "jiffies64":
             return [emit.address(0, env.variable("jiffies")), emit.load(0, 0, 0)]
-        case "get_smp_processor_id" if flavour.cpu_number:
-            return _percpu_variable(flavour.cpu_number, flavour, env, Size.W)
-        case "get_current_task" | "get_current_task_btf" if flavour.current_task:
-            return _percpu_variable(flavour.current_task, flavour, env, Size.DW)
-        case "kptr_xchg" if flavour.inlines_kptr_xchg:
+        case "get_smp_processor_id" if rules.cpu_number:
+            return _percpu_variable(rules.cpu_number, rules, env, Size.W)
+        case "get_current_task" | "get_current_task_btf" if rules.current_task:
+            return _percpu_variable(rules.current_task, rules, env, Size.DW)
+        case "kptr_xchg" if rules.inlines_kptr_xchg:
             return [emit.mov(0, 2), Insn(Cls.STX | 0xC0 | Size.DW, 1, 0, 0, 0xE1)]  # xchg *(u64 *)(r1), r0
     return None
 

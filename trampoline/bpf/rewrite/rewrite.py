@@ -12,7 +12,7 @@ from trampoline.bpf.rewrite.fixups import Fixups
 from trampoline.bpf.rewrite.loops import inline_loops
 from trampoline.bpf.rewrite.nodes import NodeList, laid_out
 from trampoline.bpf.rewrite.rewritten_program import RewrittenFunc, RewrittenProgram
-from trampoline.bpf.rewrite.rules import RewriteFlavour
+from trampoline.bpf.rewrite.rules import RewriteRules
 from trampoline.bpf.rewrite.skb_context import SkbLayout
 from trampoline.bpf.rewrite.zext_cmpxchg import extend_exchanged
 from trampoline.bpf.verifier.state.result import SubprogFacts, Verified
@@ -20,7 +20,7 @@ from trampoline.bpf.verifier.state.result import SubprogFacts, Verified
 
 def rewrite(
     verified: Verified,
-    flavour: RewriteFlavour,
+    rules: RewriteRules,
     env: Environment,
     *,
     skb: SkbLayout | None = None,
@@ -39,7 +39,7 @@ def rewrite(
         insn.code == CALL and insn.src == CallKind.KFUNC and env.kfunc_name(insn.imm) == "bpf_throw"
         for insn in program.insns
     )
-    if flavour.decides_constants:
+    if rules.decides_constants:
         decide_branches(code)
     inline_loops(code, depths)
     hard_wire_branches(code)
@@ -54,7 +54,7 @@ def rewrite(
         code.append_function([emit.mov(0, 1), emit.exit_()])
         subprogs.append(SubprogFacts(start=-1, is_exception_callback=True))
         depths.append(0)
-    fixups = Fixups(program, flavour, env, depths)
+    fixups = Fixups(program, rules, env, depths)
     fixups.run(code)
     targets = frozenset(indirect_targets)
     funcs = []

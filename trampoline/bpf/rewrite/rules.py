@@ -1,28 +1,18 @@
-"""What releases rewrite differently, as data."""
+"""Rules of a kernel release for the rewriting of verified programs."""
 
 from dataclasses import dataclass
-from enum import Enum
 
+from trampoline.bpf.helpers.rules import NO_HELPERS, HelperRules
+from trampoline.bpf.isa.rules import MayGoto
 from trampoline.bpf.uapi import MapType
 
 
-class MayGoto(Enum):
-    """How may_goto is bounded."""
-
-    NONE = "there is none"
-    COUNTED = "a count"
-    TIMED = "a count, and the time when it ends"
-
-
 @dataclass(frozen=True, slots=True)
-class RewriteFlavour:
-    """One release's rewriting."""
+class RewriteRules:
+    """One release's rewriting. ``KernelRelease`` sets the fields whose docstring says "from the release"."""
 
-    name: str
     ax: int
     """The register that only rewriting uses (BPF_REG_AX)."""
-    array_value: int
-    """Offset of the elements in struct bpf_array."""
     inlines_percpu: bool
     """Look-ups in per-CPU maps are inlined (db69718b8efa, 6.10)."""
     cpu_number: str = ""
@@ -33,48 +23,19 @@ class RewriteFlavour:
     """Per-CPU variables are kernel addresses, not small offsets (9d7de2aa8b41, 6.15)."""
     count_mask: int = 0
     """Bits of the word before the context that are the number of arguments; 0: all."""
-    may_goto: MayGoto = MayGoto.NONE
     gfp_atomic: int = 0x820
     """GFP_ATOMIC, which storage helpers get as a hidden argument."""
     inlines_kptr_xchg: bool = True
     """bpf_kptr_xchg() is one exchange (7c05e7f3e74e, 6.8)."""
     decides_constants: bool = False
     """Branches on constants are decided before verification."""
+    array_value: int = 0x108
+    """Offset of the elements in struct bpf_array. From the release."""
+    may_goto: MayGoto = MayGoto.NONE
+    """From the release."""
+    helpers: HelperRules = NO_HELPERS
+    """Helpers that programs call. From the release."""
 
-
-REWRITE_FLAVOURS = {
-    flavour.name: flavour
-    for flavour in (
-        RewriteFlavour(
-            "6.1",
-            ax=11,
-            array_value=0x110,
-            inlines_percpu=False,
-            gfp_atomic=0xA20,
-            inlines_kptr_xchg=False,
-        ),
-        RewriteFlavour(
-            "6.12",
-            ax=11,
-            array_value=0x108,
-            inlines_percpu=True,
-            cpu_number="pcpu_hot.cpu_number",
-            may_goto=MayGoto.COUNTED,
-        ),
-        RewriteFlavour(
-            "7.2",
-            ax=12,
-            array_value=0x130,
-            inlines_percpu=True,
-            cpu_number="cpu_number",
-            current_task="current_task",
-            percpu_wide=True,
-            count_mask=0xFF,
-            may_goto=MayGoto.TIMED,
-            decides_constants=True,
-        ),
-    )
-}
 
 HTAB_ELEM = 48
 """Size of struct htab_elem, behind which key and value are."""

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from emu.errors import GuestFault, GuestTimeout
 from emu.machine.address_map import AddressMap, round_up
@@ -27,14 +28,14 @@ from trampoline.bpf.isa.insn import (
     Insn,
     X,
 )
-from trampoline.bpf.isa.rules import INSTRUCTION_SETS
+from trampoline.bpf.isa.rules import IsaRules
 from trampoline.bpf.isa.text import format_insn
 from trampoline.bpf.jit.bpf_int_jit_compile import compile_func
 from trampoline.bpf.jit.jit_image import JitImage
 from trampoline.bpf.jit.jit_input import JitFunc
-from trampoline.bpf.jit.rules import JIT_FLAVOURS, JitBoot
+from trampoline.bpf.jit.rules import JitBoot, JitRules
 from trampoline.bpf.rewrite.division import safe_division
-from trampoline.bpf.rewrite.rules import REWRITE_FLAVOURS
+from trampoline.bpf.rewrite.rules import RewriteRules
 from trampoline.bpf.standalone.expand import expand
 from trampoline.bpf.standalone.functions import FunctionCode, functions_of
 from trampoline.bpf.standalone.zext import zero_extended
@@ -68,18 +69,41 @@ class _Placed:
     slots: tuple[int, ...]
 
 
+class BareRules(Protocol):
+    """The rules of a kernel release that bare programs need: a ``KernelRelease`` has them."""
+
+    @property
+    def name(self) -> str:
+        """The release's name, for messages."""
+        ...
+
+    @property
+    def isa(self) -> IsaRules:
+        """Instructions that there are."""
+        ...
+
+    @property
+    def jit(self) -> JitRules:
+        """Rules of the JIT."""
+        ...
+
+    @property
+    def rewrite(self) -> RewriteRules:
+        """Rules of the rewriting: the register that it may use."""
+        ...
+
+
 class BareMachine:
     """A machine for bare programs, one after the other: each takes the place of the last.
 
-    ``release`` names the kernel whose JIT compiles; ``bmi2``: the processor has BMI2. ``helpers`` are the functions
-    that programs may call, by the numbers of their helpers. TrampolineError for a release that there is none of.
+    ``release`` is the kernel whose JIT compiles; ``bmi2``: the processor has BMI2. ``helpers`` are the functions
+    that programs may call, by the numbers of their helpers.
     """
 
-    def __init__(self, release: str = "7.2", *, bmi2: bool = True, helpers: Mapping[int, Helper] | None = None) -> None:
-        if release not in JIT_FLAVOURS:
-            raise TrampolineError(f"no flavour {release!r}; there are {', '.join(JIT_FLAVOURS)}")
-        self.flavour, self.boot = JIT_FLAVOURS[release], JitBoot(bmi2=bmi2)
-        self._instruction_set, self._ax = INSTRUCTION_SETS[release], REWRITE_FLAVOURS[release].ax
+    def __init__(
+        self, release: BareRules, *, bmi2: bool = True, helpers: Mapping[int, Helper] | None = None
+    ) -> None:
+        self.release, self.boot = release, JitBoot(bmi2=bmi2)
         layout = AddressMap()
         self.machine = Machine(layout, ram_bytes=8 << 20, counting="off")
         self.machine.map(layout.modules, CODE_SIZE, Prot.READ | Prot.EXEC, name="programs")
@@ -155,8 +179,8 @@ class BareMachine:
         reason = _needs_kernel(insn)
         if reason is None and insn.code == CALL and insn.src == CallKind.HELPER and insn.imm not in self._helpers:
             reason = f"there is no helper {insn.imm}"
-        if reason is None and not self._instruction_set.has(insn):
-            reason = f"{self.flavour.name} has no {format_insn(insn)}"
+        if reason is None and not self.release.isa.has(insn):
+            reason = f"{self.release.name} has no {format_insn(insn)}"
         if reason:
             raise BytecodeError(reason, slot)
 
@@ -165,7 +189,7 @@ class BareMachine:
             return zero_extended(insn)
         if not insn.from_register and (constant := _by_constant(insn)) is not None:
             return constant
-        return safe_division(insn, self._ax) if insn.op in (Alu.DIV, Alu.MOD) else None
+        return safe_division(insn, self.release.rewrite.ax) if insn.op in (Alu.DIV, Alu.MOD) else None
 
     def _compile(self, function: FunctionCode, depths: Mapping[int, int], starts: Mapping[int, int]) -> JitImage:
         insns = []
@@ -182,7 +206,7 @@ class BareMachine:
             index=sorted(starts).index(function.start),
             stack_depth=depths.get(function.start, STACK_SIZE),
         )
-        return compile_func(func, starts[function.start], self.flavour, self.boot)
+        return compile_func(func, starts[function.start], self.release.jit, self.boot)
 
     def _program_fault(self, fault: GuestFault, limit: int) -> ProgramFault:
         slot = self._slot_at(fault.rip)

@@ -21,7 +21,7 @@ from trampoline.bpf.uapi import AttachType
 from trampoline.designs import DesignChoice, design_info
 from trampoline.designs.traits import Traits
 from trampoline.lab.links.link import Link
-from trampoline.rules import Flavour
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.testing.instrumented_lab import WatchedLab
 from trampoline.testing.kernel_pool import Kernels, limited, variants
 from trampoline.testing.leak_check import Holdings, text_of
@@ -59,7 +59,7 @@ class Subject:
 
     design: DesignChoice
     traits: Traits
-    flavours: tuple[Flavour, ...]
+    releases: tuple[KernelRelease, ...]
     kernels: Kernels
     tally: SequenceTally
 
@@ -153,19 +153,19 @@ class LabSteps(RuleBasedStateMachine):
         """A kernel of any release and boot with functions of any prototype, one that calls another, and one that
         sleeps.
         """
-        known = {flavour.name: flavour for flavour in self.SUBJECT.flavours if self.traits.runs_on(flavour)}
+        known = {release.name: release for release in self.SUBJECT.releases if self.traits.runs_on(release.trampoline)}
         self.variant = data.draw(st.sampled_from(variants(list(known.values()))), "kernel")
-        self.flavour = limited(known[self.variant.flavour], self.variant)
+        self.release = limited(known[self.variant.release], self.variant)
         able = self.SUBJECT.metadata if self.variant.any_metadata else (None,)
         metadata = data.draw(st.sampled_from(able), "metadata") if len(able) > 1 else None
         clock, timed = data.draw(st.sampled_from((0, 1, 2, 1000, 1000)), "clock"), data.draw(st.booleans(), "timed")
-        slots = min(self.traits.slots(self.flavour) + 1, 12)
+        slots = min(self.traits.slots(self.release.trampoline) + 1, 12)
         drawn = [data.draw(prototypes(f"tramplab_f{n}", max_slots=slots), f"function {n}") for n in range(3)]
-        self.watched = self.SUBJECT.kernels.take(known[self.variant.flavour], self.variant, metadata)
+        self.watched = self.SUBJECT.kernels.take(known[self.variant.release], self.variant, metadata)
         self.booted = True
         self.watched.add(drawn)
         self.lab = self.watched.lab
-        self.reference = Reference(self.traits, self.flavour, list(self.watched.functions.values()))
+        self.reference = Reference(self.traits, self.release, list(self.watched.functions.values()))
         self.watched.sleeps_in = self.reference.sleeps_in
         self.names = [name for name in self.watched.functions if name not in (NO_RETURN, *CROWD)]
         # Most of what goes wrong needs several users of one function.
@@ -220,7 +220,7 @@ class LabSteps(RuleBasedStateMachine):
     ) -> ModelProgram:
         """A new program, of any kind where none is given that it may have by a multi link, or by a plain one."""
         self._programs += 1
-        able = kinds(self.traits, self.flavour, multi=multi, sleepable=sleepable, last=self._last_kind)
+        able = kinds(self.traits, self.release, multi=multi, sleepable=sleepable, last=self._last_kind)
         kind = self._last_kind = kind or data.draw(able, "kind")
         modifies = kind is AttachType.MODIFY_RETURN or kind.is_lsm
         result = data.draw(results(), "returns") if modifies else 0

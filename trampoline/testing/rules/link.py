@@ -151,7 +151,7 @@ class LinkSteps(LabSteps):
         if (long and not rarely) or not self.may_change((name,)):
             return
         self.filled = True
-        kinds = self.traits.kinds(self.flavour)
+        kinds = self.traits.kinds(self.release.trampoline)
         came: list[Linked] = []
         refused: set[AttachType] = set()
         number = 0
@@ -182,10 +182,10 @@ class LinkSteps(LabSteps):
     @step
     def denied(self, data: st.DataObject) -> None:
         """Functions that trampolines call themselves, and those that don't return, are refused."""
-        kinds = self.traits.kinds(self.flavour)
-        there = sorted(name for name in self.flavour.btf_id_deny if name in self.lab.kernel.kallsyms)
+        kinds = self.traits.kinds(self.release.trampoline)
+        there = sorted(name for name in self.release.btf_id_deny if name in self.lab.kernel.kallsyms)
         wrong = [(name, kind) for name in there for kind in kinds]
-        if NO_RETURN in self.flavour.noreturn_deny:
+        if NO_RETURN in self.release.noreturn_deny:
             wrong += [(NO_RETURN, kind) for kind in kinds if kind is not AttachType.TRACE_FENTRY]
         if not wrong:
             return

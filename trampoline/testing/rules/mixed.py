@@ -64,7 +64,7 @@ class MixedSteps(UserSteps):
         if not free:
             return
         name = data.draw(st.sampled_from(free), "function")
-        two_kinds = data.draw(st.permutations(self.traits.kinds(self.flavour)), "kinds")[:2]
+        two_kinds = data.draw(st.permutations(self.traits.kinds(self.release.trampoline)), "kinds")[:2]
         pair = [self.draw_program(data, kind=kind) for kind in two_kinds]
         if any(self.reference.refusals(program, (name,), multi=multi) for program in pair):
             return

@@ -107,7 +107,7 @@ class OtherSteps(UserSteps):
         """
         functions = self.watched.functions
         free = [name for name in self.names if not self.reference.is_used(name) and name not in (OUTER, SLEEPER)]
-        free = [name for name in free if functions[name].model.nr_regs <= self.traits.slots(self.flavour)]
+        free = [name for name in free if functions[name].model.nr_regs <= self.traits.slots(self.release.trampoline)]
         free = [name for name in free if not functions[name].skips_registers or self.traits.struct_on_stack]
         if not free:
             return
@@ -154,7 +154,7 @@ class OtherSteps(UserSteps):
 
         machine = self.lab.kernel.machine
         stub = machine.host_call("tramplab_testing_program", told)
-        head = "endbr64\n" if self.flavour.entry.endbr else ""
+        head = "endbr64\n" if self.release.entry.endbr else ""
         prog = self.lab.prog("fentry", f"{head}nop5\nmov r11, {stub:#x}\ncall r11\nmov eax, 33\nret", name="target")
         prog.tail_call_reachable = counts
         ran: list[tuple[str, int, int]] = []

@@ -1,1 +1,1 @@
-"""Instruction counts of designs beside measured figures."""
+"""Instruction counts of designs, with measured figures for comparison."""

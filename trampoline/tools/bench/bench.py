@@ -1,6 +1,6 @@
-"""What an attached program costs: instructions from the patch site until control is back.
+"""Cost of an attached program: instructions from the patch site until its return.
 
-T counts the site's call or jmp, the trampoline and all it calls; not endbr64, the traced function's body or the
+T includes the site's call or jmp, the trampoline and all it calls; not endbr64, the traced function's body or the
 programs' bodies (with the helpers that they call). It is exact, so it is the same on every machine.
 """
 
@@ -29,17 +29,17 @@ ROWS = {
     "fexit-multi": "fexit_multi",
     "fmodret-multi": "fmod_ret_multi",
 }
-"""Rows by the names of the kernel's bench tool, and the attach type of each. A multi row's link is on two functions, or
-on all that the kernel has.
+"""Rows by name, as in the kernel's bench tool, with their attach types. A multi row's link is on two functions, or on
+all functions of the kernel.
 """
 DEFAULT_FLAVOUR = {"voluntary": "6.12", "lazy": "7.2", "none": "7.2"}
 PROGRAMS = ("plain", "full")
 ALL = "all"
 
 _OTHER = "bpf_fentry_test1"
-"""The second function of a link."""
+"""Second function of a link."""
 _RESULT = 0xFFFFFFEA
-"""-EINVAL, as the kernel's bench has it."""
+"""Return value of the fmod_ret programs: -EINVAL, as in the kernel's bench."""
 PLAIN = "xor eax, eax\nret"
 FULL = """
 push rbx
@@ -55,7 +55,7 @@ _MODIFY_RETURN = """
 xor eax, eax
 mov rcx, {left:#x}
 mov edx, {result:#x}
-dec dword ptr [rcx]       ; whichever runs last skips the original: designs differ in their order
+dec dword ptr [rcx]       ; the last program to run skips the original: designs differ in their order
 cmovz eax, edx
 """
 _HELPERS = ("bpf_get_attach_cookie_tracing", "bpf_get_attach_cookie")
@@ -65,10 +65,10 @@ _HELPERS = ("bpf_get_attach_cookie_tracing", "bpf_get_attach_cookie")
 class BenchRow:
     """One line of the bench.
 
-    ``kind``: the attach type. ``functions``: how many the program is on. ``metadata``: how the function's was found,
-    None where nothing was looked up. ``further``: instructions more for one more program, None where that is refused.
-    ``anchor`` and ``further_anchor`` are the figures of real kernel code, ``ratio`` ours to the first; None where none
-    were measured. What the design refuses has an ``error`` (``"ENOTSUPP"``) and no instructions.
+    ``kind``: the attach type. ``functions``: number of functions that the program is on. ``metadata``: the back end of
+    function lookups, None without lookups. ``further``: additional instructions for one more program, None if it is
+    refused. ``anchor`` and ``further_anchor`` are figures of real kernel code, ``ratio``: ``instructions`` divided by
+    ``anchor``; None if they were not measured. A refused row has an ``error`` (``"ENOTSUPP"``) and no instructions.
     """
 
     name: str
@@ -97,7 +97,7 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What one call took."""
+    """Counts of one call."""
 
     instructions: int
     unbalanced_returns: int
@@ -118,14 +118,14 @@ def measure(
 ) -> BenchRow:
     """Measure one row.
 
-    The functions of a multi link have different cookies, so that they must be looked up, except where the design has a
-    choice of metadata and none is given. ``btf``: the kernel has every function of it. Raises TrampolineError for what
-    does not exist, KernelError where the flavour or the design can't take it.
+    The functions of a multi link have different cookies, so that a lookup is needed, except if the design has a choice
+    of metadata and none is given. ``btf``: its functions are the kernel's. Raises TrampolineError for an unknown name,
+    and KernelError if the flavour or the design refuses the row.
     """
     if name not in ROWS or program not in PROGRAMS:
         raise TrampolineError(f"no row {name!r} with {program!r} programs")
     if not 0 <= nr_args <= MAX_BPF_FUNC_ARGS:
-        raise TrampolineError(f"{nr_args} arguments; 0 to {MAX_BPF_FUNC_ARGS} can be traced")
+        raise TrampolineError(f"{nr_args} arguments: 0 to {MAX_BPF_FUNC_ARGS} can be traced")
     if programs < 1:
         raise TrampolineError("at least one program is needed")
     is_multi = ROWS[name].endswith("_multi")
@@ -139,7 +139,7 @@ def measure(
             bench.attach()
             further = bench.run().instructions - run.instructions
         except KernelError:
-            further = None  # there are as many as it takes
+            further = None  # the limit of programs is reached
     found_by = info.found_by(metadata) if is_multi else None
     known = anchor(name, design=design, config=config, nr_args=nr_args, program=program, metadata=found_by)
     expected = known.instructions(nr_args, programs) if known else None
@@ -165,18 +165,18 @@ def measure(
 
 
 class Bench:
-    """Programs of one row on one function, attached one after the other, and calls of it."""
+    """Programs of one row on one function, attached one after the other, and calls of the function."""
 
     def __init__(self, lab: Lab, name: str, nr_args: int, program: str, *, same_cookie: bool) -> None:
         self._lab, self._name, self._program, self._same_cookie = lab, name, program, same_cookie
         self.traced, self._nr_args = f"tramplab_args{nr_args}", nr_args
         self._progs: list[BpfProg] = []
         self._left = lab.kernel.module_data(8, 8)
-        """Guest address of how many fmod_ret programs are still to run."""
+        """Guest address of the number of fmod_ret programs that are still to run."""
         self.functions = 1
 
     def attach(self) -> None:
-        """Load one more program and attach it. KernelError."""
+        """Load and attach one more program. Raises KernelError."""
         lab, name = self._lab, self._name
         text = FULL if self._program == "full" else PLAIN
         if name.startswith("fmodret"):
@@ -203,13 +203,13 @@ class Bench:
         return [*(function for function in population.select(["*"]) if function.address != traced.address), traced]
 
     def run(self) -> _Run:
-        """Call the function, and sum up. TrampolineError where a program did not run once."""
+        """Call the function and add up its counts. Raises TrampolineError if a program did not run once."""
         counts = self.call()
         phases = phases_of(self._lab, counts.by_address, self.traced)
         return _Run(sum(phases.values()), counts.unbalanced_returns, phases)
 
     def call(self) -> InstructionCounts:
-        """Call the function. TrampolineError where a program did not run once."""
+        """Call the function. Raises TrampolineError if a program did not run once."""
         lab, stack = self._lab, max(self._nr_args - 6, 0)
         lab.kernel.machine.write_u64(self._left, len(self._progs))
         call = lab.call(self.traced, *range(self._nr_args - stack), stack_args=range(stack))
@@ -230,8 +230,8 @@ def phases_of(lab: Lab, by_address: Mapping[int, int], traced: str) -> dict[str,
 
 
 def executed_of(lab: Lab, by_address: Mapping[int, int], traced: str) -> Iterator[tuple[int, int, str]]:
-    """What T counts: what was executed, without the traced function behind its site and without programs. Addresses
-    in order, how often each was executed, and its phase.
+    """Instructions that T includes: all executed ones except the traced function after its site and the programs.
+    Addresses in order, execution counts, phases.
     """
     kernel = lab.kernel
     site = kernel.function(traced).site
@@ -257,10 +257,9 @@ def bench(
     program: str = "plain",
     btf: Btf | None = None,
 ) -> list[BenchRow]:
-    """All rows for some flavours, configurations and designs; ``metadata``: for designs that have a choice, or all.
+    """All rows for some flavours, configurations and designs; ``metadata``: for designs with a choice, or all.
 
-    What a design refuses is a row as well; KernelError where everything is refused. TrampolineError for what does not
-    exist.
+    A refused row has its error. Raises KernelError if every row is refused, TrampolineError for an unknown name.
     """
     infos = {design: design_info(design) for design in designs}
     chosen = {design: [one for one in infos[design].metadata or () if metadata in (ALL, one)] for design in designs}
@@ -269,7 +268,7 @@ def bench(
     rows: list[BenchRow] = []
     refusals: list[KernelError] = []
     full: dict[tuple[str, str, bool], KernelError] = {}
-    """Where a function did not take that many programs: the limit counts programs of every kind alike."""
+    """Rows whose function did not take that many programs: the limit applies to programs of every kind alike."""
 
     def row(name: str, flavour: str, config: str, design: str, choice: str | None) -> BenchRow:
         group = flavour, design, ROWS[name].endswith("_multi")
@@ -302,7 +301,7 @@ def bench(
                 for name, kind in ROWS.items():
                     without = row(name, flavour, config, design, None)
                     if kind.endswith("_multi"):
-                        # Whoever takes as many with one cookie everywhere has looked nothing up.
+                        # The same count with one cookie for all functions shows that there is no lookup.
                         looked_up = (row(name, flavour, config, design, choice) for choice in chosen[design])
                         rows += [one for one in looked_up if _costs(one) != _costs(without)]
                     rows.append(without)

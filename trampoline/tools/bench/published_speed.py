@@ -1,7 +1,7 @@
-"""How well instructions explain speed: the table that came with the tracing-multi series beside our counts.
+"""Correlation of instruction counts with the speeds published with the tracing-multi series.
 
-The ranks of two columns are correlated (Spearman), so that no assumption about a CPU's speed is needed. A second model
-knows one thing more about CPUs: what a mispredicted return takes.
+The ranks of two columns are correlated (Spearman), without an assumption about a CPU's speed. A second model also
+charges each mispredicted return.
 """
 
 import statistics
@@ -14,12 +14,12 @@ from trampoline.tools.bench.bench import ROWS, measure
 from trampoline.tools.bench.reference_figures import PUBLISHED, PublishedPath
 
 CONFIG = "voluntary"
-"""How the kernel was built on which the other ways in were counted."""
+"""Kernel configuration in which the other paths were counted."""
 NR_ARGS = {"fmodret": 1, "fmodret-multi": 1}
-"""Argument slots of the function that the published bench calls, where they are not those of all others."""
+"""Argument slots of the function that the published bench calls, if they differ from the others'."""
 BENCH_ARGS = 5
 MISPREDICTED_NS = 8.0
-"""What a mispredicted return takes, about: measured with sites that jump and sites that call."""
+"""Approximate cost of a mispredicted return: measured with sites that jump and sites that call."""
 
 _ENTRY_SIDE = frozenset(
     ("kernel-count", "fentry", "fentry-multi", "fentry-multi-all", "rawtp", "tp", "kprobe", "kprobe-multi")
@@ -28,10 +28,10 @@ _ENTRY_SIDE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """A line of the table: published speed in millions of calls a second, and what it takes.
+    """A line of the table: published speed in millions of calls a second, and its counts.
 
-    ``design``: None for what we don't run. ``unbalanced_returns`` and ``instructions`` are None where nobody counted
-    them. ``charged``: instructions, with those that the unbalanced returns are worth.
+    ``design``: None for a path that cannot be run here. ``unbalanced_returns`` and ``instructions`` are None if they
+    were not counted. ``charged``: instructions plus the charge for unbalanced returns.
     """
 
     name: str
@@ -45,8 +45,8 @@ class PublishedRow:
 
 @dataclass(frozen=True, slots=True)
 class SpeedComparison:
-    """``ranks`` and ``charged_ranks``: the correlation of time with instructions, and with charged ones, over ``all``
-    paths, the ``entry`` side and the ``trampolines``. ``charge``: instructions that an unbalanced return is worth.
+    """``ranks`` and ``charged_ranks``: correlation of time with instructions, and with charged ones, over ``all``
+    paths, the ``entry`` side and the ``trampolines``. ``charge``: instructions charged for an unbalanced return.
     """
 
     flavour: str
@@ -57,14 +57,14 @@ class SpeedComparison:
     charged_ranks: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The comparison as plain values."""
         return asdict(self)
 
 
 def compare(*, design: str = "tracing-multi-v2", flavour: str = "6.12") -> SpeedComparison:
-    """Count what we can run and rank it with the rest; a row that the design refuses has no instructions.
+    """Count the paths that can be run here and rank all of them; a row that the design refuses has no instructions.
 
-    ``design``: of the multi rows. TrampolineError for an unknown design or flavour.
+    ``design``: of the multi rows. Raises TrampolineError for an unknown design or flavour.
     """
     counted = [_count(path, design if "-" in path.name else "per-function", flavour) for path in PUBLISHED]
     charge = MISPREDICTED_NS / _ns_per_instruction(counted)
@@ -86,9 +86,9 @@ def compare(*, design: str = "tracing-multi-v2", flavour: str = "6.12") -> Speed
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """The correlation of the ranks of two columns, 1.0 for the same order; equal values share their mean rank.
+    """Rank correlation of two columns, 1.0 for the same order; equal values share their mean rank.
 
-    ValueError for fewer than two values, columns of different length, or one that is constant.
+    Raises ValueError for fewer than two values, columns of different length, or a constant column.
     """
     try:
         return statistics.correlation(_ranks(one), _ranks(other))
@@ -112,7 +112,7 @@ def _rank(paths: Sequence[PublishedRow], cost: Sequence[float]) -> float:
 def _count(published: PublishedPath, design: str, flavour: str) -> PublishedRow:
     name = published.name
     if name not in ROWS:
-        # Whoever comes in by an ordinary call and leaves by its return has none; kretprobes were not counted.
+        # A path with an ordinary call and return has none; kretprobes were not counted.
         unbalanced = 0 if name in _ENTRY_SIDE else None
         return PublishedRow(name, published.mps, published.instructions, unbalanced, None, None, None)
     nr_args = NR_ARGS.get(name, BENCH_ARGS)
@@ -124,7 +124,7 @@ def _count(published: PublishedPath, design: str, flavour: str) -> PublishedRow:
 
 
 def _ns_per_instruction(paths: Sequence[PublishedRow]) -> float:
-    """The slope of time over instructions, on the paths whose returns are all predicted."""
+    """Slope of time over instructions, on the paths whose returns are all predicted."""
     straight = [path for path in paths if path.instructions is not None and path.name in _ENTRY_SIDE]
     return statistics.linear_regression(
         [path.instructions or 0 for path in straight], [1000 / path.mps for path in straight]

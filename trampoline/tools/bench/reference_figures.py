@@ -1,7 +1,7 @@
-"""Figures that were measured on real kernel code, to put beside ours.
+"""Figures measured on real kernel code, for comparison with generated code.
 
-Kernel objects built with gcc 12 -O2 and executed; the trampolines of classic designs came out of the kernel's own
-generator. Each has one plain program (``xor eax, eax; ret``), which is not counted, nor is the traced function's body.
+Kernel objects were built with gcc 12 -O2 and executed; the kernel's own generator made the trampolines of classic
+designs. Each has one plain program (``xor eax, eax; ret``), which is not counted, nor is the traced function's body.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from trampoline.designs import design_info
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """T for one program on a function without arguments, more for each argument slot, more for each further program
-    (None: not measured).
+    """T for one program on a function without arguments, its increase for each argument slot, and for each further
+    program (None: not measured).
     """
 
     base: int
@@ -20,7 +20,7 @@ class Anchor:
     further: int | None
 
     def instructions(self, nr_args: int, programs: int = 1) -> int | None:
-        """T for some argument slots and programs; None where that was not measured."""
+        """T for some argument slots and programs; None if it was not measured."""
         if programs > 1 and self.further is None:
             return None
         return self.base + self.per_arg * nr_args + (self.further or 0) * (programs - 1)
@@ -30,13 +30,13 @@ CLASSIC = {
     "voluntary": {"fentry": Anchor(90, 2, 80), "fexit": Anchor(109, 2, 80), "fmodret": Anchor(111, 1, 83)},
     "lazy": {"fentry": Anchor(51, 2, 41), "fexit": Anchor(74, 2, None), "fmodret": Anchor(77, 1, None)},
 }
-"""A trampoline for each function, by configuration; lazy is what 7.3 merged."""
+"""Per-function trampolines, by configuration; lazy is the version merged in 7.3."""
 
 TRACING_MULTI = {
     "tracing-multi-v2": {"fentry": Anchor(125, 2, 67), "fexit": Anchor(147, 2, 67), "fmodret": Anchor(141, 1, 71)},
     "tracing-multi-v1": {"fentry": Anchor(138, 0, 86), "fexit": Anchor(172, 0, 86), "fmodret": Anchor(162, 0, 89)},
 }
-"""Multi links of the series of 2025 as posted, in its second and first version; voluntary, up to 6 argument slots."""
+"""Multi links of tracing-multi v2 and v1 as posted; voluntary, up to 6 argument slots."""
 TRACING_MULTI_SLOTS = 6
 
 LOWEST = {
@@ -44,8 +44,8 @@ LOWEST = {
     ("none", "full"): {"fentry": Anchor(27, 2, 17), "fexit": Anchor(33, 1, None), "fmodret": Anchor(29, 1, None)},
     ("none", "plain"): {"fentry": Anchor(15, 2, None), "fexit": Anchor(21, 1, None), "fmodret": Anchor(20, 1, None)},
 }
-"""How low a stub for each argument count can go that finds metadata in padding: the series' meaning with
-migrate_disable, without it, and what is left of that for a single program that reads its arguments at most.
+"""Lower bounds for a stub per argument count that finds metadata in padding: with the semantics of the series and
+migrate_disable, without it, and reduced to a single program that only reads its arguments.
 """
 
 
@@ -58,15 +58,15 @@ def anchor(
     program: str = "plain",
     metadata: str | None = None,
 ) -> Anchor | None:
-    """The figure for a row of the bench; None where nobody measured this design in this configuration."""
+    """The figure for a row of the bench; None if this design was not measured in this configuration."""
     kind, _, multi = name.partition("-")
     if design == "specialised":
-        # For a hash only an estimate is known, and none for callers that look nothing up and yet keep everything.
+        # For a hash there is only an estimate, and no figure for callers without lookup that save all registers.
         if metadata not in ((None, "padding") if program == "plain" else ("padding",)):
             return None
         return LOWEST.get((config, program), {}).get(kind)
     if multi and design_info(design).links == "multi":
-        # What was measured is the series as posted.
+        # The series was measured as posted.
         if config != "voluntary" or nr_args > TRACING_MULTI_SLOTS:
             return None
         return TRACING_MULTI.get(design, {}).get(kind)
@@ -77,12 +77,12 @@ def anchor(
 
 @dataclass(frozen=True, slots=True)
 class PublishedPath:
-    """A line of the table that came with the tracing-multi series: millions of calls a second."""
+    """A line of the table published with the tracing-multi series: millions of calls a second."""
 
     name: str
     mps: float
     instructions: int | None = None
-    """T in the configuration voluntary, of a way in that we don't run."""
+    """T in the configuration voluntary, of a path that cannot be run here."""
 
 
 PUBLISHED = (

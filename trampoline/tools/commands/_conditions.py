@@ -1,4 +1,4 @@
-"""Options that ``tramp attach`` and ``tramp scale`` have in common."""
+"""Common options of ``tramp attach`` and ``tramp scale``."""
 
 import argparse
 from pathlib import Path
@@ -8,12 +8,12 @@ from trampoline.tools.commands._options import add_flavour
 
 
 def add_conditions(parser: argparse.ArgumentParser) -> None:
-    """The kernel, and what a program is attached under."""
+    """Add options for the kernel and the conditions of an attach."""
     parser.add_argument(
         "--functions", type=Path, metavar="FILE", help="take every function of this raw BTF, packed or not"
     )
     add_flavour(parser)
-    parser.add_argument("--cookies", action="store_true", help="each function has a cookie of its own")
+    parser.add_argument("--cookies", action="store_true", help="each function has its own cookie")
     parser.add_argument(
         "--gp-ms",
         type=_durations,
@@ -25,7 +25,7 @@ def add_conditions(parser: argparse.ArgumentParser) -> None:
         type=_microseconds,
         default=5_000,
         metavar="T",
-        help="virtual microseconds of a round of interrupts to all CPUs (default: 5)",
+        help="virtual microseconds of a round of IPIs to all CPUs (default: 5)",
     )
     parser.add_argument(
         "--check",
@@ -37,7 +37,7 @@ def add_conditions(parser: argparse.ArgumentParser) -> None:
 
 
 def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of ``trampoline.tools.scale.mass_attach.Conditions`` that these options give."""
+    """The fields of ``trampoline.tools.scale.mass_attach.Conditions`` from these options."""
     durations = None
     if arguments.gp_ms:
         from emu.kernel.rcu import RcuFlavour
@@ -62,7 +62,7 @@ def _nanoseconds(text: str, unit: int) -> int:
     except ValueError:
         value = -1
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration")
     return round(value * unit)
 
 

@@ -1,4 +1,4 @@
-"""Which paths ``tramp count`` counts: what its options say, or what made the baseline."""
+"""Paths that ``tramp count`` counts: from its options, or from the command that made the baseline."""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ from emu.kernel.config import CONFIGS
 from trampoline.bpf.errors import TrampolineError
 from trampoline.designs import DESIGNS
 from trampoline.lab import Workload
-from trampoline.rules import FLAVOURS
+from trampoline.releases import release_names
 from trampoline.tools.bench.bench import DEFAULT_FLAVOUR, DESIGN
 from trampoline.tools.commands._options import workload_of
 from trampoline.tools.commands.count import add_selection
@@ -29,13 +29,13 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Selected:
-    """What is counted. ``made_by``: the command that counts it, files in it as seen from the baseline."""
+    """Selection to count. ``made_by``: the command that counts it, with file names relative to the baseline."""
 
     what: tuple[Selection, ...] | Workload
     made_by: str
 
     def paths(self) -> dict[str, CountedPath]:
-        """Count. What ``Selection.paths`` and ``workload_paths`` raise."""
+        """Count the paths. Raises what ``Selection.paths`` and ``workload_paths`` raise."""
         if isinstance(self.what, Workload):
             return workload_paths(self.what)
         return {name: path for selection in self.what for name, path in selection.paths().items()}
@@ -46,9 +46,9 @@ class Selected:
 
 
 def selected(arguments: argparse.Namespace, baseline: Baseline | None, file: File) -> tuple[Selected, bool]:
-    """What the options say, or without any what the baseline was made by; and whether that is all of the baseline.
+    """The selection by the options, or by the baseline's own command; and whether it is the whole baseline.
 
-    BaselineError where the baseline doesn't say; TrampolineError for options that contradict each other.
+    Raises BaselineError if the baseline names no command; TrampolineError for options that contradict each other.
     """
     known = baseline.made_by if baseline is not None else ""
     if baseline is not None and not known.startswith(COMMAND):
@@ -93,14 +93,14 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], what: str) ->
 
 
 def _selected(arguments: argparse.Namespace, where: File, folder: File) -> Selected:
-    """``where``: what files' names in the arguments are relative to. ``folder``: the baseline's."""
-    _refuse(arguments, ("live",), "is for stepping")
+    """``where``: base of file names in the arguments. ``folder``: the baseline's."""
+    _refuse(arguments, ("live",), "is only for stepping")
     if arguments.target is None:
         if arguments.programs:
-            raise TrampolineError("programs are attached to a TARGET; the bench's rows attach their own")
-        _refuse(arguments, _OF_TARGETS, "is for a TARGET")
+            raise TrampolineError("programs need a TARGET; the bench's rows attach their own")
+        _refuse(arguments, _OF_TARGETS, "is only for a TARGET")
         return _bench(arguments)
-    _refuse(arguments, _OF_BENCH, "is for the bench's rows, without a TARGET")
+    _refuse(arguments, _OF_BENCH, "is only for the bench's rows, without a TARGET")
     arguments.config = arguments.config or "voluntary"
     arguments.design = arguments.design or DESIGN
     if arguments.target.endswith(".o"):
@@ -131,7 +131,7 @@ def _target_words(options: Workload, folder: File) -> list[str]:
     words += ["--kernel-btf", seen(options.kernel_btf)] if options.kernel_btf is not None else []
     words += [word for name in options.names or () for word in ("--program", name)]
     if not all(word.isprintable() for word in words):
-        raise TrampolineError("what is counted must fit on one line of the baseline")
+        raise TrampolineError("the command must fit on one line of the baseline")
     return words
 
 
@@ -148,7 +148,7 @@ def _bench(arguments: argparse.Namespace) -> Selected:
         flavour = arguments.flavour or DEFAULT_FLAVOUR.get(one, "6.12")
         selections.append(
             Selection(
-                list(FLAVOURS) if flavour == ALL else [flavour],
+                list(release_names()) if flavour == ALL else [flavour],
                 [one],
                 list(DESIGNS) if design == ALL else [design],
                 [1 if nr_args is None else nr_args],
@@ -160,7 +160,7 @@ def _bench(arguments: argparse.Namespace) -> Selected:
 
 
 def check_conditions(baseline: Baseline, paths: Mapping[str, CountedPath], file: File) -> None:
-    """BaselineError where no path of a baseline was counted on the kernel or design that paths were."""
+    """Raises BaselineError if no path of a baseline was counted on the kernel or design of ``paths``."""
     for key in ("flavour", "config", "design"):
         known = baseline.conditions(key)
         now = {path.conditions[key] for path in paths.values() if key in path.conditions}
@@ -172,7 +172,7 @@ def check_conditions(baseline: Baseline, paths: Mapping[str, CountedPath], file:
 
 @contextmanager
 def with_remedy(file: File, *, update: bool) -> Iterator[None]:
-    """Say how to make a baseline that is missing or can't be used."""
+    """Add a remedy to the error of a missing or unusable baseline."""
     try:
         yield
     except BaselineError as error:
@@ -180,7 +180,7 @@ def with_remedy(file: File, *, update: bool) -> Iterator[None]:
             raise
         if not update:
             hint = f"{COMMAND} --baseline {shlex.quote(str(file))} --update makes it"
-            remedy = hint if not file.exists() else f"put it right, or delete it and {hint}"
+            remedy = hint if not file.exists() else f"repair it, or delete it and {hint}"
         else:
             remedy = "it is not overwritten: delete it first, or name another file"
         raise BaselineError(file, f"{error.reason}; {remedy}", error.line) from error

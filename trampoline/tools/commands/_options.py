@@ -1,9 +1,11 @@
-"""Options that several commands have in common: the kernel, a workload, outputs, numbers."""
+"""Common options of several commands: kernel, workload, outputs, numbers."""
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trampoline.releases import release_names
 
 if TYPE_CHECKING:
     from trampoline.lab import Workload
@@ -14,11 +16,15 @@ _FORMATS = ("html", "speedscope", "chrome", "callgrind", "collapsed")
 ARGUMENTS = "arguments are numbers, \"text\", &number (a pointer to it), {2, 3} (a struct's words)"
 
 
+def flavour_help(default: str, *more: str) -> str:
+    """The kernel releases, ``more`` values that an option takes, and its default, as help text."""
+    *some, last = (*release_names(), *more)
+    return f"{', '.join(some)} or {last} (default: {default})"
+
+
 def add_flavour(parser: argparse.ArgumentParser, default: str | None = "6.12", described: str = "") -> None:
-    """The kernel release. ``described``: its default, in words."""
-    parser.add_argument(
-        "--flavour", metavar="F", default=default, help=f"6.1, 6.12 or 7.2 (default: {described or default})"
-    )
+    """Add the option for the kernel release. ``described``: its default, in words."""
+    parser.add_argument("--flavour", metavar="F", default=default, help=flavour_help(described or str(default)))
 
 
 def add_kernel(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
@@ -47,17 +53,17 @@ def open_chosen(path: Path, cpu: int = 0, task: str | None = None) -> "OwnKernel
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """How the kernel is built."""
+    """Add the option for the kernel configuration."""
     parser.add_argument("--config", metavar="C", default="voluntary", help="voluntary (default), lazy or none")
 
 
 def add_design(parser: argparse.ArgumentParser) -> None:
-    """The design under which programs are attached."""
+    """Add the option for the design that attaches programs."""
     parser.add_argument("--design", metavar="D", default="per-function", help="any design (default: per-function)")
 
 
 def add_programs(parser: argparse.ArgumentParser, note: str = "") -> None:
-    """Programs to attach to a function, in order, and what they use."""
+    """Add options for programs to attach to a function, in order, and their features."""
     for attach in _ATTACH:
         parser.add_argument(
             f"--{attach.replace('_', '-')}",
@@ -67,12 +73,12 @@ def add_programs(parser: argparse.ArgumentParser, note: str = "") -> None:
             help=f"attach an {attach} program{note}",
         )
     parser.add_argument("--sleepable", action="store_true", help="the programs are sleepable")
-    parser.add_argument("--func-ip", action="store_true", help="the programs ask for bpf_get_func_ip")
+    parser.add_argument("--func-ip", action="store_true", help="the programs call bpf_get_func_ip")
     parser.add_argument("--session-cookie", action="store_true", help="fsession programs use their cookie")
 
 
 def add_of_object(parser: argparse.ArgumentParser, of: str = "") -> None:
-    """Types for a kernel, and which programs of an object are taken."""
+    """Add options for the kernel's types, and for the selection of an object's programs."""
     parser.add_argument(
         "--kernel-btf", type=Path, metavar="BTF", help="a BTF, raw or packed: the kernel then has all functions in it"
     )
@@ -82,9 +88,9 @@ def add_of_object(parser: argparse.ArgumentParser, of: str = "") -> None:
 
 
 def add_workload(parser: argparse.ArgumentParser, *, optional: bool = False, live: bool = True) -> None:
-    """The target, its programs, the calls, and the kernel under them.
+    """Add options for the target, its programs, the calls and the kernel.
 
-    ``optional``: it may be left out. ``live``: programs may be attached while the calls run.
+    ``optional``: the target may be left out. ``live``: programs may be attached while the calls run.
     """
     parser.add_argument(
         "target",
@@ -92,7 +98,7 @@ def add_workload(parser: argparse.ArgumentParser, *, optional: bool = False, liv
         metavar="TARGET",
         help="a function (bpf_fentry_test1), a C prototype ('int f(int a)') or an object (*.o)",
     )
-    add_programs(parser, " (not with an object, whose sections say it)")
+    add_programs(parser, " (not with an object, which has sections)")
     parser.add_argument(
         "--call",
         action="append",
@@ -105,7 +111,7 @@ def add_workload(parser: argparse.ArgumentParser, *, optional: bool = False, liv
         parser.add_argument(
             "--live",
             action="store_true",
-            help="attach while the calls run: each attach is a thread, to be stepped as well",
+            help="attach while the calls run: each attach is a thread to step through",
         )
     add_flavour(parser, None, "6.12; with an object 7.2")
     add_design(parser)
@@ -123,7 +129,7 @@ def add_workload(parser: argparse.ArgumentParser, *, optional: bool = False, liv
 
 
 def workload_of(arguments: argparse.Namespace, **others: Any) -> "Workload":
-    """The workload that the options and ``others`` describe; what a command has no option for is as usual."""
+    """The workload from the options and ``others``; defaults for options that a command lacks."""
     from trampoline.lab import Workload
 
     given = {name: value for name, value in vars(arguments).items() if name in Workload.__dataclass_fields__} | others
@@ -135,7 +141,7 @@ def workload_of(arguments: argparse.Namespace, **others: Any) -> "Workload":
 
 
 def add_outputs(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Files for a recording, and their format."""
+    """Add options for the files of a recording, and their format."""
     parser.add_argument(
         "-o",
         "--output",
@@ -144,32 +150,32 @@ def add_outputs(parser: argparse.ArgumentParser, *, required: bool) -> None:
         required=required,
         type=Path,
         metavar="FILE",
-        help="write the recording in the format that the name asks for; may be given again",
+        help="write the recording in the format of the file name's ending; may be given again",
     )
-    parser.add_argument("--format", choices=_FORMATS, help="of every FILE, whatever its name")
+    parser.add_argument("--format", choices=_FORMATS, help="format of every FILE, instead of its ending")
 
 
 def number(text: str) -> int:
-    """A number in C's notation. ArgumentTypeError."""
+    """Parse a number in C's notation. Raises ArgumentTypeError."""
     try:
         return int(text, 0)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def whole(what: str, least: int = 0, most: int | None = None) -> Callable[[str], int]:
-    """Makes a reader of decimal numbers from ``least`` to ``most``; ``what`` it says others are not."""
+    """Make a parser of decimal numbers from ``least`` to ``most``; ``what`` names them in its error."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and least <= int(text)) or (most is not None and int(text) > most):
-            raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
         return int(text)
 
     return read
 
 
 def seconds(text: str) -> float:
-    """``60s``, ``2m``, ``1h``, or a number of seconds; more than none. ArgumentTypeError."""
+    """Parse a duration above 0: ``60s``, ``2m``, ``1h``, or a number of seconds. Raises ArgumentTypeError."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
     try:
@@ -177,7 +183,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: 60s, 2m")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; pass 60s or 2m")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Options that ``tramp step`` and ``tramp replay --step`` have in common: the screen, or lines."""
+"""Common options of ``tramp step`` and ``tramp replay --step``: screen or lines."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_stepping(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """How it is shown, and what is done first."""
+    """Add options for the display and for initial commands."""
     parser.add_argument("--plain", action="store_true", help="no screen: print every instruction on a line")
     parser.add_argument(
         "--max", type=whole("number"), metavar="N", help="print N instructions at most (implies --plain)"
@@ -19,12 +19,12 @@ def add_stepping(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> N
     parser.add_argument("--phase", metavar="P", help="print the instructions of this phase only (implies --plain)")
     parser.add_argument(
         "--ex", action="append", default=[], dest="commands", metavar="COMMAND",
-        help="do this first, as on the command line of the screen ('to program; s 5'); with --plain: do this, and"
-        " print what comes of it; may be given again",
+        help="run this first, as on the command line of the screen ('to program; s 5'); with --plain: run this, and"
+        " print the result; may be given again",
     )  # fmt: skip
-    parser.add_argument("-x", dest="script", metavar="FILE", help="the same, a command a line; - is standard input")
+    parser.add_argument("-x", dest="script", metavar="FILE", help="the same from a file, by lines; - is standard input")
     parser.add_argument(
-        "--screenshot", type=Path, metavar="FILE", help="write the screen behind the commands as a picture (SVG)"
+        "--screenshot", type=Path, metavar="FILE", help="write the screen after the commands as a picture (SVG)"
     )
     parser.add_argument(
         "--size", type=_size, default=(120, 40), metavar="WxH", help="of the screenshot (default: 120x40 characters)"
@@ -32,7 +32,7 @@ def add_stepping(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> N
 
 
 def stepping_given(arguments: argparse.Namespace) -> str:
-    """The first of these options that was given, as it is written; nothing where none was."""
+    """The first of these options that was given, as on the command line; empty if none was."""
     given = {
         "--plain": arguments.plain,
         "--max": arguments.max is not None,
@@ -45,7 +45,7 @@ def stepping_given(arguments: argparse.Namespace) -> str:
 
 
 def stepping(arguments: argparse.Namespace) -> "Stepping":
-    """What these options say. TrampolineError where they contradict each other."""
+    """Options of the display. Raises TrampolineError if they contradict each other."""
     from trampoline.tools.debugger.terminal.run import Stepping
 
     return Stepping(
@@ -62,5 +62,5 @@ def stepping(arguments: argparse.Namespace) -> "Stepping":
 def _size(text: str) -> tuple[int, int]:
     width, _, height = text.partition("x")
     if not (f"{width}{height}".isascii() and width.isdigit() and height.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: 120x40 is one")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; pass WxH, as 120x40")
     return int(width), int(height)

@@ -1,4 +1,4 @@
-"""``tramp attach``: one program on many functions, and what that costs."""
+"""``tramp attach``: one program on many functions, and the cost."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -11,27 +11,27 @@ if TYPE_CHECKING:
 
 
 KINDS = ("fentry", "fexit", "fmod_ret", "fsession")
-"""Kinds of programs that a multi link takes."""
+"""Kinds of programs that a multi link accepts."""
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "attach",
-        help="attach one program to many functions and say what it costs",
-        description="Attach a program to every function that GLOB matches, all or none, and detach it again. What"
-        " can't be traced is left out and counted by error code.",
+        help="measure the cost of attaching one program to many functions",
+        description="Attach a program to every function that GLOB matches, all or none, and detach it again."
+        " Functions that cannot be traced are left out and counted by error code.",
     )
-    parser.add_argument("glob", metavar="GLOB", help="functions, 'tcp_*' for instance")
+    parser.add_argument("glob", metavar="GLOB", help="functions, as 'tcp_*'")
     parser.add_argument("--design", default="specialised", metavar="D", help="any design (default: specialised)")
-    parser.add_argument("--metadata", metavar="M", help="padding, hash or flat, for designs that have the choice")
+    parser.add_argument("--metadata", metavar="M", help="padding, hash or flat, for designs with a choice")
     add_conditions(parser)
     parser.add_argument("--kind", choices=KINDS, default="fentry", help="default: fentry")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Attach, detach, print; 1 where a function that was called did something else."""
+    """Attach, detach and print; returns 1 if the check of a function failed."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_result(result: "MassAttach") -> None:
-    """The figures as a table."""
+    """Print the figures as a table."""
     left_out = ", ".join(f"{count} {code}" for code, count in sorted(result.skipped.items())) or "none"
     print(f"{result.functions} functions, design {result.design}, kernel {result.flavour}; left out: {left_out}\n")
     print(f"{'':18}{'attach':>14}{'detach':>14}")

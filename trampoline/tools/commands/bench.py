@@ -1,4 +1,4 @@
-"""``tramp bench``: instructions for each way of attaching, beside what real kernels take."""
+"""``tramp bench``: instructions for each way of attaching, with the figures of real kernels."""
 
 import argparse
 from itertools import groupby
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trampoline.bpf.errors import TrampolineError
-from trampoline.tools.commands._options import add_kernel, open_chosen, print_json
+from trampoline.tools.commands._options import add_kernel, flavour_help, open_chosen, print_json
 
 if TYPE_CHECKING:
     from trampoline.tools.bench.bench import BenchRow
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "bench",
         help="count the instructions that an attached program costs",
@@ -25,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--way", action="append", dest="ways", metavar="W", help="with --kernel: this way only")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--design", metavar="D", help="one design, or all (default: per-function; with --json all)")
-    parser.add_argument("--flavour", metavar="F", help="6.1, 6.12, 7.2 or all (default: 6.12; with lazy and none 7.2)")
+    parser.add_argument("--flavour", metavar="F", help=flavour_help("6.12; with lazy and none 7.2", "all"))
     parser.add_argument(
         "--config", choices=("voluntary", "lazy", "none", "all"), default="voluntary", help="how the kernel is built"
     )
@@ -49,14 +49,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Measure and print the rows; returns the exit status."""
     if arguments.kernels:
         return _bench_kernels(arguments)
     if arguments.ways:
         raise TrampolineError("--way is for real kernels: --kernel PATH")
     from trampoline.bpf.btf.btf import Btf
     from trampoline.designs import DESIGNS
-    from trampoline.rules import FLAVOURS, flavour
+    from trampoline.releases import release, release_names
     from trampoline.tools.bench.bench import DEFAULT_FLAVOUR, DESIGN, bench
 
     configs = list(DEFAULT_FLAVOUR) if arguments.config == "all" else [arguments.config]
@@ -66,9 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     rows: list[BenchRow] = []
     for config in configs:
         if arguments.flavour == "all":
-            flavours = list(FLAVOURS)
+            flavours = list(release_names())
         else:
-            flavours = [flavour(arguments.flavour or DEFAULT_FLAVOUR[config]).name]
+            flavours = [release(arguments.flavour or DEFAULT_FLAVOUR[config]).name]
         rows += bench(
             flavours,
             [config],

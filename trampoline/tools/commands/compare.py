@@ -1,4 +1,4 @@
-"""``tramp compare``: published speed beside instructions and unbalanced returns, and how well they agree."""
+"""``tramp compare``: correlation of published speed with instructions and unbalanced returns."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "compare",
         help="compare instructions with the speed that was published with the tracing-multi series",
-        description="The table that came with the tracing-multi series, in millions of calls a second, beside the"
-        " instructions and unbalanced returns of each path, with the rank correlation. What can't be run here has the"
-        " instructions that were counted on real kernel code.",
+        description="The table published with the tracing-multi series, in millions of calls a second, next to the"
+        " instructions and unbalanced returns of each path, with the rank correlation. A path that cannot be run here"
+        " has the instructions that were counted on real kernel code.",
     )
     parser.add_argument(
         "--design", default="tracing-multi-v2", metavar="D", help="design of the multi rows (default: tracing-multi-v2)"
@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Count and print."""
+    """Count and print the comparison."""
     from trampoline.tools.bench.published_speed import compare
 
     comparison = compare(design=arguments.design, flavour=arguments.flavour)
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_comparison(comparison: "SpeedComparison") -> None:
-    """The paths from quick to slow, then the correlations."""
+    """Print the paths from fast to slow, then the correlations."""
     print(f"kernel {comparison.flavour}, {comparison.config}\n")
     print(f"{'':18}{'design':14}{'args':>4}{'M/s':>10}{'ns':>8}{'insns':>7}{'unbal.':>8}{'charged':>9}")
     for path in sorted(comparison.paths, key=lambda path: -path.mps):

@@ -1,4 +1,4 @@
-"""``tramp count``: the instructions of paths, held against a baseline."""
+"""``tramp count``: the instructions of paths, compared with a baseline."""
 
 import argparse
 from pathlib import Path
@@ -13,17 +13,17 @@ EQUAL, UNUSABLE, DIFFERENT = 0, 2, 3
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "count",
-        help="hold the instructions of paths against a baseline",
-        description="Count the instructions of paths, and hold them against a baseline: the calls of TARGET, or,"
-        " without one, the bench's rows. Without options of either, the paths that made the baseline. Exit status:"
-        " 0 no count differs beyond its limit, 3 one does, 2 the baseline is missing, stale or not usable.",
+        help="compare the instructions of paths with a baseline",
+        description="Count the instructions of paths, and compare them with a baseline: the calls of TARGET or,"
+        " without one, the bench's rows. Without options of either, the paths of the baseline. Exit status: 0 no"
+        " count differs beyond its limit, 3 one does, 2 the baseline is missing, stale or not usable.",
     )
     add_selection(parser)
     parser.add_argument("--baseline", type=Path, metavar="FILE", required=True, help="the file to compare with")
-    parser.add_argument("--update", action="store_true", help="make or rewrite the baseline, and say what changed")
+    parser.add_argument("--update", action="store_true", help="make or rewrite the baseline, and print the changes")
     parser.add_argument("--soft", metavar="N|N%", help="a greater difference is a warning; instructions or percent")
     parser.add_argument("--hard", metavar="N|N%", help="a greater difference is a failure (default: 0, or of FILE)")
     parser.add_argument("--junit", type=Path, metavar="XML", help="write JUnit XML as well")
@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """The options that say which paths are counted."""
+    """Add options for the paths to count."""
     add_workload(parser, optional=True)
     bench = parser.add_argument_group(
         "the bench's rows", "without a TARGET; --flavour, --config and --design may also be all"
@@ -45,7 +45,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Count, compare or update, print."""
+    """Count, then compare or update, and print."""
     from trampoline.tools.commands._count_selection import check_conditions, selected, with_remedy
     from trampoline.tools.icount.baseline import Baseline
     from trampoline.tools.icount.limits import Limits
@@ -95,7 +95,7 @@ def _update(arguments: argparse.Namespace, wanted: "Selected", paths: Any, basel
     from trampoline.tools.icount.limits import Limits
 
     if arguments.junit is not None or arguments.github:
-        raise TrampolineError("--update compares nothing: no --junit and no --github with it")
+        raise TrampolineError("--update does not compare: not with --junit or --github")
     file: Path = arguments.baseline
     entries = {} if baseline is None else baseline.entries
     kept = {name: entry.limits for name, entry in entries.items()}

@@ -1,4 +1,4 @@
-"""``tramp explore``: run schedules of a scenario until one breaks something."""
+"""``tramp explore``: run schedules of a scenario until one has a violation."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -17,18 +17,18 @@ _JSON_VERSION = 1
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "explore",
         help="look for races: run a scenario's calls and operations in many orders",
-        description="Run a scenario under one schedule after the other. What breaks an invariant is made as small as it"
-        " can be and printed, with the command that replays it. The same arguments run the same schedules, whoever runs"
-        " them; time only ends them.",
+        description="Run a scenario under one schedule after the other. A violation of an invariant is minimised and"
+        " printed, with the command that replays it. The same arguments run the same schedules on any machine; the"
+        " time limit only ends the run.",
     )
     parser.add_argument("--scenario", default="all", metavar="S", help="by name, or all (default)")
     parser.add_argument(
         "--design", default="all", metavar="D",
-        help="one of ours, MODULE:NAME or FILE:NAME of a factory, +METADATA behind it; or all (default)",
+        help="a design, MODULE:NAME or FILE:NAME of a factory, with +METADATA; or all (default)",
     )  # fmt: skip
     add_flavour(parser)
     add_config(parser)
@@ -45,21 +45,21 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--dask", metavar="ADDRESS", help="run on the workers of this Dask scheduler, tcp://HOST:PORT")
     parser.add_argument(
         "--coverage", type=int, default=4, metavar="N",
-        help="look at one schedule in N for what it covers; 0: at none (default: 4)",
+        help="collect coverage of one schedule in N; 0: of none (default: 4)",
     )  # fmt: skip
     parser.add_argument(
         "--examples", nargs="?", const=".hypothesis/examples", metavar="DIR",
-        help="keep what breaks something in a Hypothesis example database, and try that first next time",
+        help="keep failing schedules in a Hypothesis example database, and try them first next time",
     )  # fmt: skip
     parser.add_argument(
-        "--redis", metavar="URL", help="keep it in a database that many share: redis://HOST:PORT/NUMBER"
+        "--redis", metavar="URL", help="keep them in a shared database: redis://HOST:PORT/NUMBER"
     )
     parser.add_argument("--json", action="store_true", help="print the summaries as JSON")
-    parser.add_argument("--long", action="store_true", help="leave no step out of the report")
+    parser.add_argument("--long", action="store_true", help="print every step in the report")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Explore; 1 where something broke."""
+    """Run the campaigns and print them; returns 1 for a violation."""
     import json
 
     from rich.console import Console
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
                     if arguments.json:
                         records.append(_named(work) | {"error": str(error)})
                     else:
-                        print(f"{name} can't be: {error}")
+                        print(f"{name} cannot run: {error}")
                     continue
             if arguments.json:
                 records.append(_record(work, tally))
@@ -112,18 +112,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _works(arguments: argparse.Namespace) -> "list[Work]":
-    """What is to be explored. TrampolineError."""
+    """The scenarios and designs to explore. Raises TrampolineError."""
     from trampoline.bpf.errors import TrampolineError
     from trampoline.tools.explore.chunk import Work
     from trampoline.tools.explore.design_name import NamedDesign
     from trampoline.tools.explore.scenarios import SCENARIOS, applies, designs_for
 
     if arguments.scenario != "all" and arguments.scenario not in SCENARIOS:
-        raise TrampolineError(f"no {arguments.scenario!r}; there are {', '.join(SCENARIOS)}")
+        raise TrampolineError(f"no scenario {arguments.scenario!r}; the scenarios are {', '.join(SCENARIOS)}")
     if arguments.design != "all":
         NamedDesign.of(arguments.design)
     if arguments.coverage < 0:
-        raise TrampolineError(f"--coverage {arguments.coverage}: one schedule in how many?")
+        raise TrampolineError(f"--coverage {arguments.coverage}: pass 0 or a number above 0")
     found = []
     for scenario in SCENARIOS if arguments.scenario == "all" else [arguments.scenario]:
         for design in designs_for(scenario) if arguments.design == "all" else [arguments.design]:
@@ -135,13 +135,13 @@ def _works(arguments: argparse.Namespace) -> "list[Work]":
                     )
                 )  # fmt: skip
     if not found:
-        raise TrampolineError(f"{arguments.design} has nothing that {arguments.scenario} is about")
+        raise TrampolineError(f"{arguments.scenario} does not apply to {arguments.design}")
     _ = found[0].is_divisible
     return found
 
 
 def _workers(arguments: argparse.Namespace, works: "list[Work]") -> "Workers":
-    """Who runs the chunks. TrampolineError."""
+    """The workers for the chunks. Raises TrampolineError."""
     from trampoline.bpf.errors import TrampolineError
     from trampoline.tools.explore.chunk import CHUNK
     from trampoline.tools.explore.workers import Processes, ThisProcess, processors
@@ -150,7 +150,7 @@ def _workers(arguments: argparse.Namespace, works: "list[Work]") -> "Workers":
         from trampoline.tools.explore.cluster import Cluster
 
         if arguments.jobs is not None:
-            raise TrampolineError("--jobs and --dask: the cluster has the workers that it has")
+            raise TrampolineError("--jobs: not with --dask, whose cluster has its own workers")
         return Cluster(arguments.dask)
     jobs = arguments.jobs or processors()
     if works[0].is_divisible and arguments.schedules is not None:
@@ -159,7 +159,7 @@ def _workers(arguments: argparse.Namespace, works: "list[Work]") -> "Workers":
 
 
 def _examples(arguments: argparse.Namespace) -> "Examples | None":
-    """The database that was asked for. TrampolineError."""
+    """The selected example database. Raises TrampolineError."""
     import os
 
     from trampoline.extras import extra
@@ -176,11 +176,11 @@ def _examples(arguments: argparse.Namespace) -> "Examples | None":
 def _progress(tally: "CampaignTally") -> str:
     covered = tally.count.coverage
     text = f"{tally.schedules} schedules, {tally.rate:.0f}/s, {len(covered.edges)} edges, {len(covered.pairs)} pairs"
-    return f"{text}, something broke" if tally.broken else text
+    return f"{text}, violation found" if tally.broken else text
 
 
 def summary(tally: "CampaignTally") -> str:
-    """What was done, in one line."""
+    """One-line summary of a campaign."""
     covered = tally.count.coverage
     parts = [
         f"{tally.schedules} schedules",
@@ -204,7 +204,7 @@ def summary(tally: "CampaignTally") -> str:
 
 
 def print_found(found: "FoundViolation", *, whole: bool = False) -> None:
-    """The report of what was found."""
+    """Print the report of a violation."""
     shown = found.report if whole else found.report.shortened()
     print()
     print(shown.text())

@@ -1,4 +1,4 @@
-"""``tramp golden``: regenerate what real kernels made, and compare."""
+"""``tramp golden``: compare generated code and results with recordings of real kernels."""
 
 import argparse
 from pathlib import Path
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from trampoline.tools.golden.trampoline_images import Difference
 
 SHOWN = 5
-"""Differences that are printed; --json has all."""
+"""Number of differences that are printed; --json has all."""
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "golden",
         help="compare with recordings of real kernels",
         description="Regenerate every recorded trampoline, site and call, compile, verify and attach every recorded"
-        " program, and compare. Exit status 1 where something differs.",
+        " program, and compare. Exit status 1 if something differs.",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="golden file, JSON lines, gzipped or not")
     parser.add_argument("--json", action="store_true", help="print totals and all differences as JSON")
@@ -32,11 +32,11 @@ def add_parser(subparsers: Any) -> None:
         help="folder of the kernels' BTF, for programs and verdicts: 6.12.btf.xz, ... (default: ../../btf beside"
         " the file)",
     )
-    parser.add_argument("--category", default="", metavar="C", help="of verdicts: this category's only")
+    parser.add_argument("--category", default="", metavar="C", help="of verdicts: only this category")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare, print, and say by the exit status whether anything differs."""
+    """Compare and print; returns 1 if there is a difference."""
     from trampoline.tools.golden.report import compare_files
 
     report = compare_files(arguments.files, arguments.btf, arguments.category)
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_report(report: "GoldenReport", shown: int = SHOWN) -> None:
-    """Totals as lines, then the first ``shown`` differences."""
+    """Print totals, then the first ``shown`` differences."""
     print(f"{'':8} {'total':>7} {'identical':>10} {'skipped':>8}")
     for name, totals in (("images", report.images), ("sites", report.sites), ("replay", report.replay)):
         print(f"{name:8} {totals.total:7} {totals.identical:10} {totals.skipped:8}")
@@ -62,9 +62,9 @@ def print_report(report: "GoldenReport", shown: int = SHOWN) -> None:
 
 
 def _print_jit(report: "GoldenReport") -> None:
-    """Compiled functions by category, where a file has them."""
+    """Print compiled functions by category, if a file has them."""
     if report.jit.skipped:
-        print(f"{report.jit.skipped} programs are left out: there is no BTF of their kernel (--btf names its folder)")
+        print(f"{report.jit.skipped} programs are skipped: no BTF of their kernel (--btf names its folder)")
     if not report.jit.total:
         return
     print(f"\n{'jit':14} {'total':>7} {'identical':>10}")
@@ -74,7 +74,7 @@ def _print_jit(report: "GoldenReport") -> None:
 
 
 def _print_verdicts(report: "GoldenReport") -> None:
-    """Outcomes of loading and attaching by category, where a file has them."""
+    """Print outcomes of load and attach by category, if a file has them."""
     if not report.verdicts.total:
         return
     print(f"\n{'verdicts':10} {'total':>7} {'agree':>10} {'false accepts':>14} {'unsupported':>12}")
@@ -84,7 +84,7 @@ def _print_verdicts(report: "GoldenReport") -> None:
 
 
 def print_difference(difference: "Difference") -> None:
-    """One difference; images as a disassembly side by side."""
+    """Print one difference; images as disassembly side by side."""
     print(f"{difference.id}: {difference.what}" + (f", at byte {difference.offset}" if difference.offset >= 0 else ""))
     if difference.what.startswith("image ") and difference.offset >= 0:
         _print_side_by_side(difference)

@@ -8,12 +8,12 @@ from trampoline.tools.commands._options import add_flavour, add_of_object, print
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "jit",
-        help="print what the JIT makes of an object's programs",
-        description="Load the programs of a BPF object, and print the bytecode that the JIT was given (helpers inlined,"
-        " addresses in place) beside its x86_64 code.",
+        help="print the JIT code of an object's programs",
+        description="Load the programs of a BPF object, and print the bytecode that the JIT receives (helpers inlined,"
+        " addresses in place) next to its x86_64 code.",
     )
     parser.add_argument("file", type=Path, metavar="OBJECT", help="clang's object (clang -target bpf -g -c)")
     add_flavour(parser, "7.2")
@@ -22,7 +22,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load and print."""
+    """Load the object and print its programs."""
     from trampoline.tools.show.jit import compiled_object
 
     functions = compiled_object(workload_of(arguments, target=arguments.file))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "kernel",
         help="say what a real kernel has, or what is attached in a memory image",

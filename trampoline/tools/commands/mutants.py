@@ -1,4 +1,4 @@
-"""``tramp mutants``: put historic bugs back one by one, and see whether sequences and schedules find them."""
+"""``tramp mutants``: put historic bugs back one by one, and search for them with sequences and schedules."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -10,29 +10,29 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "mutants",
-        help="put historic bugs back and look for them",
-        description="For each mutant, run sequences and schedules in an order that is the same for all, until something"
-        " is wrong or its time is over. Without names: all of them, and then the control, the same on the code as it"
-        " is. 1 where a mutant is not found or the control finds something.",
+        help="put historic bugs back and search for them",
+        description="For each mutant, run sequences and schedules, in the same order for all, until one has a finding"
+        " or the time is over. Without names: all mutants, and then the control, the same on unchanged code. Exit"
+        " status 1 if a mutant is not found or the control has a finding.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants (default: all of them)")
     parser.add_argument("--module", metavar="FILE", help="more mutants, from a Python file that defines MUTANTS")
-    parser.add_argument("--budget", type=seconds, default=60.0, metavar="T", help="for each, 60s (default) or 2m")
+    parser.add_argument("--budget", type=seconds, default=60.0, metavar="T", help="time for each, 60s (default) or 2m")
     parser.add_argument(
         "--jobs", type=whole("number of processes", 1, 256), default=2, metavar="N",
         help="processes at a time (default: 2)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    parser.add_argument("--list", action="store_true", help="say which mutants there are, and run nothing")
+    parser.add_argument("--list", action="store_true", help="list the mutants, and run nothing")
     parser.add_argument("--control", action="store_true", help="run the control: alone, or after the mutants named")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Hunt; 1 where a mutant was not found or the control found something."""
+    """Run the campaigns; returns 1 if a mutant was not found or the control has a finding."""
     import json
 
     from trampoline.extras import extra
@@ -72,11 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 _prepared: list[str] = []
-"""Designs that were booted once."""
+"""Designs that the parent process boots once."""
 
 
 def _prepare() -> None:
-    """Import what workers need, and let the assembler meet the kernel's texts, before there are any."""
+    """Import the workers' modules, and fill the assembler's caches, before workers start."""
     import trampoline.tools.mutants.detectors  # noqa: F401
     from trampoline.lab import Lab
     from trampoline.tools.mutants.plan import HUNTED
@@ -90,14 +90,14 @@ HEAD = f"{'mutant':32} {'found':5} {'by':9} {'tries':>6} {'seconds':>7}  where, 
 
 
 def line(row: "Hunted") -> str:
-    """A row of the table."""
+    """One row of the table."""
     where = "" if row.unit is None else f"{row.unit.subject}: {row.what}"
     found = "yes" if row.found else "no"
     return f"{row.name:32} {found:5} {row.by or '-':9} {row.tries:6} {row.seconds:7.1f}  {where[:110]}".rstrip()
 
 
 def _print_finding(row: "Hunted") -> None:
-    """All of what was found, for which a row of the table has no room; or where nothing was."""
+    """Print the whole finding, which a row of the table cuts; without one, the tries."""
     if row.unit is None:
         print(f"  nothing in {row.sequences} sequences with {row.steps} steps and in {row.schedules} schedules")
     else:

@@ -1,4 +1,4 @@
-"""``tramp replay``: one schedule again, step by step."""
+"""``tramp replay``: run one schedule again."""
 
 import argparse
 from typing import Any
@@ -9,13 +9,13 @@ from trampoline.tools.commands._stepping import add_stepping, stepping, stepping
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "replay",
         help="run one schedule that tramp explore found",
         description="Run the schedule that STRING names, twice, and print it, a line per event and a column per actor.",
     )
-    parser.add_argument("schedule", metavar="STRING", help="what tramp explore printed")
+    parser.add_argument("schedule", metavar="STRING", help="schedule that tramp explore printed")
     parser.add_argument("--short", action="store_true", help="leave out the middle of long stretches")
     parser.add_argument("--svg", metavar="FILE", help="write the report as a picture")
     parser.add_argument("--step", action="store_true", help="step through it, as in tramp step")
@@ -24,11 +24,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay; 1 where an invariant broke."""
+    """Replay the schedule and print it; returns 1 for a violation."""
     if arguments.step:
         return _step(arguments)
     if given := stepping_given(arguments):
-        raise TrampolineError(f"{given} is for --step")
+        raise TrampolineError(f"{given} is only for --step")
     from emu.schedule.report import report, used_columns
     from trampoline.tools.explore.schedule_id import ScheduleAddress
     from trampoline.tools.explore.session import ScheduleSession
@@ -62,12 +62,12 @@ def _step(arguments: argparse.Namespace) -> int:
     from trampoline.tools.debugger.terminal.run import step_schedule
 
     if arguments.short or arguments.svg or arguments.output:
-        raise TrampolineError("--short, --svg and --output are of the report; --step has --screenshot")
+        raise TrampolineError("--short, --svg and --output: not with --step, which has --screenshot")
     return step_schedule(arguments.schedule, stepping(arguments))
 
 
 def _picture(text: str, path: str, address: object) -> None:
-    """Write text as an SVG."""
+    """Write the text as an SVG."""
     import io
 
     from rich.console import Console

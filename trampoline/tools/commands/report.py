@@ -1,4 +1,4 @@
-"""``tramp report``: what calls cost, as a page to look at or a file for another tool."""
+"""``tramp report``: the cost of calls, as a page or as a file for another tool."""
 
 import argparse
 from collections.abc import Mapping
@@ -13,34 +13,34 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "report",
-        help="write what calls cost as a page, or for Perfetto, KCachegrind, speedscope, flame graph tools",
-        description="Attach programs, make the calls, record them, and write each FILE in the format that its name asks"
-        " for: an HTML page (*.html), Chrome's trace format for Perfetto (*.json), speedscope (*.speedscope.json),"
-        " callgrind (*.callgrind, callgrind.*; its listing is written beside it), collapsed stacks (*.collapsed,"
-        " *.folded).",
+        help="write the cost of calls as a page, or for Perfetto, KCachegrind, speedscope, flame graph tools",
+        description="Attach programs, make the calls, record them, and write each FILE in the format of its name's"
+        " ending: an HTML page (*.html), Chrome's trace format for Perfetto (*.json), speedscope"
+        " (*.speedscope.json), callgrind (*.callgrind, callgrind.*; its listing is written next to it), collapsed"
+        " stacks (*.collapsed, *.folded).",
     )
     add_workload(parser, optional=True, live=False)
     add_outputs(parser, required=True)
     parser.add_argument(
-        "--bench", action="store_true", help="the rows of tramp bench in place of a target, as a page"
+        "--bench", action="store_true", help="the rows of tramp bench instead of a target, as a page"
     )
     parser.add_argument(
         "--compare",
         action="append",
         default=[],
         metavar="D",
-        help="another design, or another kernel (7.2), beside it; all: every design; may be given again (html only)",
+        help="a design, or a kernel (7.2), to compare with; all: every design; may be given again (html only)",
     )
     parser.add_argument(
-        "--baseline", type=Path, metavar="FILE", help="a baseline of tramp count, beside it (html only)"
+        "--baseline", type=Path, metavar="FILE", help="a baseline of tramp count to compare with (html only)"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Record, and write."""
+    """Record and write the files."""
     from emu.atomic_file import write_whole
     from trampoline.bpf.errors import TrampolineError
     from trampoline.tools.report.formats import baseline_of, format_of, texts
@@ -49,10 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
     files: dict[Path, str] = {}
     if arguments.bench:
         if arguments.target is not None or not all(form.is_page for _, form in forms):
-            raise TrampolineError("--bench is in place of a TARGET, and is written as html")
+            raise TrampolineError("--bench: without a TARGET, and to an html file only")
         files = dict.fromkeys(arguments.output, _bench(arguments))
     elif arguments.target is None:
-        raise TrampolineError("what is to be reported? a TARGET, or --bench")
+        raise TrampolineError("no target; pass a TARGET or --bench")
     else:
         from trampoline.tools.report.observed_calls import observe_all
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _variants(first: "Workload", compare: list[str]) -> "list[Workload]":
-    """The target as it was asked for, and with what is to be compared with it."""
+    """The workload, and its variants for comparison."""
     from dataclasses import replace
 
     variants = [first]
@@ -79,10 +79,10 @@ def _variants(first: "Workload", compare: list[str]) -> "list[Workload]":
 
 
 def _compared(compare: list[str], design: str) -> tuple[list[str], list[str]]:
-    """The designs and the kernels of ``--compare``. TrampolineError for what is neither."""
+    """The designs and the kernels of ``--compare``. Raises TrampolineError for an unknown name."""
     from trampoline.bpf.errors import TrampolineError
     from trampoline.designs import DESIGNS
-    from trampoline.rules import FLAVOURS
+    from trampoline.releases import release_names
 
     designs: list[str] = []
     for name in compare:
@@ -90,9 +90,9 @@ def _compared(compare: list[str], design: str) -> tuple[list[str], list[str]]:
             designs += [one for one in DESIGNS if one not in (design, *designs)]
         elif name in DESIGNS:
             designs.append(name)
-        elif name not in FLAVOURS:
-            raise TrampolineError(f"no design or kernel {name!r}; there are {', '.join((*DESIGNS, *FLAVOURS))}")
-    return designs, [name for name in compare if name in FLAVOURS]
+        elif name not in release_names():
+            raise TrampolineError(f"no design or kernel {name!r}; there are {', '.join((*DESIGNS, *release_names()))}")
+    return designs, [name for name in compare if name in release_names()]
 
 
 def _bench(arguments: argparse.Namespace) -> str:

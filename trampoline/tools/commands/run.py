@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "run",
         help="load clang's object, attach its programs, call functions",
@@ -72,7 +72,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, attach, call, print."""
+    """Load, attach, call and print."""
     if arguments.kernel is not None:
         return _run_in_kernel(arguments)
     if arguments.file is None:
@@ -133,7 +133,7 @@ def _run_in_kernel(arguments: argparse.Namespace) -> int:
 
 
 def print_outcome(outcome: "RunOutcome") -> None:
-    """Everything as lines."""
+    """Print the whole result."""
     for line in outcome.attached:
         print(f"attached {line}")
     for call in outcome.calls:
@@ -159,7 +159,7 @@ def print_memory(variables: dict[str, Any], maps: dict[str, Any]) -> None:
 
 
 def print_call(call: "Called") -> None:
-    """What came back, and the instructions by phase."""
+    """Print the return value, and the instructions by phase."""
     value = "" if call.value is None else f" = {call.value}"
     unbalanced = f", {call.counts.unbalanced_returns} unbalanced returns" if call.counts.unbalanced_returns else ""
     print(
@@ -171,7 +171,7 @@ def print_call(call: "Called") -> None:
 
 
 _PHASES = ("other", "entry", "save", "lookup", "enter", "program", "exit", "origin", "restore", "leave")
-"""In the order in which they come; ``other`` is the function itself, and what it calls."""
+"""Phases in order; ``other`` is the function itself, and its callees."""
 
 
 def _shown(value: Any) -> str:

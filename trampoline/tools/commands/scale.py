@@ -1,4 +1,4 @@
-"""``tramp scale``: cost of attaching to ten functions, to a hundred, ..., to all, for every design."""
+"""``tramp scale``: cost of attaching to ten, a hundred, ... and all functions, for every design."""
 
 import argparse
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "scale",
         help="measure how attaching scales with the number of functions",
-        description="Attach one program to more and more functions and detach it, for each design. Writes scale.txt,"
-        " scale.json and scale.svg, and prints the table.",
+        description="Attach one program to increasing numbers of functions and detach it, for each design. Writes"
+        " scale.txt, scale.json and scale.svg, and prints the table.",
     )
     parser.add_argument("--designs", default="all", metavar="D,...", help="designs, separated by commas (default: all)")
     parser.add_argument(
@@ -32,16 +32,16 @@ def add_parser(subparsers: Any) -> None:
         type=_seconds,
         default=60.0,
         metavar="S",
-        help="leave a design's larger points out after one that took longer (default: 60)",
+        help="skip a design's larger points after one that took longer (default: 60)",
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("scale"), metavar="DIR", help="where the files go (default: scale)"
+        "--output", type=Path, default=Path("scale"), metavar="DIR", help="folder of the files (default: scale)"
     )
     add_conditions(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print and write; 1 where a function that was called did something else."""
+    """Measure, print and write; returns 1 if the check of a function failed."""
     import json
 
     from rich.console import Console
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     designs = list(DESIGNS) if arguments.designs == "all" else list(dict.fromkeys(arguments.designs.split(",")))
     btf = Btf.read(arguments.functions) if arguments.functions else None
-    # Found out before minutes have gone by, not after.
+    # A missing package must be reported before minutes of measurement.
     with extra("plot", "scale.svg"):
         import matplotlib.figure  # noqa: F401
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table_lines(scale: "Scale") -> Iterator[str]:
-    """A line for each point, attaching / detaching."""
+    """One line for each point, attach / detach."""
     yield f"one program on many functions, kernel {scale.flavour}; attach / detach"
     yield ""
     yield (
@@ -120,5 +120,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1
     if not seconds >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return seconds

@@ -15,11 +15,11 @@ from trampoline.tools.commands._options import (
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "show",
-        help="print the listing of what a traced function calls",
-        description="Generate the trampoline of a function of the synthetic kernel, or of a prototype of your own, and"
+        help="print the listing of a function's trampoline",
+        description="Generate the trampoline of a function of the synthetic kernel, or of your own prototype, and"
         " print it with comments and phases. Programs are attached in the order given.",
     )
     parser.add_argument(
@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Attach, and print the image."""
+    """Attach and print the image."""
     import sys
 
     from trampoline.tools.show.trampoline import show

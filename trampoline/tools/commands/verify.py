@@ -1,4 +1,4 @@
-"""``tramp verify``: what a kernel would say to a program."""
+"""``tramp verify``: a kernel's verdict on a program."""
 
 import argparse
 from pathlib import Path
@@ -14,12 +14,12 @@ TEXT_SUFFIXES = (".bpf", ".txt")
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the arguments."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "verify",
         help="say whether a kernel would load a program",
         description="Load the programs of a BPF object, or one of eBPF text, as a kernel would: attributes, target,"
-        " verification. Exit status 1 where one is refused, or needs what is not modelled.",
+        " verification. Exit status 1 if one is refused, or needs something that is not modelled.",
     )
     parser.add_argument(
         "files",
@@ -45,9 +45,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, print, and say by the exit status whether a kernel would."""
+    """Load and print; returns 1 if a program is refused."""
     if arguments.kernels:
         return _verify_in_kernels(arguments)
+    from trampoline.releases import release
     from trampoline.tools.verify import programs_of_object, programs_of_text, verify, view
 
     if len(arguments.files) > 1 or arguments.csv:
@@ -58,7 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         programs = programs_of_text(file, kernel, arguments.section or "socket", arguments.license)
     else:
         programs = programs_of_object(file, kernel, arguments.program)
-    verdicts = [verify(program, kernel, attach=arguments.attach, verbose=arguments.verbose) for program in programs]
+    attach = release(arguments.flavour).trampoline if arguments.attach else None
+    verdicts = [verify(program, kernel, attach=attach, verbose=arguments.verbose) for program in programs]
     if arguments.json:
         print_json([verdict.to_json() for verdict in verdicts])
     else:

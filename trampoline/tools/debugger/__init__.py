@@ -1,4 +1,4 @@
-"""Stepping trampolines: what is looked at has its names. ``emu.debug`` with what BPF knows."""
+"""Stepping through trampolines: ``emu.debug`` with BPF names for code, arguments and stack slots."""
 
 from emu.debug import (
     AtAddress,

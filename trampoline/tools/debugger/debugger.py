@@ -1,4 +1,4 @@
-"""The debugger that users have: ``emu.debug`` over a laboratory."""
+"""Debugger of a laboratory's kernel: ``emu.debug`` with programs, trampolines and prototypes."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -14,12 +14,12 @@ from trampoline.lab import Lab
 from trampoline.phases import PHASES
 
 ALL_REGISTERS = 6
-"""Arguments that come in registers."""
+"""Argument registers of the calling convention."""
 
 
 @dataclass(frozen=True)
 class AtProgram(Breakpoint):
-    """Before the first instruction of a program: any, or the one of a name."""
+    """Stops before the first instruction of a program: of any program, or of the one with this name."""
 
     name: str | None = None
 
@@ -30,7 +30,7 @@ class AtProgram(Breakpoint):
 
 
 class BpfDebugger(KernelDebugger):
-    """Threads of a laboratory's kernel. ``roots``: Python objects beside it that operations change."""
+    """Threads of a laboratory's kernel. ``roots``: further Python objects that operations change."""
 
     phases = PHASES
 
@@ -41,13 +41,13 @@ class BpfDebugger(KernelDebugger):
         super().__init__(lab.kernel, [lab, *roots], restored=restored)
 
     def goal(self, what: str) -> Breakpoint:
-        """See ``emu.debug.Debugger``: a program is where its own code begins."""
+        """As in ``emu.debug.Debugger``; a program is reached at the start of its own code."""
         return AtProgram() if what == "program" else super().goal(what)
 
     # Programs -------------------------------------------------------------------------------------------------------
 
     def program_at(self, address: int | None = None) -> str | None:
-        """Name of the program whose code an address lies in, the current one unless said otherwise."""
+        """Name of the program whose code contains an address (default: the current instruction)."""
         address = self.rip if address is None else address
         for prog in self.lab.programs.loaded.values():
             if prog.bpf_func <= address < prog.bpf_func + max(prog.size, 1):
@@ -56,7 +56,7 @@ class BpfDebugger(KernelDebugger):
         return self.lab.programs.loaded[found[0]].name if found is not None else None
 
     def _installed_at(self, address: int) -> tuple[int, Listing] | None:
-        """The struct bpf_prog of the compiled program at an address, and the function of it that is there."""
+        """Address of the struct bpf_prog of the compiled program at an address, and its listing there."""
         if "installer" not in vars(self.lab):
             return None
         for prog, installed in self.lab.installer.installed.items():
@@ -66,7 +66,7 @@ class BpfDebugger(KernelDebugger):
         return None
 
     def code_line(self, address: int, image: Image | None = None) -> CodeLine:
-        """See ``emu.debug.Debugger``; with the eBPF instruction and the source line of what was compiled."""
+        """As in ``emu.debug.Debugger``; with the eBPF instruction and the source line that were compiled to it."""
         line = super().code_line(address, image)
         installed = self._installed_at(address)
         listing = installed[1] if installed is not None else None
@@ -81,7 +81,7 @@ class BpfDebugger(KernelDebugger):
         frame = super()._frame_of(one)
         if not any(slot.name == SIX_ARGUMENTS for slot in frame.slots):
             return frame
-        # The stub of the series' first version serves every count: the return value is behind the last argument.
+        # The shared stub of tracing-multi-v1 serves every argument count: the return value follows the last argument.
         count = frame["nr_args"].value
         renamed = {SIX_ARGUMENTS: "return value" if count == ALL_REGISTERS else ""}
         renamed[f"arg{count + 1}"] = "return value"
@@ -93,7 +93,7 @@ class BpfDebugger(KernelDebugger):
     # Frames ---------------------------------------------------------------------------------------------------------
 
     def words(self, value: int, name: str = "", where: Activation | None = None) -> str:
-        """See ``emu.debug.Debugger``; with the prototype's name for an argument."""
+        """As in ``emu.debug.Debugger``; with the prototype's name for an argument."""
         known = super().words(value, name, where)
         if not name.startswith("arg") or where is None:
             return known
@@ -107,7 +107,7 @@ class BpfDebugger(KernelDebugger):
         return ", ".join(part for part in (named, known) if part)
 
     def _model_of(self, where: Activation) -> FuncModel | None:
-        """The prototype of the function for which a trampoline runs."""
+        """The prototype of the function that the trampoline runs for."""
         ip = next((at for at, name in where.named().items() if name == "ip"), None)
         function = self.kernel.machine.read_u64(ip) if ip is not None else 0
         return self.lab.programs.model_at(where.rip, function)

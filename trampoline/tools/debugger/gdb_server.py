@@ -1,4 +1,4 @@
-"""A target served to gdb: ``tramp gdb``."""
+"""gdb remote server for a target: ``tramp gdb``."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -23,11 +23,10 @@ def serve(
     once: bool = False,
     tell: Callable[[str], object] = print,
 ) -> None:
-    """Serve a target to one gdb after another; ``once``: to one. ``tell`` gets lines for the user, the last of which is
-    the command that starts gdb.
+    """Serve a target to gdb, one connection after another; with ``once``, to one connection only.
 
-    What ``open_workload`` raises; GdbError for an address or a port that can't be had; OSError where the symbol file
-    can't be written.
+    ``tell`` receives lines for the user; the last line is the command that starts gdb. Raises what ``open_workload``
+    raises; GdbError if the address or the port cannot be used; OSError if the symbol file cannot be written.
     """
     with open_workload(options) as ready, closing(BpfDebugger(ready.lab)) as debugger:
         ready.begin(debugger)
@@ -45,7 +44,7 @@ def serve(
 
 
 def introduction(ready: ReadyWorkload, server: Server, path: Path) -> list[str]:
-    """What is served, and how to connect."""
+    """Lines that name the target and its threads, and the gdb command that connects."""
     place = f"[{server.host}]:{server.port}" if ":" in server.host else f"{server.host}:{server.port}"
     threads = [f"thread {number}: {call.text} on cpu {call.cpu}" for number, call in enumerate(ready.calls, 1)]
     threads += [f"thread {number}: {name}" for number, (name, _) in enumerate(ready.operations, len(threads) + 1)]
@@ -53,15 +52,15 @@ def introduction(ready: ReadyWorkload, server: Server, path: Path) -> list[str]:
 
 
 def changed(file: SymbolFile) -> str:
-    """Bring the symbol file up to date; what gdb is to say where that changed it, or failed."""
+    """Bring the symbol file up to date; the message for gdb if that changed the file or failed."""
     try:
         return f"the symbols have changed: symbol-file {file.path}" if file.update() else ""
     except OSError as error:
-        return f"the symbols have changed, but {error.filename} can't be written: {error.strerror}"
+        return f"the symbols have changed, but {error.filename} cannot be written: {error.strerror}"
 
 
 def frame_commands(debugger: BpfDebugger) -> list[MonitorCommand]:
-    """What ``monitor`` knows of trampolines."""
+    """The ``monitor`` commands for trampolines."""
 
     def frame(words: Sequence[str]) -> str:
         level = words[0] if words else "0"

@@ -1,4 +1,4 @@
-"""A schedule of ``tramp explore`` in the debugger: its steps, and the instructions within them."""
+"""Debugger for a schedule of ``tramp explore``: moves by schedule step, or by instruction within a step."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -15,17 +15,16 @@ from trampoline.tools.explore.session import ScheduleSession
 
 @dataclass(frozen=True)
 class AtVisible(Breakpoint):
-    """Before an instruction before which schedules may let others go on."""
+    """Stops before visible instructions, at which a schedule may switch to another actor."""
 
     def addresses(self, debugger: KernelDebugger) -> Iterable[int]:
-        """See Breakpoint."""
         assert isinstance(debugger, ScheduleDebugger)
         return debugger.visible
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleStep:
-    """One step of a schedule: who made it, from where, and at which position of the debugger's line it begins."""
+    """One step of a schedule: its actor, the place it starts from, and its first position in the debugger."""
 
     token: str
     name: str
@@ -34,18 +33,18 @@ class ScheduleStep:
 
 
 class ScheduleDebugger(BpfDebugger):
-    """A debugger that stands at the start of a schedule which it has made; going forward makes it again.
+    """A debugger at the start of a schedule that it has recorded; moving forward replays it.
 
-    A step that goes another way, by hand, leaves the schedule: its remaining steps are forgotten.
+    A manual step that departs from the schedule leaves it: the remaining recorded steps are discarded.
     """
 
     def __init__(self, session: ScheduleSession, schedule: str) -> None:
-        """BadSchedule where the text is none, or does not fit the scenario."""
+        """Raises BadSchedule if the text is no schedule or does not fit the scenario."""
         tokens = decode(schedule)
         self.session = session
         outcome = session.replay(schedule)
         self.failure = "" if outcome.violation is None else str(outcome.violation).splitlines()[0]
-        """What the schedule breaks, in a line, as ``tramp replay`` says it."""
+        """First line of the violation, as ``tramp replay`` prints it; empty without one."""
         self._wheres = [
             (taken.action.token, taken.where.text(session.world)) for taken in outcome.taken for _ in range(taken.steps)
         ]
@@ -57,12 +56,12 @@ class ScheduleDebugger(BpfDebugger):
             [*stage.programs, *stage.patches, *session.plan.state],
             restored=self._reset,
         )
-        # The actors say what a token means; their threads are this debugger's.
+        # The actors define the meaning of a token; their threads belong to this debugger.
         self._world_threads, world.threads = world.threads, self._record
         self.schedule: list[ScheduleStep] = []
-        """The steps, as far as they could be made."""
+        """The steps that could be executed."""
         self.ended = DebugStopReason.DONE
-        """How the last of them ended."""
+        """Stop reason of the last step."""
         self._actors = {actor.letter: actor for actor in session.actors(session.operation)}
         for actor in self._actors.values():
             if actor.thread is not None:
@@ -76,20 +75,20 @@ class ScheduleDebugger(BpfDebugger):
 
     @property
     def visible(self) -> Iterable[int]:
-        """Addresses of the instructions before which others may go on."""
+        """Addresses of the instructions at which a schedule may switch to another actor."""
         return self.session.world.visible.instructions
 
     # Along the schedule ---------------------------------------------------------------------------------------------
 
     @property
     def schedule_step(self) -> int:
-        """How many steps of the schedule are made; one that has begun counts."""
+        """Number of steps executed so far; a step that has started counts."""
         begins = [step.position for step in self.schedule]
         return bisect_right(begins, self.position - 1)
 
     @property
     def present(self) -> int | None:
-        """The step of the schedule that makes the next move, from 0; None after the last."""
+        """Index of the step that makes the next move, from 0; None after the last."""
         if self.position >= self._ended_at:
             return None
         step = self.schedule_step
@@ -99,7 +98,7 @@ class ScheduleDebugger(BpfDebugger):
         return self.schedule[step + 1].position if step + 1 < len(self.schedule) else self._ended_at
 
     def next_in_schedule(self) -> DebugStop:
-        """To the end of the present step of the schedule, or of the next one."""
+        """Run to the end of the present step of the schedule, or of the next one."""
         present = self.present
         if present is None or self._ended_at > self.end:
             return self.stopped(DebugStopReason.DONE, self.failure or "the schedule is over")
@@ -111,13 +110,13 @@ class ScheduleDebugger(BpfDebugger):
         return stop
 
     def back_in_schedule(self) -> DebugStop:
-        """Back to where the present step of the schedule, or the one before, begins."""
+        """Go back to the start of the present step of the schedule, or of the one before."""
         step = self.schedule_step
         if not step:
             return self.stopped(DebugStopReason.START)
         return self.goto(self.schedule[step - 1].position)
 
-    # Making it ------------------------------------------------------------------------------------------------------
+    # Recording it ---------------------------------------------------------------------------------------------------
 
     def _reset(self) -> None:
         world = self.session.world
@@ -125,7 +124,7 @@ class ScheduleDebugger(BpfDebugger):
         world.memory.begin()
 
     def _make(self, token: str) -> None:
-        """One step of the schedule, for the first time. The replay has shown that there is one."""
+        """Execute one step of the schedule for the first time; the replay has shown that it is possible."""
         number, actor = len(self.schedule), self._actors[token[0]]
         where = self._wheres[number][1] if number < len(self._wheres) else ""
         self.schedule.append(ScheduleStep(token, actor.name, where, self.position))
@@ -146,7 +145,7 @@ class ScheduleDebugger(BpfDebugger):
         return self._to_visible(thread, stop)
 
     def _to_visible(self, thread: TaskThread, stop: DebugStop) -> DebugStop:
-        """On to where others may go on."""
+        """Run on to the next visible instruction of the thread."""
         if stop.reason is not DebugStopReason.STEP or self.is_trapped(thread) or thread.vcpu is None:
             return stop
         if self.rip in self.session.world.visible.instructions:
@@ -156,7 +155,7 @@ class ScheduleDebugger(BpfDebugger):
         return self.stopped(DebugStopReason.STEP) if fine else stop
 
     def close(self) -> None:
-        """Let go of the session as well."""
+        """Close the session as well."""
         if not self._is_closed:
             super().close()
             self.session.world.threads = self._world_threads
@@ -165,9 +164,9 @@ class ScheduleDebugger(BpfDebugger):
 
 
 def debugger_for_schedule(address: str | ScheduleAddress) -> ScheduleDebugger:
-    """A debugger for what ``tramp explore`` prints: ``scenario/design/flavour/config/dropped/schedule``.
+    """Debugger for a schedule that ``tramp explore`` printed: ``scenario/design/flavour/config/dropped/schedule``.
 
-    BadSchedule, TrampolineError, KernelError where that names nothing.
+    Raises BadSchedule, TrampolineError or KernelError if a part of the address is unknown.
     """
     found = ScheduleAddress.parse(address) if isinstance(address, str) else address
     session = ScheduleSession(found.scenario, found.design, found.flavour, found.config, dropped=found.dropped)

@@ -1,4 +1,4 @@
-"""Many schedules of one scenario: how many, what they covered, what they found."""
+"""Campaign: many schedules of one scenario, with their number, coverage and findings."""
 
 import time
 from collections.abc import Callable
@@ -23,8 +23,8 @@ _PROGRESS_SECONDS = 0.5
 
 @dataclass(slots=True)
 class FoundViolation:
-    """A violation, as small as it could be made (in so many ``runs``). ``number``: of the schedule that found it, from
-    1; 0: known before.
+    """A violation, minimised in ``runs`` runs. ``number``: number of the schedule that found it, from 1; 0 if it was
+    known before.
     """
 
     number: int
@@ -38,38 +38,38 @@ class FoundViolation:
 
 @dataclass(slots=True)
 class CampaignTally:
-    """What a campaign did so far: the schedules of ``chunks``, and no others."""
+    """Progress of a campaign, over the schedules of ``chunks`` only."""
 
     count: Count = field(default_factory=Count)
     chunks: set[int] = field(default_factory=set)
     seconds: float = 0.0
     exhausted: bool = False
     interrupted: bool = False
-    """Ctrl-C ended it."""
+    """True if Ctrl-C ended the campaign."""
     broken: bool = False
-    """Something broke; ``found`` says what, at the end."""
+    """True if a violation was found; ``found`` has it once the campaign is over."""
     known: int = 0
-    """Schedules that broke something before, and were tried first."""
+    """Number of schedules with known violations that were tried first."""
     found: FoundViolation | None = None
 
     @property
     def schedules(self) -> int:
-        """Schedules that were run."""
+        """Number of schedules that were run."""
         return self.count.schedules
 
     @property
     def steps(self) -> int:
-        """Their steps."""
+        """Number of steps in all schedules."""
         return self.count.steps
 
     @property
     def pruned(self) -> int:
-        """Those given up as redundant."""
+        """Number of schedules that were abandoned as redundant."""
         return self.count.pruned
 
     @property
     def cut(self) -> int:
-        """Those that had too many steps."""
+        """Number of schedules that were cut at the step limit."""
         return self.count.cut
 
     @property
@@ -82,7 +82,7 @@ Progress = Callable[[CampaignTally], object]
 
 
 def _quiet(tally: CampaignTally) -> None:
-    """Nobody asks how far it has got."""
+    """Progress callback that ignores its argument."""
 
 
 def explore(
@@ -93,8 +93,8 @@ def explore(
     seconds: float | None = None,
     progress: Progress = _quiet,
 ) -> CampaignTally:
-    """Run schedules on a session until one breaks something, none is left, or so many were run or so much time has
-    passed. Time only ends it: which schedules are run depends on the scheduler alone.
+    """Run schedules on a session until one has a violation, the scheduler has no more, or ``schedules`` or ``seconds``
+    is reached. The time limit only ends the campaign: the scheduler alone determines which schedules are run.
     """
     tally = CampaignTally()
     count, begun = tally.count, time.monotonic()
@@ -116,7 +116,7 @@ def explore(
 
 
 def minimise(session: ScheduleSession, outcome: ScheduleOutcome, number: int = 1) -> FoundViolation:
-    """The smallest schedule that breaks the same, with actors left out that it can do without."""
+    """Reduce a schedule to the smallest one with the same violation, without the actors that it does not need."""
     covering, session.covering = session.covering, False
     try:
         return _minimise(session, outcome, number)
@@ -151,7 +151,7 @@ def _minimise(session: ScheduleSession, outcome: ScheduleOutcome, number: int) -
 def _as_found(
     session: ScheduleSession, number: int, outcome: ScheduleOutcome, schedule: str, runs: int
 ) -> FoundViolation:
-    """What a schedule of a session breaks, with its report."""
+    """The violation of a schedule, with its report."""
     replayed = session.replay(schedule)
     text = used_columns(report(session.world, replayed))
     address = session.address_of(replayed)
@@ -167,13 +167,13 @@ def run_campaign(
     examples: Examples | None = None,
     progress: Progress = _quiet,
 ) -> CampaignTally:
-    """Let workers run a campaign's chunks until one breaks something, none is left, or so many schedules were run or so
-    much time has passed.
+    """Let workers run a campaign's chunks until one has a violation, no chunk is left, or ``schedules`` or ``seconds``
+    is reached.
 
-    What it gives does not depend on who the workers are: where something breaks, it is the schedule with the lowest
-    number that does, and nothing behind it counts. Ctrl-C ends it with what was done (``interrupted``). ``examples``:
-    what broke something before is tried first, and ends it if it still does; what is found is kept there. What
-    ``Session`` raises, EmuError.
+    The result does not depend on the workers: it is the violation with the lowest schedule number, and later schedules
+    are not counted. Ctrl-C ends the campaign with the result so far (``interrupted``). ``examples``: known violations,
+    which are tried first and end the campaign if one still fails; new violations are added. Raises what ``Session``
+    raises, and EmuError.
     """
     tally = CampaignTally()
     if examples is not None and _try_known(work, examples, tally):
@@ -224,22 +224,22 @@ def run_campaign(
 
 
 def _found(work: Work, schedule: str, number: int) -> FoundViolation:
-    """What a schedule breaks that somebody else has run."""
+    """The violation of a schedule that a worker has run, reproduced and minimised in this process."""
     with ScheduleSession(work.scenario, work.design, work.flavour, work.config) as session:
         outcome = session.run(Replay(decode(schedule), strict=False))
         if outcome.violation is None:
-            raise TrampolineError(f"{schedule} broke something in a worker, and breaks nothing here")
+            raise TrampolineError(f"{schedule} has a violation in a worker, but none here")
         return minimise(session, outcome, number)
 
 
 def _try_known(work: Work, examples: Examples, tally: CampaignTally) -> bool:
-    """Whether a schedule that broke something before still does; those that don't are forgotten."""
+    """Try the known violations; true if one still fails. Those that do not are removed from ``examples``."""
     for address in examples.known(work):
         tally.known += 1
         with ScheduleSession(work.scenario, work.design, work.flavour, work.config, dropped=address.dropped) as session:
             outcome = session.run(Replay(decode(address.schedule), strict=False))
             if outcome.violation is not None:
-                # It was made small when it was found.
+                # It was minimised when it was found.
                 tally.broken, tally.found = True, _as_found(session, 0, outcome, outcome.text, 0)
                 return True
         examples.forget(address)
@@ -247,29 +247,29 @@ def _try_known(work: Work, examples: Examples, tally: CampaignTally) -> bool:
 
 
 class _InOrder:
-    """Counts results in the order of their numbers, up to the first that broke something."""
+    """Counts results in the order of their numbers, up to the first violation."""
 
     def __init__(self, tally: CampaignTally) -> None:
         self._tally = tally
         self._waiting: dict[int, ChunkResult] = {}
         self._next = 0
         self.broken: str | None = None
-        """The schedule that broke something, once all before it are counted."""
+        """The failing schedule, once all schedules before it are counted."""
 
     @property
     def first_broken(self) -> int | None:
-        """The lowest number of a chunk that is known to have broken something."""
+        """Lowest number of a chunk with a known violation."""
         if self.broken is not None:
             return self._next - 1
         return min((number for number, result in self._waiting.items() if result.broken), default=None)
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing that is still to come would be counted."""
+        """True if no result that is still to come can be counted."""
         return self.broken is not None
 
     def add(self, result: ChunkResult) -> None:
-        """A result has come; one that has come before is left out."""
+        """Add a result; a repeated one is ignored."""
         self._tally.interrupted |= result.interrupted
         if result.number < self._next or result.number in self._waiting:
             return
@@ -279,7 +279,7 @@ class _InOrder:
             self._next += 1
 
     def finish(self) -> None:
-        """Nothing more comes: count what was done of the rest."""
+        """Count the remaining partial results; no more will come."""
         for number in sorted(self._waiting):
             if self.broken is None:
                 self._count(self._waiting[number])
@@ -307,8 +307,10 @@ def campaign(
     coverage: int = SAMPLED,
     progress: Progress = _quiet,
 ) -> CampaignTally:
-    """``run_campaign`` in this process, or in so many. EmuError for a scheduler that there is not; KernelError where
-    the design can't do what the scenario needs; TrampolineError.
+    """``run_campaign`` in this process, or in ``jobs`` processes.
+
+    Raises EmuError for an unknown scheduler; KernelError if the design cannot do what the scenario needs;
+    TrampolineError.
     """
     if not isinstance(design, str):
         design = NamedDesign.of(design).text

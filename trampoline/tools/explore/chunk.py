@@ -1,4 +1,4 @@
-"""A campaign in numbered pieces: what a piece does depends on its number alone, not on who runs it, or when."""
+"""Numbered chunks of a campaign: the result of a chunk depends only on its number, not on the worker or the time."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -13,14 +13,14 @@ from trampoline.bpf.errors import TrampolineError
 from trampoline.tools.explore.session import ScheduleSession
 
 CHUNK = 100
-"""Schedules of a chunk."""
+"""Number of schedules in a chunk."""
 SAMPLED = 4
-"""Coverage is looked at in one of so many schedules, unless told otherwise: it costs time."""
+"""Default interval of coverage sampling, in schedules, since coverage costs time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a campaign explores. ``coverage``: it is looked at in one of so many schedules; 0: in none."""
+    """Subject of a campaign. ``coverage``: interval, in schedules, at which coverage is sampled; 0: never."""
 
     scenario: str
     design: str
@@ -32,11 +32,11 @@ class Work:
 
     @property
     def is_divisible(self) -> bool:
-        """Whether it can be cut into chunks. EmuError for a scheduler that there is not."""
+        """True if the campaign can be divided into chunks. Raises EmuError for an unknown scheduler."""
         return is_divisible(self.scheduler)
 
     def chunks(self, schedules: int | None) -> "Iterator[Chunk]":
-        """The chunks of so many schedules, or of as many as there are; those that can't be divided are one."""
+        """The chunks of ``schedules`` schedules (None: without end); an indivisible campaign is one chunk."""
         if not self.is_divisible:
             yield Chunk(0, 0, schedules)
             return
@@ -49,7 +49,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """So many schedules from the one with the number ``first`` on; None: all that there are."""
+    """A range of ``schedules`` schedules, from the number ``first`` on; None: all that exist."""
 
     number: int
     first: int
@@ -58,7 +58,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Count:
-    """Schedules that were run, and what they covered. ``pruned``: given up as redundant; ``cut``: too long."""
+    """Number of schedules that were run, and their coverage. ``pruned``: abandoned as redundant; ``cut``: too long."""
 
     schedules: int = 0
     pruned: int = 0
@@ -74,7 +74,7 @@ class Count:
         self.steps += outcome.steps
 
     def add(self, other: "Count") -> None:
-        """Add another one's."""
+        """Add another count."""
         self.schedules += other.schedules
         self.pruned += other.pruned
         self.cut += other.cut
@@ -84,9 +84,9 @@ class Count:
 
 @dataclass(slots=True)
 class ChunkResult:
-    """What a chunk gave. ``broken``: the schedule that broke something, the last of ``count``.
+    """Result of a chunk. ``broken``: the schedule with a violation, which is the last of ``count``.
 
-    ``whole``: it was not stopped before its end. ``exhausted``: the scheduler had no more schedules.
+    ``whole``: the chunk was run to its end. ``exhausted``: the scheduler had no more schedules.
     """
 
     number: int
@@ -95,13 +95,13 @@ class ChunkResult:
     whole: bool = True
     exhausted: bool = False
     interrupted: bool = False
-    """Ctrl-C ended it."""
+    """True if Ctrl-C ended the chunk."""
 
 
 def outcomes(
     session: ScheduleSession, scheduler: Scheduler, schedules: int | None, stops: Callable[[], bool]
 ) -> Iterator[ScheduleOutcome]:
-    """So many schedules, one after the other, until there are no more, or it is to stop."""
+    """Run up to ``schedules`` schedules; stops early when ``stops`` returns true."""
     number = 0
     while (schedules is None or number < schedules) and not stops():
         if not scheduler.begin():
@@ -113,7 +113,7 @@ def outcomes(
 
 
 def run_chunk(work: Work, chunk: Chunk, stops: Callable[[], bool] = lambda: False) -> ChunkResult:
-    """Run a chunk until its end, a violation, or until ``stops`` says so. What ``Session`` raises, EmuError."""
+    """Run a chunk until its end, a violation, or ``stops``. Raises what ``Session`` raises, and EmuError."""
     with _KEPT.session(work) as session:
         return _run(session, work, chunk, stops)
 
@@ -142,8 +142,8 @@ def _run(session: ScheduleSession, work: Work, chunk: Chunk, stops: Callable[[],
 
 
 def run_chunk_elsewhere(work: Work, chunk: Chunk, stops: Callable[[], bool] = lambda: False) -> ChunkResult:
-    """``run_chunk`` in another process: only errors are raised that can be sent. KernelError, EmuError, TrampolineError
-    for all others.
+    """``run_chunk`` in another process, with errors that can be pickled: KernelError, EmuError, and TrampolineError for
+    all others.
     """
     try:
         return run_chunk(work, chunk, stops)
@@ -154,7 +154,7 @@ def run_chunk_elsewhere(work: Work, chunk: Chunk, stops: Callable[[], bool] = la
 
 
 class _KeptSession(threading.local):
-    """The session that a thread used last, kept for the next chunk. One thread runs at a time."""
+    """The session that a host thread used last, kept for its next chunk. Only one thread runs at a time."""
 
     _running = threading.Lock()
 
@@ -163,7 +163,7 @@ class _KeptSession(threading.local):
         self._of: tuple[object, ...] = ()
 
     def session(self, work: Work) -> "_KeptSession":
-        """The session of a work, to be used in a ``with`` block."""
+        """The session for this work, as a context manager."""
         key = (work.scenario, work.design, work.flavour, work.config, bool(work.coverage))
         self._running.acquire()
         try:
@@ -179,7 +179,7 @@ class _KeptSession(threading.local):
         return self
 
     def close(self) -> None:
-        """Let go of what is kept."""
+        """Close the kept session."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -191,10 +191,10 @@ class _KeptSession(threading.local):
     def __exit__(self, kind: object, *exc: object) -> None:
         try:
             if kind is not None:
-                # Whatever state it is in: the next one begins anew.
+                # Its state is unknown: the next chunk starts with a new session.
                 self.close()
             elif self._session is not None:
-                # Nothing under way stays behind: greenlets belong to their thread.
+                # Operations in flight must end here: greenlets belong to their thread.
                 self._session.world.reset()
         finally:
             self._running.release()
@@ -204,5 +204,5 @@ _KEPT = _KeptSession()
 
 
 def close_session() -> None:
-    """Give back the session that this thread keeps for its next chunk."""
+    """Close the session that this host thread keeps for its next chunk."""
     _KEPT.close()

@@ -9,16 +9,16 @@ from trampoline.extras import extra
 from trampoline.tools.explore.chunk import Chunk, ChunkResult, Work, run_chunk_elsewhere
 
 _ANSWERS = 10
-"""Seconds in which a scheduler must answer."""
+"""Timeout for an answer of the scheduler, in seconds."""
 _DEATHS = 5
-"""Workers that may die of a chunk, or under it, before it is given up."""
+"""Number of workers that may die while they run a chunk, before it is abandoned."""
 
 
 class Cluster:
-    """Runs chunks on the workers of a Dask scheduler, which have tramplab installed.
+    """Runs chunks on the workers of a Dask scheduler, which need tramplab installed.
 
-    A chunk whose worker dies is run again by another one; its result is taken once. TrampolineError where Dask isn't
-    installed, or where no scheduler answers at ``address`` (``tcp://HOST:PORT``).
+    A chunk whose worker dies is run again by another one; its result is counted once. Raises TrampolineError if Dask
+    is not installed, or no scheduler answers at ``address`` (``tcp://HOST:PORT``).
     """
 
     def __init__(self, address: str) -> None:
@@ -33,12 +33,12 @@ class Cluster:
         self._address = address
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._futures: dict[int, Any] = {}
-        """Chunks under way, by number."""
+        """Chunks in flight, by number."""
         self._name, self._work = "", Work("", "")
 
     @property
     def slots(self) -> int:
-        """See Workers: one runs and one waits for each thread of a worker, of those that there are now."""
+        """Two chunks for each thread of the present workers: one that runs and one that waits."""
         return 2 * max(sum(int(threads) for threads in self._client.nthreads().values()), 1)
 
     @property
@@ -46,12 +46,12 @@ class Cluster:
         return len(self._futures)
 
     def begin(self, work: Work, seconds: float | None) -> None:
-        """See Workers. Chunks that are under way when the time is over are given up: clocks differ."""
+        """As in Workers. Chunks in flight are abandoned when the time is over, because clocks of machines differ."""
         self.stop()
         self._name, self._work = f"tramplab-{uuid.uuid4().hex}", work
 
     def submit(self, chunk: Chunk) -> None:
-        # Its own key: the scheduler knows the chunk by it, however often it is run.
+        # The chunk's key stays the same for the scheduler when it is run again.
         future = self._client.submit(
             run_chunk_elsewhere, self._work, chunk, key=f"{self._name}-{chunk.number}", pure=False, retries=_DEATHS
         )
@@ -59,7 +59,7 @@ class Cluster:
         future.add_done_callback(lambda _: self._done.put((self._name, chunk.number)))
 
     def finished(self, timeout: float | None) -> list[ChunkResult]:
-        """See Workers. TrampolineError where the cluster is gone, or a chunk has killed too many workers."""
+        """As in Workers. Raises TrampolineError if the cluster is gone, or a chunk has killed too many workers."""
         found: list[ChunkResult] = []
         while not found:
             try:
@@ -75,7 +75,7 @@ class Cluster:
         from distributed import CancelledError, KilledWorker
 
         try:
-            # Where its worker died meanwhile it is run again.
+            # If its worker has died meanwhile, the chunk is run again.
             result = future.result()
         except KilledWorker:
             raise TrampolineError(f"chunk {number} was given up: its workers died") from None
@@ -85,7 +85,7 @@ class Cluster:
         return result
 
     def stop(self) -> None:
-        """See Workers: what is under way is given up."""
+        """Abandon the chunks in flight."""
         futures, self._futures = list(self._futures.values()), {}
         if futures:
             self._client.cancel(futures, force=True)

@@ -1,4 +1,4 @@
-"""A design as schedules name it: one of ours by its name, or one's own by where its factory is."""
+"""Names of designs in schedule addresses: a name of ``DESIGNS``, or the place of a user's factory."""
 
 import hashlib
 import importlib
@@ -14,9 +14,9 @@ from trampoline.designs import DESIGNS, DesignChoice, DesignInfo, design_info
 
 @dataclass(frozen=True, slots=True)
 class NamedDesign:
-    """``NAME``, ``MODULE:NAME`` or ``FILE:NAME``, and ``+METADATA`` behind it where a back end is chosen.
+    """``NAME``, ``MODULE:NAME`` or ``FILE:NAME``, followed by ``+METADATA`` if the design has a choice of back ends.
 
-    ``make``: the name of one of ``DESIGNS``, a DesignInfo, or a factory.
+    ``make``: a name of ``DESIGNS``, a DesignInfo, or a factory.
     """
 
     text: str
@@ -25,8 +25,9 @@ class NamedDesign:
 
     @classmethod
     def of(cls, design: DesignChoice) -> "NamedDesign":
-        """From its text; of what has none, a text that says where its factory was defined. TrampolineError where there
-        is no such design, or its file or module can't be had.
+        """Parse the text of a design; for an object, find the text that names its definition.
+
+        Raises TrampolineError if the design is unknown, or its file or module cannot be imported.
         """
         if not isinstance(design, str):
             info = design_info(design)
@@ -37,7 +38,7 @@ class NamedDesign:
         where, colon, name = design.rpartition(":")
         base, plus, metadata = (name if colon else design).partition("+")
         if plus and not metadata:
-            raise TrampolineError(f"{design}: which metadata?")
+            raise TrampolineError(f"{design}: no metadata back end after '+'")
         if not colon:
             if base not in DESIGNS:
                 raise TrampolineError(f"no {design!r}; there are {', '.join(DESIGNS)}, and MODULE:NAME or FILE:NAME")
@@ -49,7 +50,7 @@ class NamedDesign:
 
     @property
     def found_by(self) -> str | None:
-        """The metadata back end in which its functions are looked up; None where none is known."""
+        """The metadata back end of function lookups; None if unknown."""
         return design_info(self.make).found_by(self.metadata)
 
 
@@ -59,12 +60,12 @@ def _module(where: str, design: str) -> ModuleType:
             return _from_file(Path(where))
         return importlib.import_module(where)
     except Exception as error:
-        raise TrampolineError(f"{design}: {where} can't be imported: {type(error).__name__}: {error}") from error
+        raise TrampolineError(f"{design}: {where} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _from_file(path: Path) -> ModuleType:
     path = path.resolve()
-    # Under a name of its own for each file, by which processes find it again.
+    # The module name depends on the file, so that other processes can import it as well.
     name = f"tramplab_design_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -1,4 +1,4 @@
-"""Schedules that broke something, kept in Hypothesis's example database, so that the next campaign tries them first."""
+"""Failing schedules, kept in Hypothesis's example database, so that the next campaign tries them first."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Examples:
-    """The schedules of a database, by what they are schedules of."""
+    """The failing schedules of a database, by scenario, design, flavour and configuration."""
 
     def __init__(self, database: "ExampleDatabase") -> None:
         self._database = database
 
     def known(self, work: Work) -> list[ScheduleAddress]:
-        """Those of a campaign's scenario, design, flavour and configuration, the shortest first."""
+        """The known schedules of a campaign, shortest first."""
         found = set(self._read(_key(work.scenario, work.design, work.flavour, work.config)))
         return sorted(found, key=lambda address: (len(address.schedule), str(address)))
 
@@ -27,15 +27,15 @@ class Examples:
             try:
                 yield ScheduleAddress.parse(value.decode())
             except (BadSchedule, UnicodeDecodeError):
-                # Of another version: nothing that could be run.
+                # Written by another version: not a schedule of this one.
                 self._database.delete(key, value)
 
     def save(self, address: ScheduleAddress) -> None:
-        """Keep a schedule."""
+        """Add a schedule."""
         self._database.save(_key_of(address), str(address).encode())
 
     def forget(self, address: ScheduleAddress) -> None:
-        """A schedule breaks nothing any more."""
+        """Remove a schedule that has no violation any more."""
         self._database.delete(_key_of(address), str(address).encode())
 
 

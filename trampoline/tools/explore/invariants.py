@@ -1,4 +1,4 @@
-"""What must hold in every schedule of a scenario, as far as it is BPF's."""
+"""BPF invariants, which hold in every schedule of a scenario."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +20,9 @@ from trampoline.tools.explore.testbed import ARGUMENT, Stage
 
 
 class CallsSeeWhatTheyMay:
-    """Each program runs once if it was attached all the time, not at all if it never was, and either if it came or went
-    meanwhile; the original runs once, it or its replacement; arguments, cookies and return value arrive.
+    """Checks calls: a program runs once if it was attached during the whole call, never if it was detached during the
+    whole call, and at most once if it was attached or detached meanwhile. The original function or its replacement runs
+    once. Arguments, cookies and return value are correct.
     """
 
     def __init__(self, stage: Stage, plan: Plan, operations: Mapping[str, Operation]) -> None:
@@ -30,7 +31,7 @@ class CallsSeeWhatTheyMay:
         self._checked: dict[str, int] = {}
 
     def begin(self, world: World) -> None:
-        """See Invariant."""
+        """Nothing to prepare."""
 
     def after_step(self, world: World, actor: Actor) -> None:
         if not isinstance(actor, GuestActor):
@@ -41,7 +42,7 @@ class CallsSeeWhatTheyMay:
             self._check(actor, actor.calls[done])
 
     def at_rest(self, world: World) -> None:
-        """See Invariant."""
+        """Nothing to check: calls are checked as they return."""
 
     def _check(self, actor: GuestActor, call: GuestCall) -> None:
         notes = self._stage.read_notes(call.args[1], call.value or 0)
@@ -64,10 +65,10 @@ class CallsSeeWhatTheyMay:
                 raise Violation("wrong argument", f"{who}: program {number} saw {notes.seen[number]:#x}")
             if runs and notes.cookies[number] not in self._may_find(number, call):
                 found = notes.cookies[number]
-                raise Violation("wrong cookie", f"{who}: program {number} found {found:#x}, which it never had there")
+                raise Violation("wrong cookie", f"{who}: program {number} found {found:#x}, never its cookie there")
 
     def _replaced(self, call: GuestCall) -> set[int]:
-        """How often the replacement may have run in a call."""
+        """Allowed numbers of runs of the replacement in a call."""
         states = {0}
         for deed in self._deeds:
             if call.name not in deed.functions or deed.livepatched is None or not 0 <= deed.begun <= call.ended:
@@ -79,7 +80,7 @@ class CallsSeeWhatTheyMay:
         return states
 
     def _may(self, number: int, call: GuestCall) -> set[int]:
-        """How often a program may have run in a call."""
+        """Allowed numbers of runs of a program in a call."""
         begun = [deed for deed in self._deeds if call.name in deed.functions and 0 <= deed.begun <= call.ended]
         over = [deed for deed in begun if 0 <= deed.ended < call.begun]
         state = int(number in self._attached.get(call.name, frozenset()))
@@ -88,19 +89,19 @@ class CallsSeeWhatTheyMay:
                 state = int(deed.attached)
         states = {state}
         skips = self._stage.programs[number].attach_type is AttachType.TRACE_FEXIT_MULTI
-        skips |= self._stage.lab.flavour.skip_nops
+        skips |= self._stage.lab.release.trampoline.skip_nops
         for deed in begun:
             if deed in over:
                 continue
             if deed.program == number:
                 states.add(int(deed.attached))
             elif skips:
-                # bpf_tramp_image_put(), step 1: who is in a former image skips the programs that are still to come.
+                # bpf_tramp_image_put(), step 1: a task in an old image skips the programs that follow.
                 states.add(0)
         return states
 
     def _may_find(self, number: int, call: GuestCall) -> set[int]:
-        """The cookies that a program may have found in a call."""
+        """Cookies that a program may find in a call."""
         found = {self._cookies.get((number, call.name), 0)}
         for deed in self._deeds:
             attaches = deed.program == number and deed.attached and call.name in deed.functions
@@ -111,10 +112,10 @@ class CallsSeeWhatTheyMay:
 
 
 class EnterAndExitBalance:
-    """At rest no CPU and no task is in a read section, holds migration off or has a run context, no program counts
-    itself as running, a percpu_ref is held by its first holder at most, and no program took time, since none passes.
-    Behind each call no CPU counts more ends of a program's runs than beginnings: tasks do not leave a CPU in the midst
-    of one.
+    """Checks that counters balance. At rest: no CPU or task is in a read-side section, has migration disabled or a run
+    context set; no program counts itself as running; only its first holder has a percpu_ref; and no program has used
+    time, since the clock stands still. After each call: no CPU has counted more exits than entries of a program,
+    since a task does not leave a CPU between the two.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -125,7 +126,7 @@ class EnterAndExitBalance:
         self._ended.clear()
 
     def after_step(self, world: World, actor: Actor) -> None:
-        # Programs may be gone when all is at rest, and their counts with them.
+        # At rest programs, and with them their counters, may be freed.
         if isinstance(actor, GuestActor) and (ended := actor.ended) != self._ended.get(actor.letter, 0):
             self._ended[actor.letter] = ended
             percpu = world.kernel.percpu
@@ -170,7 +171,7 @@ _TASK_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class AtRest:
-    """What is left when everything is over: what the operations answered, memory by name, what the sites reach."""
+    """State after all operations: their results, memory by name, and the targets of the sites."""
 
     answers: tuple[tuple[str, int], ...]
     memory: frozenset[tuple[str, int]]
@@ -178,7 +179,7 @@ class AtRest:
     locks: tuple[str, ...] = ()
 
     def difference(self, other: "AtRest") -> str:
-        """What is here and not there, in words."""
+        """Difference from another state, in words."""
         more = [f"{count} x {name}" for name, count in sorted(self.memory - other.memory)]
         less = [f"{count} x {name}" for name, count in sorted(other.memory - self.memory)]
         sites = [f"{name}: {what}" for name, what in self.sites if (name, what) not in other.sites]
@@ -191,7 +192,7 @@ class AtRest:
 
 
 def at_rest(stage: Stage, operations: Mapping[str, Operation]) -> AtRest:
-    """What is left now."""
+    """The present state."""
     kernel = stage.lab.kernel
     held = (kernel.slab.objects, kernel.vmalloc.objects, kernel.percpu.objects, kernel.execmem.images)
     memory = _counted(tuple(name for objects in held for name in objects.values()))
@@ -215,18 +216,18 @@ def _reached(stage: Stage, target: int) -> str:
 
 @lru_cache(maxsize=1 << 10)
 def _counted(names: tuple[str, ...]) -> frozenset[tuple[str, int]]:
-    """How often there is each name. Most schedules end with the same memory."""
+    """Counts allocations by name. Cached: most schedules end with the same memory."""
     return frozenset(Counter(map(_name, names)).items())
 
 
 @lru_cache(maxsize=1 << 16)
 def _name(name: str) -> str:
-    """A name without addresses and numbers: how large a table is depends on when readers let it be resized."""
+    """A name without addresses and numbers: the size of a table depends on when readers allow its resize."""
     return " ".join(part for part in name.split() if not part.startswith("0x") and not part.isdigit())
 
 
 class EndsAsSomeOrder:
-    """The final state is that of some sequential order of the operations which gave the same answers."""
+    """Checks that the final state is that of a sequential order of the operations with the same results."""
 
     def __init__(
         self, stage: Stage, operations: Mapping[str, Operation], orders: Callable[[], Sequence[AtRest]]
@@ -234,10 +235,10 @@ class EndsAsSomeOrder:
         self._stage, self._operations, self._orders = stage, operations, orders
 
     def begin(self, world: World) -> None:
-        """See Invariant."""
+        """Nothing to prepare."""
 
     def after_step(self, world: World, actor: Actor) -> None:
-        """See Invariant."""
+        """Nothing to check: the order is checked at rest."""
 
     def at_rest(self, world: World) -> None:
         found = at_rest(self._stage, self._operations)
@@ -249,7 +250,7 @@ class EndsAsSomeOrder:
 
 
 class NothingIsLeft:
-    """Where everybody went who came, everything is as it was: memory, sites, direct callers, users of ftrace."""
+    """Leak check: after all detaches, memory, sites, direct callers and ftrace users equal the start."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -259,7 +260,7 @@ class NothingIsLeft:
         self._at_start = self._state()
 
     def after_step(self, world: World, actor: Actor) -> None:
-        """See Invariant."""
+        """Nothing to check: leaks are checked at rest."""
 
     def at_rest(self, world: World) -> None:
         before, after = self._at_start, self._state()
@@ -274,7 +275,7 @@ class NothingIsLeft:
 
 
 def refused(deeds: Sequence[Deed], allowed: frozenset[int]) -> str | None:
-    """The first deed that was refused although nothing allows that, in words."""
+    """First operation that failed with an unexpected errno, in words; None if there is none."""
     for deed in deeds:
         if deed.error is not None and deed.error.errno not in allowed:
             return f"{deed.name}: {deed.error}"

@@ -1,9 +1,9 @@
-"""In which states of their life cycle programs, images, links and metadata were, and what tasks were doing then.
+"""Coverage of life-cycle states of programs, images, links and metadata, combined with states of the tasks.
 
-A state is one of: an operation stands at a point (``detach P0: text write``) or is over (``attach P0: done``), memory
-of a kind is asked for or freed (``kfunc_md: freed``), a grace period is waited for and what goes on then (``waits for
-rcu_tasks: BpfTrampImage.put``). A task is in a call, asleep in it, off its CPU in it
-(preempted, or woken), or not called.
+A state is one of: an operation at a point (``detach P0: text write``) or complete (``attach P0: done``); memory of a
+kind allocated or freed (``kfunc_md: freed``); a grace period in flight and its callback (``waits for
+rcu_tasks: BpfTrampImage.put``). A task is in a call, asleep in it, off its CPU in it (preempted, or woken), or not in
+a call.
 """
 
 import re
@@ -23,7 +23,7 @@ _KIND = re.compile(r"(?:per-CPU )?([A-Za-z_]+?)(?=_\d|\W|$)")
 
 
 class LifeWatch:
-    """Notes states in ``Coverage.states``, as one of a world's invariants. Made before ``World.open``."""
+    """Records states in ``Coverage.states``, as an invariant of a world. Must be made before ``World.open``."""
 
     IS_CACHE = True
 
@@ -40,7 +40,7 @@ class LifeWatch:
         world.memory.on_freed = self._freed
 
     def schedule(self, operations: Mapping[str, Operation]) -> None:
-        """What the next schedule's operations do."""
+        """Set the operations of the next schedule."""
         self._operations = list(operations.items())
 
     def begin(self, world: World) -> None:
@@ -74,7 +74,7 @@ class LifeWatch:
         self._happened.clear()
 
     def at_rest(self, world: World) -> None:
-        """See Invariant."""
+        """Nothing to record."""
 
     def _of_operations(self) -> list[str]:
         found = []
@@ -106,7 +106,7 @@ def _state(who: str, what: str) -> str:
 
 
 def _asked(callback: object) -> str:
-    """The function that asked for a grace period, or that goes on behind it."""
+    """Name of the callback of a grace period, or of the function that waits for it."""
     if callback is None:
         return "synchronize"
     if isinstance(callback, partial):

@@ -1,4 +1,4 @@
-"""What a scenario consists of: tasks that call functions, and operations that go on meanwhile."""
+"""Parts of a scenario: tasks that call functions, and concurrent operations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from emu.kernel.errors import KernelError
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """One call of a function by name; ``task`` makes them one after the other."""
+    """One call of a function by name; a task makes its calls in order."""
 
     function: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTask:
-    """A task and the CPUs that it may run on, the preferred one first."""
+    """A task and the CPUs that it may run on, in order of preference."""
 
     name: str
     cpus: tuple[int, ...]
@@ -24,9 +24,9 @@ class PlannedTask:
 
 @dataclass(eq=False, slots=True)
 class Deed:
-    """One thing that an operation does, as far as calls can tell: ``program`` (its number) is on ``functions``
-    afterwards, or is not, with ``cookies`` by function, 0 where none is given; ``livepatched``: its functions are
-    replaced afterwards, or are themselves again. ``begun`` and ``ended``: in which step.
+    """One part of an operation, with its effects on calls. After it ``program`` (a number) is attached to ``functions``
+    or detached from them, with ``cookies`` by function (default 0); ``livepatched``: the functions are replaced (true)
+    or restored (false). ``begun`` and ``ended``: numbers of its first and last step.
     """
 
     name: str
@@ -46,12 +46,11 @@ Operation = Sequence[Deed]
 
 @dataclass(slots=True)
 class Plan:
-    """A scenario that is ready. ``operations`` makes them anew for each schedule, by name.
+    """A scenario that is ready to run. ``operations`` makes its operations, by name, anew for each schedule.
 
-    ``attached``: numbers of the programs that are on each function from the start; ``cookies``: with which, by program
-    and function, 0 where none is given. ``may_refuse``: error codes that are no failure here. ``state``: objects of
-    the scenario's own that operations change. ``restores``: who comes also goes, so that in the end everything is as
-    it was at the start.
+    ``attached``: numbers of the programs on each function at the start; ``cookies``: theirs, by program and function
+    (default 0). ``may_refuse``: error codes that operations may return. ``state``: the scenario's own objects that
+    operations change. ``restores``: true if the final state must equal the start.
     """
 
     tasks: list[PlannedTask]

@@ -1,4 +1,4 @@
-"""What scenarios are made of: callers, and what operations do, one thing after the other."""
+"""Building blocks of scenarios: callers, and the parts of operations."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _FIRST_TASK = "task on cpu 0"
 
 
 def callers(*functions: str, cpus: int = 2, both: bool = False) -> list[PlannedTask]:
-    """A task on each CPU, which calls the functions one after the other."""
+    """A task on each CPU, which calls the functions in order. ``both``: tasks may migrate between the CPUs."""
     every = tuple(range(cpus))
     return [
         PlannedTask(f"task on cpu {cpu}", (cpu, *(other for other in every if other != cpu)) if both else (cpu,),
@@ -25,13 +25,13 @@ def callers(*functions: str, cpus: int = 2, both: bool = False) -> list[PlannedT
 
 
 def cookie_series(*counts: int) -> list[Sequence[int]]:
-    """Series of so many cookies: no two are the same, in any 16 bits of them."""
+    """Series of cookies with these lengths; all cookies differ in each of their 16-bit parts."""
     numbers = iter(range(1, sum(counts) + 1))
     return [[0x0001_0001_0001_0001 * next(numbers) for _ in range(count)] for count in counts]
 
 
 def by_program(functions: Sequence[str], *series: Sequence[int]) -> dict[tuple[int, str], int]:
-    """The cookies of programs 0, 1, ... on functions."""
+    """Cookies of programs 0, 1, ... on the functions, from one series for each program."""
     return {
         (number, name): cookie
         for number, cookies in enumerate(series)
@@ -40,7 +40,7 @@ def by_program(functions: Sequence[str], *series: Sequence[int]) -> dict[tuple[i
 
 
 class Attachment:
-    """A link that an operation makes, and perhaps takes off again."""
+    """A link that an operation attaches, and may detach again."""
 
     def __init__(self, stage: Stage, prog: BpfProg, *functions: str, cookies: Sequence[int] | None = None) -> None:
         self._stage, self._prog, self._functions, self._cookies = stage, prog, functions, cookies
@@ -51,12 +51,12 @@ class Attachment:
         self._link = self._stage.attach(self._prog, *self._functions, cookies=self._cookies)
 
     def detach(self) -> None:
-        """Detach what was attached; nothing where that was refused."""
+        """Detach the link; does nothing if attach failed."""
         if self._link is not None:
             self._link.detach()
 
     def deed(self, *, attached: bool) -> Deed:
-        """Attaching, or detaching, as part of an operation."""
+        """The attach, or the detach, as part of an operation."""
         number = self._stage.programs.index(self._prog)
         verb = "attach" if attached else "detach"
         do = self.attach if attached else self.detach
@@ -65,7 +65,7 @@ class Attachment:
 
 
 def detach(stage: Stage, link: TracingMultiLink, prog: BpfProg, *, unload: bool = True) -> list[Deed]:
-    """Detach what was attached from the start, and let go of the program."""
+    """Detach a link that was attached at the start, and unload the program."""
     number = stage.programs.index(prog)
     deeds = [Deed(f"detach {prog.name}", link.detach, number, link.functions, attached=False)]
     if unload:
@@ -74,8 +74,8 @@ def detach(stage: Stage, link: TracingMultiLink, prog: BpfProg, *, unload: bool 
 
 
 def others_wait(stage: Stage) -> Deed:
-    """Others ask for grace periods of all kinds, which may be under way, and wait for none of the readers to come, when
-    operations ask for theirs.
+    """Start grace periods of all kinds, so that operations find grace periods in flight that do not wait for later
+    readers.
     """
     rcu = stage.lab.kernel.rcu
 
@@ -87,7 +87,7 @@ def others_wait(stage: Stage) -> Deed:
 
 
 class Until(Lock):
-    """Is waited for like a lock that is held until the first task is in one of some states."""
+    """A lock that is held until the first task is in one of the given states."""
 
     def __init__(self, stage: Stage, *states: TaskState) -> None:
         super().__init__(stage.lab.kernel.process, f"until a task is {' or '.join(states)}")
@@ -95,18 +95,18 @@ class Until(Lock):
 
     @property
     def held(self) -> bool:
-        """Whether to wait."""
+        """True while the lock is held."""
         tasks = (task for task in self._stage.lab.kernel.machine.tasks if task.name == _FIRST_TASK)
         return any(task.state not in self._states for task in tasks)
 
     def deed(self) -> Deed:
-        """Waiting, as part of an operation."""
+        """The wait, as part of an operation."""
         process = self._stage.lab.kernel.process
         return Deed("wait", lambda: process.point(PointKind.LOCK, self.name, self))
 
 
 def tracer_of(stage: Stage, *functions: str) -> FtraceOps:
-    """A function tracer of some functions, not registered."""
+    """A function tracer of the functions, not registered."""
     sites = [stage.lab.kernel.function(name).site for name in functions]
     return FtraceOps(
         "tracer", lambda ip, parent, ops, regs: None, FtraceOpsFlag(0), filter={site for site in sites if site}
@@ -114,13 +114,13 @@ def tracer_of(stage: Stage, *functions: str) -> FtraceOps:
 
 
 class Livepatch:
-    """A livepatch that comes, unless it is refused, and goes."""
+    """A livepatch that is enabled, unless that fails, and disabled."""
 
     def __init__(self, stage: Stage, function: str) -> None:
         self._patch, self._functions = stage.livepatch(function), (function,)
 
     def deed(self, *, on: bool) -> Deed:
-        """Coming, or going."""
+        """Enable or disable the livepatch, as part of an operation."""
         if on:
             return Deed("livepatch", self._patch.enable, functions=self._functions, livepatched=True)
         return Deed("no livepatch", self._disable, functions=self._functions, livepatched=False)

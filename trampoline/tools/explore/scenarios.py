@@ -1,4 +1,4 @@
-"""The scenarios, by name: calls on all CPUs, and operations meanwhile, in every design that has the operation."""
+"""Scenarios by name: calls on all CPUs and concurrent operations, in every design that supports the operation."""
 
 from collections.abc import Callable
 from errno import EAGAIN, EBUSY, ENOENT, ENOMEM, EWOULDBLOCK
@@ -28,26 +28,26 @@ from trampoline.tools.explore.scenario_steps import (
 from trampoline.tools.explore.testbed import MODULE, MODULE_FUNCTIONS, Stage
 
 _RESIZED = 15
-"""Functions that make the hash grow beyond its first 16 buckets when they come, and shrink when they go."""
+"""Functions whose attach grows the hash beyond its first 16 buckets, and whose detach shrinks it."""
 
 _MOST_POINTS = 60
-"""Points of a kind in one operation at most."""
+"""Largest number of points of one kind in an operation."""
 
 
 def attach_during_call(stage: Stage) -> Plan:
-    """A program is attached to a function that both CPUs are calling."""
+    """Attach a program to a function that both CPUs are calling."""
     prog = stage.program("fexit")
     return Plan(callers("explored"), lambda: {"attach": [Attachment(stage, prog, "explored").deed(attached=True)]})
 
 
 def detach_during_call(stage: Stage) -> Plan:
-    """The last programs are detached from a function that both CPUs are calling, and unloaded."""
-    before, behind = stage.program("fentry"), stage.program("fexit")
-    links = [stage.attach(before, "explored"), stage.attach(behind, "explored")]
+    """Detach and unload the last programs of a function that both CPUs are calling."""
+    entry, exit_ = stage.program("fentry"), stage.program("fexit")
+    links = [stage.attach(entry, "explored"), stage.attach(exit_, "explored")]
     return Plan(
         callers("explored"),
         lambda: {
-            "detach": [others_wait(stage), *detach(stage, links[0], before), *detach(stage, links[1], behind)]
+            "detach": [others_wait(stage), *detach(stage, links[0], entry), *detach(stage, links[1], exit_)]
         },
         attached={"explored": frozenset({0, 1})},
         state=[links],
@@ -55,13 +55,13 @@ def detach_during_call(stage: Stage) -> Plan:
 
 
 def detach_while_sleeping(stage: Stage) -> Plan:
-    """Programs are detached while tasks sleep in the function that they are on, and go on on another CPU perhaps."""
-    before, behind = stage.program("fentry"), stage.program("fexit")
-    links = [stage.attach(before, "explored_sleeps"), stage.attach(behind, "explored_sleeps")]
+    """Detach programs while tasks sleep in their function; the tasks may continue on another CPU."""
+    entry, exit_ = stage.program("fentry"), stage.program("fexit")
+    links = [stage.attach(entry, "explored_sleeps"), stage.attach(exit_, "explored_sleeps")]
     return Plan(
         callers("explored_sleeps", both=True),
         lambda: {
-            "detach": [others_wait(stage), *detach(stage, links[1], behind), *detach(stage, links[0], before)]
+            "detach": [others_wait(stage), *detach(stage, links[1], exit_), *detach(stage, links[0], entry)]
         },
         attached={"explored_sleeps": frozenset({0, 1})},
         state=[links],
@@ -69,33 +69,33 @@ def detach_while_sleeping(stage: Stage) -> Plan:
 
 
 def modify_during_call(stage: Stage) -> Plan:
-    """A second program comes and goes on a function that both CPUs are calling; the first one stays."""
-    stays, comes = stage.program("fentry"), stage.program("fexit")
-    link = stage.attach(stays, "explored")
+    """Attach and detach a second program on a function that both CPUs are calling; the first one stays."""
+    kept, added = stage.program("fentry"), stage.program("fexit")
+    link = stage.attach(kept, "explored")
 
     def operations() -> dict[str, Operation]:
-        attachment = Attachment(stage, comes, "explored")
+        attachment = Attachment(stage, added, "explored")
         return {"modify": [attachment.deed(attached=True), attachment.deed(attached=False)]}
 
     return Plan(callers("explored"), operations, attached={"explored": frozenset({0})}, state=[link])
 
 
 def resize_during_lookup(stage: Stage) -> Plan:
-    """Metadata's table shrinks and grows while CPUs, and a task that sleeps, look functions up in it: some that stay,
-    some that go and come with another cookie.
+    """Shrink and grow the metadata table while CPUs and a sleeping task look functions up in it: some stay attached,
+    others are detached and attached again with another cookie.
     """
-    stays, comes = stage.program("fexit"), stage.program("fentry")
+    kept, added = stage.program("fexit"), stage.program("fentry")
     traced = ("explored", "explored_sleeps")
     more = [f"explored_{number}" for number in range(1, _RESIZED + 1)]
     first, second, third = cookie_series(len(traced), len(more), len(more))
-    links = [stage.attach(stays, *traced, cookies=first), stage.attach(comes, *more, cookies=second)]
+    links = [stage.attach(kept, *traced, cookies=first), stage.attach(added, *more, cookies=second)]
 
     def operations() -> dict[str, Operation]:
-        again = Attachment(stage, comes, *more, cookies=third)
+        again = Attachment(stage, added, *more, cookies=third)
         return {
             "resize": [
-                *detach(stage, links[1], comes, unload=False), again.deed(attached=True), again.deed(attached=False),
-                *detach(stage, links[0], stays),
+                *detach(stage, links[1], added, unload=False), again.deed(attached=True), again.deed(attached=False),
+                *detach(stage, links[0], kept),
             ]
         }  # fmt: skip
 
@@ -109,17 +109,17 @@ def resize_during_lookup(stage: Stage) -> Plan:
 
 
 def cookies_change(stage: Stage) -> Plan:
-    """A program leaves two functions that have another one, and a third one comes, each with cookies of its own, while
-    both CPUs call them.
+    """Detach a program from two functions with another program, and attach a third one, each with its own cookies,
+    while both CPUs call the functions.
     """
-    stays, goes, comes = (stage.program("fentry") for _ in range(3))
+    kept, removed, added = (stage.program("fentry") for _ in range(3))
     functions = ("explored", "explored_1")
     first, second, third = cookie_series(*[len(functions)] * 3)
-    links = [stage.attach(stays, *functions, cookies=first), stage.attach(goes, *functions, cookies=second)]
+    links = [stage.attach(kept, *functions, cookies=first), stage.attach(removed, *functions, cookies=second)]
 
     def operations() -> dict[str, Operation]:
-        attachment = Attachment(stage, comes, *functions, cookies=third)
-        return {"change": [*detach(stage, links[1], goes), attachment.deed(attached=True)]}
+        attachment = Attachment(stage, added, *functions, cookies=third)
+        return {"change": [*detach(stage, links[1], removed), attachment.deed(attached=True)]}
 
     return Plan(
         callers(*functions),
@@ -131,7 +131,7 @@ def cookies_change(stage: Stage) -> Plan:
 
 
 def two_attaches(stage: Stage) -> Plan:
-    """Two programs are attached at once, while both CPUs call the function."""
+    """Attach two programs concurrently while both CPUs call the function."""
     first, second = stage.program("fentry"), stage.program("fexit")
     return Plan(
         callers("explored"),
@@ -143,7 +143,7 @@ def two_attaches(stage: Stage) -> Plan:
 
 
 def batch_patching(stage: Stage) -> Plan:
-    """A program comes to several functions, and leaves them, while all CPUs call them."""
+    """Attach a program to several functions, and detach it, while all CPUs call them."""
     prog = stage.program("fexit")
     functions = ("explored", "explored_1", "explored_2")
 
@@ -155,7 +155,7 @@ def batch_patching(stage: Stage) -> Plan:
 
 
 def livepatch_meets_fexit(stage: Stage) -> Plan:
-    """A function is livepatched, and a program attached to it, at once."""
+    """Livepatch a function and attach a program to it concurrently."""
     prog = stage.program("fexit")
     patch = stage.livepatch("explored")
     return Plan(
@@ -169,7 +169,7 @@ def livepatch_meets_fexit(stage: Stage) -> Plan:
 
 
 def module_unload(stage: Stage) -> Plan:
-    """A module is unloaded while a program is attached to one of its functions and to one of the kernel's."""
+    """Unload a module while a program is attached to one of its functions and to one of the kernel's."""
     kernel = stage.lab.kernel
     kernel.load_module(MODULE, AssemblyFunctions(MODULE_FUNCTIONS, module=MODULE))
     prog = stage.program("fexit")
@@ -186,10 +186,10 @@ def module_unload(stage: Stage) -> Plan:
 
 
 def detach_while_program_sleeps(stage: Stage) -> Plan:
-    """A program is detached, and unloaded, while a task sleeps in it.
+    """Detach and unload a program while a task sleeps in it.
 
-    Not before: kernels lose a program under a task that is on the way to it and sleeps in it then, since grace periods
-    for sleepable programs wait for those alone who have entered one.
+    Not earlier: a kernel may free a program before a task that is about to enter it, and sleeps in it, because grace
+    periods for sleepable programs wait only for tasks that have entered one.
     """
     sleeps = stage.program("fentry", sleeps=True)
     link = stage.attach(sleeps, "explored")
@@ -204,8 +204,8 @@ def detach_while_program_sleeps(stage: Stage) -> Plan:
 
 
 def tracer_comes_and_goes(stage: Stage) -> Plan:
-    """A function tracer comes to a function that has a program and to one that has none, where its own trampoline is
-    called, and leaves them, while both CPUs call them.
+    """Register and unregister a function tracer, while both CPUs call, on a function that has a program and on one that
+    has none, whose site then calls the tracer's own trampoline.
     """
     prog = stage.program("fentry")
     link = stage.attach(prog, "explored")
@@ -227,15 +227,15 @@ def tracer_comes_and_goes(stage: Stage) -> Plan:
 
 
 def tracer_stays(stage: Stage) -> Plan:
-    """A function has a tracer beside its program, so that both CPUs, which call it, walk the list of ftrace_ops and
-    look into their filters, while another program comes to other functions and leaves them.
+    """Attach and detach a program on other functions while one function has both a tracer and a program, so that both
+    CPUs, which call it, walk the list of ftrace_ops and read their filters.
     """
-    stays, comes = stage.program("fentry"), stage.program("fexit")
-    link = stage.attach(stays, "explored")
+    kept, added = stage.program("fentry"), stage.program("fexit")
+    link = stage.attach(kept, "explored")
     stage.lab.kernel.ftrace.register_ftrace_function(tracer_of(stage, "explored"))
 
     def operations() -> dict[str, Operation]:
-        attachment = Attachment(stage, comes, "explored_1", "explored_2")
+        attachment = Attachment(stage, added, "explored_1", "explored_2")
         return {"trace": [attachment.deed(attached=True), attachment.deed(attached=False)]}
 
     return Plan(
@@ -244,16 +244,16 @@ def tracer_stays(stage: Stage) -> Plan:
 
 
 def statistics_meet_attach(stage: Stage) -> Plan:
-    """Run-time statistics are turned on and off, while a second program comes and goes and both CPUs call. One CPU's
-    clock says 0, which programs take for a time that nobody wants to know.
+    """Enable and disable run-time statistics while a second program is attached and detached, and both CPUs call. The
+    clock of one CPU reads 0, the start time that programs record while statistics are off.
     """
-    stays, comes = stage.program("fentry"), stage.program("fexit")
-    link = stage.attach(stays, "explored")
+    kept, added = stage.program("fentry"), stage.program("fexit")
+    link = stage.attach(kept, "explored")
     lab = stage.lab
     PERCPU.view(lab.kernel.machine, lab.kernel.percpu_areas[1]).sched_clock = 1000
 
     def operations() -> dict[str, Operation]:
-        attachment = Attachment(stage, comes, "explored")
+        attachment = Attachment(stage, added, "explored")
         return {
             "statistics": [
                 Deed("statistics", lambda: lab.stats(enabled=True), functions=("explored",)),
@@ -268,7 +268,7 @@ def statistics_meet_attach(stage: Stage) -> Plan:
 
 
 def livepatch_comes_and_goes(stage: Stage) -> Plan:
-    """A function is livepatched, gets programs, is called, is itself again, and loses them."""
+    """Livepatch a function, attach programs, call it, disable the livepatch, detach the programs."""
     progs = stage.program("fentry"), stage.program("fexit")
     patch, called = Livepatch(stage, "explored"), Until(stage, TaskState.DONE)
 
@@ -283,7 +283,7 @@ def livepatch_comes_and_goes(stage: Stage) -> Plan:
 
 
 def livepatch_meets_modify(stage: Stage) -> Plan:
-    """A function is livepatched and is itself again, while programs come and go, and both CPUs call it."""
+    """Enable and disable a livepatch while programs are attached and detached, and both CPUs call the function."""
     progs = stage.program("fentry"), stage.program("fexit")
     patch = Livepatch(stage, "explored")
 
@@ -300,12 +300,12 @@ def livepatch_meets_modify(stage: Stage) -> Plan:
 
 
 def failures_on_the_way(stage: Stage) -> Plan:
-    """A second program comes and goes, again and again until memory, or patching, does not fail at any point any more;
-    meanwhile both CPUs call.
+    """Attach and detach a second program repeatedly, with a failing allocation or text write at one point after the
+    other, until none is left to fail; meanwhile both CPUs call.
     """
-    stays, comes = stage.program("fentry"), stage.program("fexit")
+    kept, added = stage.program("fentry"), stage.program("fexit")
     functions = ("explored", "explored_1")
-    link = stage.attach(stays, "explored")
+    link = stage.attach(kept, "explored")
     kernel = stage.lab.kernel
     process = kernel.process
 
@@ -329,7 +329,7 @@ def failures_on_the_way(stage: Stage) -> Plan:
     def operations() -> dict[str, Operation]:
         deeds = []
         for kinds in ((PointKind.PATCH, PointKind.ALLOC), (PointKind.ALLOC, PointKind.PATCH)):
-            attachment = Attachment(stage, comes, *functions)
+            attachment = Attachment(stage, added, *functions)
             for attached, kind in zip((True, False), kinds, strict=True):
                 deed = attachment.deed(attached=attached)
                 deed.do = partial(persistently, deed.do, kind)
@@ -362,24 +362,24 @@ SCENARIOS: dict[str, Scenario] = {
     "livepatch-meets-modify": livepatch_meets_modify,
     "failures-on-the-way": failures_on_the_way,
 }
-"""Every scenario by its name."""
+"""All scenarios by name."""
 
 _RESIZES = "resize-during-lookup"
-"""The scenario that is about designs with a hash table of metadata."""
+"""The scenario for designs with a hash table of metadata."""
 
 
 def applies(scenario: str, design: str) -> bool:
-    """Whether a design has what a scenario is about, by its name; a design outside of ``DESIGNS`` may."""
+    """True if a design, by name, supports a scenario; designs outside of ``DESIGNS`` are assumed to."""
     return scenario != _RESIZES or ":" in design or NamedDesign.of(design).found_by == "hash"
 
 
 def designs_for(scenario: str) -> tuple[str, ...]:
-    """The designs of ``DESIGNS`` that a scenario is about; of one with a choice of metadata the form that has it."""
+    """The designs of ``DESIGNS`` that support a scenario, with the metadata back end that it needs."""
     forms = [*DESIGNS, *(f"{name}+{one}" for name, info in DESIGNS.items() for one in info.metadata or ())]
     return tuple(form for form in forms if applies(scenario, form)) if scenario == _RESIZES else tuple(DESIGNS)
 
 
 def vcpus_of(scenario: str) -> int:
-    """How many vCPUs a scenario has."""
+    """Number of vCPUs of a scenario."""
     return 2
 

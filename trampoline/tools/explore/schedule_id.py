@@ -1,4 +1,4 @@
-"""The text that names one schedule of one scenario: what ``tramp replay`` takes."""
+"""Schedule address: the text that names one schedule of one scenario, and that ``tramp replay`` takes."""
 
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
@@ -10,7 +10,7 @@ from emu.schedule.action import BadSchedule
 class ScheduleAddress:
     """``scenario/design/flavour/config/dropped/schedule``; ``dropped``: letters of actors that are left out, or -.
 
-    ``design``: see NamedDesign; what is not to be in a part of the text is written as in an URL.
+    ``design``: a name as NamedDesign has it. Reserved characters in a part are percent-encoded, as in a URL.
     """
 
     scenario: str
@@ -27,7 +27,7 @@ class ScheduleAddress:
 
     @classmethod
     def parse(cls, text: str) -> "ScheduleAddress":
-        """What a text names. BadSchedule."""
+        """Parse the text of an address. Raises BadSchedule."""
         parts = text.split("/")
         if len(parts) != 6 or not all(parts):
             raise BadSchedule(f"{text!r} is not scenario/design/flavour/config/dropped/schedule")

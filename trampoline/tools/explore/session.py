@@ -1,4 +1,4 @@
-"""A scenario on a design, ready to be run under any schedule, again and again."""
+"""Session: a scenario on a design that runs any number of schedules."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -45,9 +45,9 @@ _MIGRATION_DISABLED = task_struct.offset("migration_disabled")
 
 
 class ScheduleSession:
-    """One scenario on one design. KernelError where the design can't do what the scenario needs.
+    """One scenario on one design. Raises KernelError if the design cannot do what the scenario needs.
 
-    ``design``: a name as NamedDesign has it, or a factory. ``covers``: whether ``take_coverage`` gives any.
+    ``design``: a name as NamedDesign has it, or a factory. ``covers``: collect coverage for ``take_coverage``.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ScheduleSession:
         self._design = design
         self.address = ScheduleAddress(scenario, named.text, flavour, config, "".join(sorted(dropped)))
         if scenario not in SCENARIOS:
-            raise TrampolineError(f"no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
+            raise TrampolineError(f"no scenario {scenario!r}; the scenarios are {', '.join(SCENARIOS)}")
         make = SCENARIOS[scenario]
         self.stage = Stage(
             named.make, flavour, config, metadata=named.metadata, vcpus=vcpus_of(scenario), counting=counting
@@ -73,7 +73,7 @@ class ScheduleSession:
         self._covers = covers
         self._watch: CoverageWatch | None = None
         self.covering = covers
-        """Whether the schedules to come are looked at for coverage."""
+        """True if the next schedules collect coverage."""
         try:
             self._preemptible = CONFIGS[config].preemption
             self._open(make)
@@ -85,7 +85,7 @@ class ScheduleSession:
         stage, dropped = self.stage, set(self.address.dropped)
         self.plan = plan = make(stage)
         self.letters: list[str] = []
-        """Of all actors but grace periods, tasks first."""
+        """Letters of all actors but grace periods, tasks first."""
         self.task_count = len(plan.tasks)
         letters = iter(letter for letter in LETTERS if letter != GRACE_LETTER)
         self._tasks: list[tuple[str, Task, list[GuestCall], tuple[int, ...]]] = []
@@ -122,9 +122,7 @@ class ScheduleSession:
         max_steps: int = 5000,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> ScheduleOutcome:
-        """One schedule from the start, in a context made by ``around``; the state stays as it is at its end until the
-        next one.
-        """
+        """Run one schedule from the start, in a context made by ``around``; its final state stays until the next."""
         world = self.world
         world.reset()
         for vcpu in self.stage.lab.kernel.machine.vcpus:
@@ -145,7 +143,7 @@ class ScheduleSession:
         return outcome
 
     def replay(self, text: str) -> ScheduleOutcome:
-        """The schedule that a text says. BadSchedule."""
+        """Run the schedule with this text. Raises BadSchedule."""
         replay = Replay(decode(text))
         replay.begin()
         outcome = self.run(replay)
@@ -154,7 +152,7 @@ class ScheduleSession:
         return outcome
 
     def record(self, text: str) -> Recording:
-        """A recording of the schedule that a text says, every vCPU's; the kernel must have counters. BadSchedule."""
+        """Run the schedule with this text and record all vCPUs; the kernel needs counters. Raises BadSchedule."""
         recordings: list[Recording] = []
 
         @contextmanager
@@ -169,23 +167,23 @@ class ScheduleSession:
         return recordings[0]
 
     def take_coverage(self) -> Coverage:
-        """What schedules have covered since the last time."""
+        """Coverage since the last call."""
         return Coverage() if self._watch is None else self._watch.take()
 
     def trace(self, outcome: ScheduleOutcome) -> list[tuple[str, int, str, str, int]]:
-        """A schedule that was run, in a form that can be compared with another run's."""
+        """A schedule that was run, as values that can be compared with another run's."""
         return [
             (taken.action.token, taken.steps, taken.where.kind, taken.where.what, taken.where.address)
             for taken in outcome.taken
         ]
 
     def instructions(self) -> list[int]:
-        """Instructions that each vCPU executed in the last schedule; 0 where nothing counts them."""
+        """Instructions that each vCPU executed in the last schedule; 0 without counters."""
         counted = [vcpu.counts() for vcpu in self.stage.lab.kernel.machine.vcpus]
         return [counts.instructions if counts is not None else 0 for counts in counted]
 
     def close(self) -> None:
-        """Give the machine back."""
+        """Free the machine."""
         self.world.reset()
         self.world.close()
         self.stage.close()
@@ -197,15 +195,15 @@ class ScheduleSession:
         self.close()
 
     def address_of(self, outcome: ScheduleOutcome) -> ScheduleAddress:
-        """The name of a schedule."""
+        """The address of a schedule."""
         return replace(self.address, schedule=outcome.text)
 
     def command(self, outcome: ScheduleOutcome) -> str:
-        """What replays a schedule."""
+        """The command that replays a schedule."""
         return f"tramp replay {self.address_of(outcome)}"
 
     def without(self, letter: str) -> "ScheduleSession | None":
-        """A session of the same without one more actor; None where that leaves no task or nothing to do."""
+        """The same session with one more actor left out; None if that leaves no task or no operation."""
         dropped = {*self.address.dropped, letter}
         if not any(letter not in dropped for letter in self.letters[: self.task_count]):
             return None
@@ -215,13 +213,13 @@ class ScheduleSession:
         return ScheduleSession(address.scenario, self._design, address.flavour, address.config, dropped=dropped)
 
     def operation(self, name: str) -> None:
-        """Do all of an operation, made anew."""
+        """Execute a whole operation, made anew."""
         self._do(self.plan.operations()[name])
 
     # Actors ---------------------------------------------------------------------------------------------------------
 
     def actors(self, do: Callable[[str], object]) -> list[Actor]:
-        """Actors for one schedule. ``do``: does all of an operation, by its name."""
+        """Actors for one schedule. ``do`` executes a whole operation by its name."""
         world = self.world
         actors: list[Actor] = []
         for letter, task, calls, cpus in self._tasks:
@@ -249,7 +247,7 @@ class ScheduleSession:
         if self.plan.restores and len(self._operations) == len(made):
             invariants.append(NothingIsLeft(self.stage))
         if self._watch is not None and self.covering:
-            # First, so that it sees the step that breaks another.
+            # First, so that it sees a step before another invariant rejects it.
             self._life.schedule(operations)
             invariants[:0] = (self._watch, self._life)
         self.world.begin(self.actors(lambda name: self._do(operations[name])), invariants)
@@ -274,18 +272,18 @@ class ScheduleSession:
     # Sequential orders ----------------------------------------------------------------------------------------------
 
     def _orders_without(self, operations: Mapping[str, Operation]) -> list[AtRest]:
-        """What is left behind every order of the operations, where those that were refused do nothing."""
+        """Final states of all orders of the operations, in which those that failed do nothing."""
         skipped = frozenset(deed.name for deeds in operations.values() for deed in deeds if deed.error is not None)
         if skipped not in self._orders:
             self._orders[skipped] = self._sequential(skipped)
         return self._orders[skipped]
 
     def _sequential(self, skipped: Collection[str]) -> list[AtRest]:
-        """Run in order, on the state of the start; the schedule that asked is over."""
+        """Run all orders from the initial state; the state of the calling schedule is discarded."""
         found = []
         world, kernel = self.world, self.stage.lab.kernel
         orders = permutations([name for _, name in self._operations])
-        # Who looks may find a grace period over, or not: a resize that is due while the last one drains is put off.
+        # A grace period may be complete or not when it is polled: a resize is deferred while the last one drains.
         for order, early in product(orders, (True, False)):
             world.reset()
             kernel.process.memory, kernel.machine.before_store = None, None
@@ -308,8 +306,8 @@ class ScheduleSession:
     # Before the first schedule --------------------------------------------------------------------------------------
 
     def _learn(self) -> None:
-        """Find out which visible instructions touch nothing but what is the task's own: calls and operations, one
-        after the other, in both orders. KernelError where the design refuses one that nobody gets in the way of.
+        """Find visible instructions that only access data of their own task: run calls and operations one after the
+        other, in both orders. Raises KernelError if the design rejects an operation without concurrency.
         """
         world = self.world
         world.learn = {}
@@ -326,7 +324,7 @@ class ScheduleSession:
 
 
 class _InOrder(Replay):
-    """Every actor goes on until it is done; tasks come first, or operations."""
+    """Scheduler that runs every actor to its end; tasks first, or operations first."""
 
     def __init__(self, *, operations_first: bool) -> None:
         super().__init__((), strict=False)

@@ -1,4 +1,4 @@
-"""A kernel with functions to call and programs that note in the caller's memory what they saw."""
+"""Testbed of scenarios: a kernel with functions to call, and programs that record what they saw in caller memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,25 +16,25 @@ from trampoline.lab import Lab
 from trampoline.lab.links.tracing_multi import TracingMultiLink
 
 PROGRAMS = 6
-"""Programs of a scenario at most."""
+"""Largest number of programs in a scenario."""
 NOTES = 160
-"""Bytes in which one call is noted: how often the original and its replacement ran, then each program, and the first
-argument and the cookie as each saw them.
+"""Bytes of the record of one call: run counts of the original and its replacement, then for each program its run
+count, the first argument and the cookie that it saw.
 """
 _ORIGINAL, _REPLACEMENT, _PROGRAMS, _SEEN, _COOKIES = 0, 4, 8, 64, 112
 _ROOM = 4096
-"""Bytes for the notes of all calls."""
+"""Bytes for the records of all calls."""
 ARGUMENT = 41
-"""The first argument of every call; functions return one more."""
+"""First argument of every call; functions return it plus one."""
 
 _BODY = "inc dword ptr [rsi + {slot}] ; noted in the caller's memory\nlea eax, [rdi + 1]\nret"
 _SLEEPS = (
     "inc dword ptr [rsi + {slot}] ; noted in the caller's memory\npush rbx\nmov ebx, edi\n"
-    "call schedule ; until somebody wakes the task\nlea eax, [rbx + 1]\npop rbx\nret"
+    "call schedule ; until the task is woken\nlea eax, [rbx + 1]\npop rbx\nret"
 )
 _PROTOTYPE = "int {name}(int a, u32 *notes)"
 MANY = 20
-"""Functions named ``explored_1`` and so on."""
+"""Functions ``explored_1``, ``explored_2`` and so on."""
 
 
 def _function(name: str, body: str, slot: int = _ORIGINAL) -> FunctionText:
@@ -53,20 +53,20 @@ MODULE_FUNCTIONS = (_function("explored_in_module", _BODY),)
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What one call left behind."""
+    """The record of one call."""
 
     value: int
     original: int
     replacement: int
     programs: tuple[int, ...]
     seen: tuple[int, ...]
-    """The first argument as each program saw it."""
+    """First argument, as each program saw it."""
     cookies: tuple[int, ...]
-    """The cookie that each program found."""
+    """Cookie that each program found."""
 
 
 class Stage:
-    """A kernel of one design, by name or as its factory. ``vcpus``: two, unless a scenario wants more."""
+    """A kernel of one design, given by name or as its factory."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class Stage:
         self.patches: list[LivePatch] = []
 
     def program(self, kind: str, *, sleepable: bool = False, sleeps: bool = False) -> BpfProg:
-        """Load a program that counts itself, and notes the first argument and its cookie, in memory that the second
+        """Load a program that counts its runs, and records the first argument and its cookie, in memory that the second
         argument points to.
 
-        ``sleeps``: then it waits until somebody wakes the task, and does so again: grace periods that begin meanwhile
-        see it asleep and awake.
+        ``sleeps``: it then sleeps until the task is woken, twice, so that a grace period that starts meanwhile sees it
+        both asleep and awake.
         """
         number = len(self.programs)
         schedule = "sub rsp, 8\n    call schedule\n    call schedule\n    add rsp, 8" if sleeps else ""
@@ -123,24 +123,24 @@ class Stage:
         return prog
 
     def attach(self, prog: BpfProg, *functions: str, cookies: Sequence[int] | None = None) -> TracingMultiLink:
-        """Attach a program to functions, as a multi link."""
+        """Attach a program to functions with a multi link."""
         return self.lab.attach_multi(prog, functions, cookies=cookies)
 
     def livepatch(self, function: str) -> LivePatch:
-        """A livepatch of a function, not in force."""
+        """A livepatch of a function, not enabled."""
         patch = LivePatch(self.lab.kernel, function, "explored_replaced")
         self.patches.append(patch)
         return patch
 
     def notes(self) -> int:
-        """Guest address of memory for the notes of one more call."""
+        """Guest address of the record for one more call. Raises KernelError (EINVAL) if no room is left."""
         self._used += 1
         if self._used * NOTES > _ROOM:
             raise KernelError(EINVAL, "no room for the notes of more calls")
         return self._notes + (self._used - 1) * NOTES
 
     def read_notes(self, address: int, value: int) -> Notes:
-        """What a call left behind."""
+        """The record of a call. ``value``: what the call returned."""
         raw = self.lab.kernel.machine.read(address, NOTES)
 
         def word(offset: int, size: int = 4) -> int:
@@ -157,11 +157,11 @@ class Stage:
         )
 
     def task(self, name: str) -> Task:
-        """A task that a scenario lets call functions."""
+        """A task for the calls of a scenario."""
         return self.lab.kernel.task(name, "explored")
 
     def world(self, roots: Sequence[object]) -> World:
-        """What schedules of this stage run on; nothing may be loaded afterwards."""
+        """The world in which schedules of this stage run; nothing may be loaded afterwards."""
         layout = self.lab.kernel.layout
         code = ((layout.text, TEXT_SIZE), (layout.modules, EXEC_SIZE))
         world = World(self.lab.kernel, [self.lab, *self.programs, *self.patches, *roots], code)
@@ -169,5 +169,5 @@ class Stage:
         return world
 
     def close(self) -> None:
-        """Give the machine back."""
+        """Free the machine."""
         self.lab.close()

@@ -1,4 +1,4 @@
-"""Who runs a campaign's chunks: this process, or several on this machine."""
+"""Workers that run a campaign's chunks: this process, or several processes on this machine."""
 
 import os
 import signal
@@ -17,37 +17,37 @@ from trampoline.tools.explore.chunk import Chunk, ChunkResult, Work, close_sessi
 
 
 class Workers(Protocol):
-    """Runs chunks, in any order, and gives the result of each once."""
+    """Runs chunks, in any order, and returns the result of each once."""
 
     @property
     def slots(self) -> int:
-        """How many chunks it can well have under way."""
+        """Number of chunks that keep the workers busy."""
         ...
 
     def begin(self, work: Work, seconds: float | None) -> None:
-        """Chunks of this work come, for so long from now on; chunks under way then end early."""
+        """Start with the chunks of ``work``; chunks in flight end early after ``seconds``."""
 
     def submit(self, chunk: Chunk) -> None:
         """Run a chunk."""
 
     def finished(self, timeout: float | None) -> list[ChunkResult]:
-        """Results that have come since the last time; waits for one, or so many seconds."""
+        """New results since the last call; waits for at least one, up to ``timeout`` seconds."""
         ...
 
     @property
     def under_way(self) -> int:
-        """Chunks whose results are still to come."""
+        """Number of chunks whose results are still to come."""
         ...
 
     def stop(self) -> None:
-        """End the chunks that are under way early, or give them up."""
+        """End the chunks in flight early, or abandon them."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Free all resources."""
 
 
 class ThisProcess:
-    """Runs chunks here, one after the other."""
+    """Runs chunks in this process, in order."""
 
     slots = 1
 
@@ -79,9 +79,9 @@ class ThisProcess:
 
 
 class Processes:
-    """Runs chunks in worker processes of this machine. They live until ``close``, whatever is explored meanwhile.
+    """Runs chunks in worker processes of this machine, which live until ``close`` and serve any number of campaigns.
 
-    The processes import the main module, as those of ``multiprocessing`` do: a script keeps what it does behind
+    The processes import the main module, as those of ``multiprocessing`` do, so a script needs
     ``if __name__ == "__main__"``.
     """
 
@@ -99,7 +99,7 @@ class Processes:
 
     @property
     def slots(self) -> int:
-        """See Workers: one runs and one waits for each process."""
+        """Two chunks for each process: one that runs and one that waits."""
         return 2 * self._jobs
 
     @property
@@ -107,9 +107,9 @@ class Processes:
         return len(self._futures)
 
     def begin(self, work: Work, seconds: float | None) -> None:
-        """See Workers: time begins when the processes have started. TrampolineError where one has died."""
+        """As in Workers; the time starts once the processes have started. Raises TrampolineError if one has died."""
         self._start()
-        # What an error left under way, or Ctrl-C.
+        # Chunks left over from an error or Ctrl-C.
         self.stop()
         wait(self._futures)
         self._futures.clear()
@@ -134,7 +134,7 @@ class Processes:
             self._futures.add(self._pool.submit(_run_here, self._work, chunk, self._ends))
 
     def finished(self, timeout: float | None) -> list[ChunkResult]:
-        """See Workers. TrampolineError where a process died."""
+        """As in Workers. Raises TrampolineError if a process has died."""
         done, self._futures = wait(self._futures, timeout, FIRST_COMPLETED)
         try:
             return [future.result() for future in done if not future.cancelled()]
@@ -153,7 +153,7 @@ class Processes:
 
 
 _stopping: Event | None = None
-"""Of a worker process: set when what runs is to end."""
+"""In a worker process: set to end the present chunk."""
 
 
 def _begin_process(stopping: Event) -> None:
@@ -176,13 +176,13 @@ def _run_here(work: Work, chunk: Chunk, ends: float | None) -> ChunkResult:
 
 
 def _stops(stopping: Event, ends: float | None) -> Callable[[], bool]:
-    # The monotonic clock is the machine's: all its processes have the same.
+    # All processes of a machine share its monotonic clock.
     return lambda: stopping.is_set() or (ends is not None and time.monotonic() >= ends)
 
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Processes that are started within the block never see Ctrl-C: whoever started them ends them."""
+    """Block Ctrl-C in processes started within the block: their parent ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -191,5 +191,5 @@ def _no_interrupts() -> Iterator[None]:
 
 
 def processors() -> int:
-    """How many processes can run at once here."""
+    """Number of processors available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

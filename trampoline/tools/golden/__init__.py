@@ -1,1 +1,1 @@
-"""Recordings of real kernels, generated again and compared."""
+"""Comparison with recordings of real kernels, which are regenerated and replayed."""

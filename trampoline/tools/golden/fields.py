@@ -1,21 +1,23 @@
-"""Checked reading of recordings: JSON lines, and objects whose complaints name file, line and field."""
+"""Checked reading of recordings: JSON lines, and objects whose errors name file, line and field."""
 
 import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 from trampoline.bpf.errors import GoldenError
+from trampoline.releases import release, release_names
+from trampoline.releases.kernel_release import KernelRelease
 
 _T = TypeVar("_T")
 
 
 def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number and object of every line of a file, gzipped or not. Raises GoldenError where it is damaged."""
+    """Line number and object of every line of a file, gzipped or not. Raises GoldenError if the file is damaged."""
     try:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
@@ -33,7 +35,7 @@ def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_each(path: Path, make: Callable[[dict[str, Any], str], _T]) -> Iterator[_T]:
-    """What is made of every line of a file, given its object and its place. Raises GoldenError where there is none."""
+    """Objects made from every line of a file by ``make(object, place)``. Raises GoldenError if the file has no line."""
     number = 0
     for number, record in records(path):
         yield make(record, f"{path}:{number}")
@@ -42,15 +44,15 @@ def read_each(path: Path, make: Callable[[dict[str, Any], str], _T]) -> Iterator
 
 
 class Fields:
-    """Checked access to one JSON object; every complaint names the place."""
+    """Checked access to one JSON object; every error names its place."""
 
     def __init__(self, record: Any, where: str) -> None:
         if not isinstance(record, dict):
-            raise GoldenError(f"{where}: an object is wanted, not {record!r}")
+            raise GoldenError(f"{where}: expected an object, not {record!r}")
         self._record, self.where = record, where
 
     def get(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """The field, which must be there and of this type."""
+        """The field, which must exist and have this type. Raises GoldenError, as all methods do."""
         if name not in self._record:
             raise GoldenError(f"{self.where}: {name!r} is missing")
         value = self._record[name]
@@ -60,55 +62,55 @@ class Fields:
         return value
 
     def maybe(self, name: str, kind: type) -> Any:
-        """None where the field is missing or null."""
+        """The field; None if it is missing or null."""
         return None if self._record.get(name) is None else self.get(name, kind)
 
     def text(self, name: str) -> str:
-        """A string."""
+        """A string field."""
         return str(self.get(name, str))
 
     def number(self, name: str) -> int:
-        """A number."""
+        """A number field."""
         return int(self.get(name, int))
 
     def address(self, name: str) -> int:
-        """An address in hexadecimal."""
+        """An address field in hexadecimal."""
         return self._hex(name, self.get(name, str))
 
     def maybe_address(self, name: str) -> int | None:
-        """An address, None where the field is missing or null."""
+        """An address; None if the field is missing or null."""
         value = self.maybe(name, str)
         return None if value is None else self._hex(name, value)
 
     def code(self, name: str) -> bytes:
-        """Bytes in hexadecimal; none where the field is missing or null."""
+        """Bytes in hexadecimal; empty if the field is missing or null."""
         try:
             return bytes.fromhex(self.maybe(name, str) or "")
         except ValueError:
             raise GoldenError(f"{self.where}: {name!r} is not hexadecimal") from None
 
     def hexes(self, name: str) -> tuple[int, ...]:
-        """A list of hexadecimal numbers."""
+        """A field with a list of hexadecimal numbers."""
         return tuple(self._hex(name, value) for value in self.get(name, list))
 
     def objects(self, name: str) -> "list[Fields]":
-        """A list of objects."""
+        """A field with a list of objects."""
         return [Fields(value, f"{self.where}: {name}[{i}]") for i, value in enumerate(self.get(name, list))]
 
     def sub(self, name: str) -> "Fields":
-        """An object."""
+        """A field with an object."""
         return Fields(self.get(name, dict), f"{self.where}: {name}")
 
     def symbols(self, name: str) -> dict[str, int]:
-        """Addresses by name, of an object that has names by address; of several of one name the first."""
+        """Addresses by name, from an object with names by address; for a repeated name the first address."""
         found: dict[str, int] = {}
         for address, symbol in self.get(name, dict).items():
             found.setdefault(str(symbol), self._hex(name, address))
         return found
 
     def make(self, kind: type[_T], **given: Any) -> _T:
-        """A dataclass from this object: each of its fields that is not given is read by its name, as its type says:
-        ``str``, ``int``, ``bool``, ``bytes`` (in hexadecimal), or one of the types below.
+        """Make a dataclass from this object. Fields that are not in ``given`` are read by name, according to their
+        type: ``str``, ``int``, ``bool``, ``bytes`` (in hexadecimal), or one of the types below.
         """
         for one in fields(kind):  # type: ignore[arg-type]
             if one.name not in given:
@@ -135,25 +137,26 @@ Numbers = Annotated[tuple[int, ...], Fields.hexes]
 """A list of hexadecimal numbers."""
 Texts = Annotated[tuple[str, ...], lambda f, name: tuple(f.get(name, list))]
 Number0 = Annotated[int, lambda f, name: f.maybe(name, int) or 0]
-"""A number, 0 where the field is missing or null."""
+"""A number, 0 if the field is missing or null."""
 Text0 = Annotated[str, lambda f, name: f.maybe(name, str) or ""]
-"""A string, empty where the field is missing or null."""
+"""A string, empty if the field is missing or null."""
 Flag0 = Annotated[bool, lambda f, name: bool(f.maybe(name, int))]
-"""Whether a number is there that is not 0."""
+"""True if the field is a number other than 0."""
 
 
-def case_fields(record: dict[str, Any], where: str, releases: Collection[str]) -> tuple[Fields, str]:
-    """A case's fields, with its id in complaints, and its kernel's release. GoldenError for one not in ``releases``."""
+def case_fields(record: dict[str, Any], where: str) -> tuple[Fields, KernelRelease]:
+    """A case's fields, whose errors name its id, and its kernel's release. Raises GoldenError for an unknown one."""
     f = Fields(record, f"{where} ({Fields(record, where).text('id')})")
-    release = re.match(r"(\d+\.\d+)\.", f.text("kernel") + ".")
-    if release is None or release[1] not in releases:
-        raise GoldenError(f"{f.where}: no flavour for kernel {f.text('kernel')!r}; there are {', '.join(releases)}")
-    return f, release[1]
+    found = re.match(r"(\d+\.\d+)\.", f.text("kernel") + ".")
+    if found is None or found[1] not in release_names():
+        known = ", ".join(release_names())
+        raise GoldenError(f"{f.where}: no release for kernel {f.text('kernel')!r}; there are {known}")
+    return f, release(found[1])
 
 
 
 def add_up(counts: Any, more: Any) -> None:
-    """Add counts to others of their kind, a dataclass: its numbers, lists, dataclasses and dictionaries of them."""
+    """Add the counts of one dataclass to another of its type: numbers, lists, nested dataclasses and dictionaries."""
     for one in fields(counts):
         mine, other = getattr(counts, one.name), getattr(more, one.name)
         if is_dataclass(mine):

@@ -1,7 +1,7 @@
-"""The other ftrace users of a recorded case: function tracer, kprobe, fprobe, as ftrace_ops on the same sites.
+"""Other ftrace users of a recorded case: function tracer, kprobe and fprobe as ftrace_ops on the same sites.
 
-What they did is not modelled, only that they were there. The address of such a user's private trampoline is an input;
-which address a site reaches at which moment is what we compare.
+Their callbacks are not modelled, only their presence. The address of such a user's private trampoline is an input; the
+address that a site calls at each moment is compared.
 """
 
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ from trampoline.tools.golden.trampoline_case import Case, RecordedTarget
 REGS_CALLER = "ftrace_regs_caller"
 
 _FLAGS = {"kprobe": FtraceOpsFlag.SAVE_REGS}
-"""What users asked for beside a call, by the name of the step that they came with."""
+"""Flags of the users, besides SAVE_REGS or the like, by the name of the step that registers them."""
 
 Moment = list[tuple[RecordedTarget, int]]
 """Targets at one moment, each with the number of its step."""
 
 
 def moments(case: Case) -> Iterator[Moment]:
-    """The steps of all targets in the order in which they happened.
+    """The steps of all targets in chronological order.
 
-    A target that was recorded later has fewer steps at the start, when nothing had happened yet.
+    A target that was recorded later lacks steps at the start, before which nothing had happened to it.
     """
     longest = max((len(target.steps) for target in case.targets), default=0)
     for back in range(longest, 0, -1):
@@ -32,26 +32,26 @@ def moments(case: Case) -> Iterator[Moment]:
 
 
 def stub_addresses(case: Case) -> set[int]:
-    """Where the recorded ftrace_regs_caller stood, if the case has it."""
+    """Recorded address of ftrace_regs_caller, as a set; empty if the case has none."""
     return {image.addr for image in case.images if image.sym == REGS_CALLER}
 
 
 class FtraceUsers:
-    """The other users of one case. The recorder's tracer and kprobe were on its first target, fprobes on all."""
+    """The other users of one case. The recorder had its tracer and kprobe on its first target, fprobes on all."""
 
     def __init__(self, kernel: Kernel, case: Case) -> None:
         self._kernel, self._case = kernel, case
         self._present: dict[str, FtraceOps] = {}
 
     def begin(self) -> None:
-        """Those that an earlier case left on a site; a step of this one may name them by saying that they go."""
+        """Register users that an earlier case left on a site; a later step may name them by their removal."""
         for target in self._case.targets:
             if target.steps and target.steps[0].target:
                 leaving = [step.after.removeprefix("no") for step in target.steps if step.after.startswith("no")]
                 self._come(leaving[0] if leaving else "other", [target], target.steps[0].target)
 
     def follow(self, moment: Moment) -> None:
-        """Let users come or go as the steps of a moment say, once for all targets."""
+        """Register or unregister users according to the steps of a moment, once for all targets."""
         for after in dict.fromkeys(target.steps[number].after for target, number in moment if number):
             name = after.partition("(")[0]
             program = next((p for p in self._case.programs if p.name == name), None)
@@ -64,12 +64,12 @@ class FtraceUsers:
                 self._come(name, list(targets), self._trampoline(after, targets))
 
     def detach_programs(self) -> None:
-        """The programs among them go with the other programs."""
+        """Detach the programs among the users, together with the other programs."""
         for program in self._case.programs:
             self._go(program.name)
 
     def end(self) -> None:
-        """Nobody is left."""
+        """Unregister all users."""
         for name in list(self._present):
             self._go(name)
 
@@ -89,9 +89,9 @@ class FtraceUsers:
             self._kernel.rcu.settle()
 
     def _trampoline(self, after: str, targets: tuple[RecordedTarget, ...]) -> int:
-        """Where a user's private trampoline stood, 0 where no site ever told.
+        """Address of a user's private trampoline; 0 if no site shows it.
 
-        A site that the user has for itself calls it: after its step, or when the programs are gone.
+        A site whose only user it is calls it: after the user's step, or after the programs are detached.
         """
         stubs = stub_addresses(self._case)
         for target in targets:
@@ -104,7 +104,7 @@ class FtraceUsers:
 
 
 def _called(target: RecordedTarget, code: bytes) -> int:
-    """What the site calls in a target's recorded bytes, 0 for nothing."""
+    """Target of the call in a target's recorded bytes; 0 if there is none."""
     site = code[target.patch_offset : target.patch_offset + SITE_SIZE]
     if len(site) < SITE_SIZE or site[0] != CALL:
         return 0

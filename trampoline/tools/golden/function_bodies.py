@@ -1,5 +1,5 @@
-"""Bodies and calls of recorded targets: the selftest functions with their meaning, anything else with what was
-recorded.
+"""Bodies and calls of recorded targets: the selftest functions with their real effect, other functions with recorded
+results.
 """
 
 from collections.abc import Iterator
@@ -24,22 +24,22 @@ FENTRY_TEST_ARGS = {
     "bpf_fentry_test9": (None,),
     "bpf_fentry_test10": (0,),
 }
-"""What the test run calls them with (net/bpf/test_run.c); None: a pointer to a zeroed word."""
+"""Arguments of the test run (net/bpf/test_run.c); None: a pointer to a zeroed word."""
 
 MODIFY_RETURN_ARGS = {"bpf_modify_return_test": (1, None), "bpf_modify_return_test2": (1, None, 3, 4, 5, 6, 7)}
-"""None: a pointer to an int that is 2 before each call."""
+"""Arguments for modify_return tests; None: a pointer to an int that is 2 before each call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One call of a target. ``pointee``: what the memory that a None argument points to holds."""
+    """One call of a target. ``pointee``: contents of the memory that a None argument points to."""
 
     args: tuple[int | None, ...]
     pointee: int
 
 
 def body_of(target: RecordedTarget, cell: int) -> str:
-    """The body behind the patch site: counts its run in the word at ``cell``, then does what the function does.
+    """The body after the patch site: it counts its run in the word at ``cell``, then does what the function does.
 
     A function whose body was not recorded returns the word at ``cell + 8``.
     """
@@ -48,7 +48,7 @@ def body_of(target: RecordedTarget, cell: int) -> str:
 
 
 def invocations(case: Case, target: RecordedTarget) -> Iterator[Invocation]:
-    """How often and with what a target is called: as the test run does, or as its programs recorded it."""
+    """The calls of a target with their arguments, as the test run makes them, or as its programs recorded them."""
     if target.name in FENTRY_TEST_ARGS:
         if any(t["what"] == "test fe" for t in case.triggers):
             yield Invocation(FENTRY_TEST_ARGS[target.name], 0)
@@ -67,8 +67,8 @@ def invocations(case: Case, target: RecordedTarget) -> Iterator[Invocation]:
 
 
 def recorded_args(case: Case, target: RecordedTarget) -> tuple[int, ...]:
-    """The argument slots that programs on a target recorded, 0 where none did; the first one also through the
-    helper.
+    """The argument slots that programs on a target recorded, 0 if none did; the first one also from
+    bpf_get_func_arg().
     """
     seen = [program.observed for program in attached_programs(case, target)]
     args = [next((o.args[i] for o in seen if o.args[i]), 0) for i in range(MAX_BPF_FUNC_ARGS)]
@@ -77,7 +77,7 @@ def recorded_args(case: Case, target: RecordedTarget) -> tuple[int, ...]:
 
 
 def recorded_return(case: Case, target: RecordedTarget) -> int:
-    """What the original returned, from a program that saw it; 0 where none did."""
+    """Return value of the original, from a program that saw it; 0 if none did."""
     for program in attached_programs(case, target):
         if program.attach.startswith(("fexit", "fsession")) and program.observed.ret:
             return program.observed.ret

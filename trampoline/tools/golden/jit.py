@@ -1,4 +1,4 @@
-"""Compile what kernels' JITs were given, and compare with what they made."""
+"""Compile the recorded input of kernel JITs, and compare with their output."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from trampoline.tools.golden.trampoline_images import Difference, first_differen
 
 @dataclass(slots=True)
 class JitCounts:
-    """How many functions were compiled, and how many are identical."""
+    """Number of functions that were compiled, and of those that are identical."""
 
     total: int = 0
     identical: int = 0
@@ -25,7 +25,7 @@ class JitCounts:
 
 @dataclass(slots=True)
 class JitTotals:
-    """Counts of all functions and by category; ``skipped`` are programs that there is no kernel's BTF for."""
+    """Counts of all functions and by category; ``skipped``: programs for which no kernel BTF is available."""
 
     total: int = 0
     identical: int = 0
@@ -33,7 +33,7 @@ class JitTotals:
     by_category: dict[str, JitCounts] = field(default_factory=dict)
 
     def count(self, category: str, *, agrees: bool) -> None:
-        """One more function."""
+        """Count one function."""
         counts = self.by_category.setdefault(category, JitCounts())
         for one in (self, counts):
             one.total += 1
@@ -41,7 +41,7 @@ class JitTotals:
 
 
 def compare_jit_file(path: Path) -> tuple[JitTotals, list[Difference]]:
-    """Compile every function of a file and compare. Raises GoldenError for a damaged or foreign file."""
+    """Compile every function of a file and compare. Raises GoldenError for a damaged or unknown file."""
     totals, differences = JitTotals(), list[Difference]()
     runs: dict[str, list[JitCase]] = {}
     for case in read_jit_cases(path):
@@ -57,10 +57,10 @@ def compare_jit_file(path: Path) -> tuple[JitTotals, list[Difference]]:
 
 
 def compare_func(case: JitCase, func: RecordedFunc, boot: RecordedBoot) -> Iterator[Difference]:
-    """Where our image of a function differs from the recorded one: bytes, extable, places of tail calls."""
+    """Differences between the generated image of a function and the recorded one: bytes, extable, tail calls."""
     what = f"function {func.index} at {func.address:#x}"
     try:
-        made = compile_func(jit_func(case, func, boot), func.address, case.flavour, boot.jit)
+        made = compile_func(jit_func(case, func, boot), func.address, case.rules, boot.jit)
     except TrampolineError as error:
         yield Difference(case.id, what, -1, "as recorded", f"{type(error).__name__}: {error}")
         return
@@ -82,7 +82,7 @@ def _compare_image(case: JitCase, func: RecordedFunc, made: JitImage, what: str)
 
 
 def jit_func(case: JitCase, func: RecordedFunc, boot: RecordedBoot) -> JitFunc:
-    """A recorded function as the JIT's input. Raises BytecodeError for instructions that are none."""
+    """A recorded function as the JIT's input. Raises BytecodeError for invalid instructions."""
     return JitFunc(
         decode(func.insnsi, rewritten=True),
         call_base=boot.call_base,
@@ -100,8 +100,8 @@ def jit_func(case: JitCase, func: RecordedFunc, boot: RecordedBoot) -> JitFunc:
 
 
 def _arena(func: RecordedFunc) -> JitArena | None:
-    """The arena's window in the kernel is the first constant of a function that has one; where its process maps it is
-    not recorded.
+    """The arena of a function. Its kernel address is the function's first constant; its user address is not
+    recorded.
     """
     if not func.uses_arena:
         return None
@@ -109,7 +109,7 @@ def _arena(func: RecordedFunc) -> JitArena | None:
 
 
 def _indirect_targets(case: JitCase, func: RecordedFunc) -> frozenset[int]:
-    """Slots that jumps by a register reach. They are recorded as places in the loaded program, so both are aligned."""
+    """Slots that indirect jumps reach. They are recorded as slots of the loaded program, to which both are aligned."""
     if not case.insn_array or func.index:
         return frozenset()
     loaded, rewritten = (

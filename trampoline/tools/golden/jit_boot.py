@@ -1,7 +1,7 @@
-"""What a recorded boot decides about the JIT's code, gathered from all cases of the boot.
+"""Boot-time parameters of the JIT's code, gathered from all recorded cases of the boot.
 
-Recordings name the addresses that the code refers to; where a thunk is named, the boot uses it. Code bytes are not
-looked at.
+Recordings name the addresses that the code refers to; a thunk that is named is in use. Code bytes are not
+examined.
 """
 
 import re
@@ -20,28 +20,28 @@ _BMI2_MODELS = re.compile(
     "max|host|Haswell|Broadwell|Skylake|Cascadelake|Cooperlake|Icelake|SapphireRapids|GraniteRapids|SierraForest"
     "|ClearwaterForest|DiamondRapids|EPYC|Dhyana|KnightsMill|YongFeng"
 )
-"""QEMU's processors that have BMI2."""
+"""QEMU CPU models with BMI2."""
 _INDIRECT_THUNK = re.compile(r"__x86_indirect(?:_jump|_call|(_its))?_thunk_(?:(r\w+)|array(?:\+0x([0-9a-f]+))?)")
 _THUNK_SIZE, _ITS_THUNK_SIZE = 32, 64
-"""Thunks of all registers lie side by side (RETPOLINE_THUNK_SIZE, ITS_THUNK_SIZE)."""
+"""Distance between the thunks of consecutive registers (RETPOLINE_THUNK_SIZE, ITS_THUNK_SIZE)."""
 _CANONICAL = 1 << 64
 _FIVE_LEVEL_BELOW = _CANONICAL - (1 << 47)
-"""Kernel memory begins here with four levels of page tables, far lower with five."""
+"""Lowest kernel address with four-level page tables; with five levels it is far lower."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedBoot:
-    """A boot as the JIT's input needs it."""
+    """Parameters of a boot for the JIT."""
 
     jit: JitBoot
     call_base: int
-    """Address of ``__bpf_call_base``; 0 where no call tells it."""
+    """Guest address of ``__bpf_call_base``; 0 if no call shows it."""
     slots: Mapping[tuple[str, int], int | None]
-    """What maps of programs hold, by map name and key: the place where tail calls arrive, None for nothing."""
+    """Contents of program maps by map name and key: the target address of tail calls, None for an empty slot."""
 
 
 def recorded_boot(cases: Iterable[JitCase]) -> RecordedBoot:
-    """The boot that these cases, all of one run, were recorded in."""
+    """The boot of these cases, which must be from one run."""
     cases = [case for case in cases if case.funcs]
     if not cases:
         return RecordedBoot(JitBoot(), 0, {})
@@ -95,7 +95,7 @@ def _this_cpu_off(cases: list[JitCase]) -> int | None:
 
 
 def _percpu(cases: list[JitCase], mnemonic: str) -> int | None:
-    """The per-CPU address that instructions of this kind refer to."""
+    """The per-CPU address that instructions with this mnemonic refer to."""
     for case in cases:
         for func in case.funcs:
             for reloc in func.relocs:
@@ -105,7 +105,7 @@ def _percpu(cases: list[JitCase], mnemonic: str) -> int | None:
 
 
 def _thunks(symbols: Mapping[str, int]) -> dict[int, int]:
-    """Thunks of indirect jumps by register: those that are named, and from them the others'."""
+    """Thunks of indirect jumps by register: the recorded ones, and the others computed from them."""
     named: dict[int, int] = {}
     size = _THUNK_SIZE
     for name, address in symbols.items():
@@ -124,7 +124,7 @@ def _thunks(symbols: Mapping[str, int]) -> dict[int, int]:
 
 
 def _call_base(cases: list[JitCase]) -> int:
-    """``__bpf_call_base``: the address from which most calls reach a function that is named in their case."""
+    """``__bpf_call_base``: the base from which most calls reach a function that is named in their case."""
     votes: Counter[int] = Counter()
     for case in cases:
         addresses = set(case.symbols.values())
@@ -135,14 +135,14 @@ def _call_base(cases: list[JitCase]) -> int:
 
 
 def _slots(cases: list[JitCase]) -> dict[tuple[str, int], int | None]:
-    """What maps of programs hold: what was put there, else what the cases' named jump targets tell."""
+    """Contents of program maps: recorded insertions, otherwise the named jump targets of the cases."""
     slots: dict[tuple[str, int], int | None] = {}
     for case in cases:
         if case.put is not None:
             number, key = case.put
             name = next((c.maps[number] for c in cases if number in c.maps), "")
-            slots[name, key] = case.funcs[0].address + case.flavour.tail_call_offset
-    # Cases with fewer unknown calls first: they tell what the others' are.
+            slots[name, key] = case.funcs[0].address + case.rules.tail_call_offset
+    # Cases with fewer unknown calls first: they determine the others' calls.
     for case in sorted(cases, key=lambda case: len(_calls(case))):
         named = [address for name, address in case.symbols.items() if name.startswith("prog:")]
         unknown = [call for call in _calls(case) if call not in slots]
@@ -153,7 +153,7 @@ def _slots(cases: list[JitCase]) -> dict[tuple[str, int], int | None]:
 
 
 def _calls(case: JitCase) -> list[tuple[str, int]]:
-    """Direct tail calls of a case, in their order."""
+    """Direct tail calls of a case, in order."""
     pokes: dict[RecordedPoke, None] = {}
     for func in case.funcs:
         pokes.update(dict.fromkeys(func.pokes))

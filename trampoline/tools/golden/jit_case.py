@@ -1,4 +1,4 @@
-"""Recordings of the JIT, read and checked: what it was given on one side, what it made on the other."""
+"""Recordings of the JIT, read and checked: its input and its output."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 from trampoline.bpf.errors import BytecodeError, GoldenError
 from trampoline.bpf.jit.jit_image import ExtableEntry
-from trampoline.bpf.jit.rules import JIT_FLAVOURS, JitFlavour
+from trampoline.bpf.jit.rules import JitRules
 from trampoline.tools.golden.fields import Address, Fields, Flag0, Text0, case_fields, read_each
 
 _U32 = (1 << 32) - 1
@@ -16,7 +16,7 @@ _U32 = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class RecordedReloc:
-    """An address in the code: ``kind`` kernel, bpf, map, percpu, const, ..., ``insn`` the mnemonic that holds it."""
+    """An address in the code: ``kind`` kernel, bpf, map, percpu, const, ..., ``insn`` the mnemonic that contains it."""
 
     kind: str
     insn: str
@@ -36,7 +36,7 @@ class RecordedPoke:
 
 @dataclass(frozen=True, slots=True)
 class RecordedFunc:
-    """One function as the JIT got and made it."""
+    """Input and output of the JIT for one function."""
 
     index: int
     address: int
@@ -55,7 +55,7 @@ class RecordedFunc:
 
 @dataclass(frozen=True, slots=True)
 class JitCase:
-    """One line of a recording of the JIT."""
+    """One line of a JIT recording."""
 
     id: str
     name: str
@@ -63,13 +63,13 @@ class JitCase:
     run: str
     cmdline: str
     cpu: str
-    flavour: JitFlavour
+    rules: JitRules
     insns: bytes
-    """As loaded."""
+    """Instructions as loaded."""
     maps: Mapping[int, str]
-    """Names of the case's maps by their number."""
+    """Names of the case's maps by number."""
     put: tuple[int, int] | None
-    """Number of a map of programs and the key under which it was put there."""
+    """Number of a program map, and the key under which the program was inserted."""
     funcs: tuple[RecordedFunc, ...]
     symbols: Mapping[str, int]
     aux: int
@@ -80,18 +80,18 @@ class JitCase:
 
 
 def read_jit_cases(path: Path) -> Iterator[JitCase]:
-    """Every case of a file. Raises GoldenError where it is damaged or is none of the JIT's."""
+    """Every case of a file. Raises GoldenError if the file is damaged or is not a JIT recording."""
     return read_each(path, _case)
 
 
 def _case(record: dict[str, Any], where: str) -> JitCase:
-    f, release = case_fields(record, where, JIT_FLAVOURS)
+    f, release = case_fields(record, where)
     loaded = "funcs" in record
     return f.make(
         JitCase,
         name=f.text("case"),
         cpu=f.text("qemu_cpu"),
-        flavour=JIT_FLAVOURS[release],
+        rules=release.jit,
         maps={m.number("index"): m.text("name") for m in f.objects("maps")},
         put=_put(f),
         funcs=tuple(map(_func, f.objects("funcs"))) if loaded else (),
@@ -139,11 +139,11 @@ def _func(f: Fields) -> RecordedFunc:
 
 
 def call_immediates(code: bytes) -> Iterator[int]:
-    """Immediates of the calls of kernel functions in rewritten eBPF."""
+    """Immediates of the kernel function calls in rewritten eBPF."""
     at = 0
     while at + 8 <= len(code):
         if code[at] == 0x85 and code[at + 1] >> 4 != 1:
             yield int.from_bytes(code[at + 4 : at + 8], "little", signed=True)
         at += 16 if code[at] == 0x18 else 8
     if at != len(code):
-        raise BytecodeError("the last instruction is cut off", at // 8)
+        raise BytecodeError("the last instruction is incomplete", at // 8)

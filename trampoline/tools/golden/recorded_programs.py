@@ -1,6 +1,6 @@
-"""Recorded programs from bytes to machine code: verified, rewritten and compiled by us, compared with the kernel's.
+"""Recorded programs verified, rewritten and compiled from their loaded bytes, and compared with the kernel's code.
 
-Of the recording only what was loaded is used, and addresses: of the map slot, of kernel functions, of the image.
+Other inputs from the recording are addresses only: of the map slot, of kernel functions, of the image.
 """
 
 from collections.abc import Iterator
@@ -13,36 +13,36 @@ from trampoline.bpf.isa.codec import decode
 from trampoline.bpf.isa.insn import LD_IMM64, Imm64, Insn
 from trampoline.bpf.jit.bpf_int_jit_compile import compile_func
 from trampoline.bpf.jit.jit_image import JitImage
-from trampoline.bpf.jit.rules import JIT_FLAVOURS, JitBoot
+from trampoline.bpf.jit.rules import JitBoot
 from trampoline.bpf.program import BpfProgram, MapSpec
 from trampoline.bpf.rewrite.environment import Environment
 from trampoline.bpf.rewrite.rewrite import rewrite
-from trampoline.bpf.rewrite.rules import REWRITE_FLAVOURS
 from trampoline.bpf.uapi import AttachType, MapType, ProgType
 from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.state.result import Verified
 from trampoline.bpf.verifier.target.check_attach_target import AttachTarget, check_attach_btf_id
 from trampoline.bpf.verifier.walk.bpf_check import bpf_check
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.tools.golden.trampoline_case import Case, RecordedProgram
 from trampoline.tools.golden.trampoline_images import Difference, first_difference
 
 _SLOTS = MapSpec("slots", MapType.ARRAY, 4, 1 << 16, 1)
 """The array that the recorded programs write to; its size is not recorded."""
 _CALL_BASE = (1 << 64) - (1 << 31)
-"""Any base serves from which all of the kernel is in reach: the code holds distances from itself."""
+"""Text base for compilation; any base within reach of the whole kernel serves, since code contains displacements."""
 
 
 class ProgramKernel:
-    """A release that programs are verified against. What was verified once is kept: recordings repeat programs."""
+    """A release that programs are verified against. Results are cached, since recordings repeat programs."""
 
-    def __init__(self, release: str, btf: Btf) -> None:
-        self.view = KernelView(release, btf)
+    def __init__(self, release: KernelRelease, btf: Btf) -> None:
+        self.release, self.view = release, KernelView(release.verifier, btf)
         self._verified: dict[tuple[object, ...], Verified] = {}
 
     def verified(self, program: BpfProgram, traced: AttachTarget | None) -> Verified:
-        """An accepted program; ``traced``: its target where that is a BPF program.
+        """Verify a program; ``traced``: its target if that is a BPF program.
 
-        Raises VerifierError or Unsupported where it is none for us.
+        Raises VerifierError or Unsupported if it is rejected here.
         """
         if traced is not None:
             return bpf_check(program, self.view, traced, log_level=0)
@@ -59,7 +59,7 @@ def compiled_programs(case: Case) -> list[RecordedProgram]:
 
 
 def compare_program(case: Case, recorded: RecordedProgram, kernel: ProgramKernel) -> Iterator[Difference]:
-    """Where our image of a program differs from the kernel's."""
+    """Differences between the generated image of a program and the kernel's."""
     what = f"program {recorded.name}"
     try:
         code = compile_program(case, recorded, kernel).code
@@ -74,7 +74,7 @@ def compare_program(case: Case, recorded: RecordedProgram, kernel: ProgramKernel
 
 
 def compile_program(case: Case, recorded: RecordedProgram, kernel: ProgramKernel) -> JitImage:
-    """The image of a recorded program for its recorded address, by way of all stations."""
+    """The image of a recorded program for its recorded address, through verifier, rewriting and JIT."""
     insns = decode(recorded.insns)
     program, target = _program(case, recorded, insns)
     verified = kernel.verified(program, target)
@@ -86,14 +86,14 @@ def compile_program(case: Case, recorded: RecordedProgram, kernel: ProgramKernel
         map_values=_map_values(recorded, insns),
         kfunc_name=lambda btf_id: btf.function(btf_id).name,
     )
-    rewritten = rewrite(verified, REWRITE_FLAVOURS[kernel.view.release], environment)
+    rewritten = rewrite(verified, kernel.release.rewrite, environment)
     address = recorded.jited_addr or 0
     (func,) = rewritten.link([address])
-    return compile_func(func, address, JIT_FLAVOURS[kernel.view.release], JitBoot(case.boot))
+    return compile_func(func, address, kernel.release.jit, JitBoot(case.boot))
 
 
 def _map_values(recorded: RecordedProgram, insns: tuple[Insn, ...]) -> dict[int, int]:
-    """Where the map's values begin: the slot's address is recorded, its offset is in the program."""
+    """Guest addresses of the maps' values: the slot's address is recorded, its offset is in the program."""
     for insn in insns:
         if insn.code == LD_IMM64 and insn.src == Imm64.MAP_VALUE:
             if recorded.map_value is None:
@@ -115,7 +115,7 @@ def _program(case: Case, recorded: RecordedProgram, insns: tuple[Insn, ...]) -> 
     traced = next((t for t in case.targets if t.is_program and t.btf_id == recorded.attach_btf_id), None)
     if traced is None or recorded.is_fprobe:
         return program, None
-    # A BPF program as the target: its BTF has the function that is recorded.
+    # With a BPF program as the target: its BTF contains the recorded function.
     writer = BtfWriter()
     context = writer.pointer(writer.add(BtfKind.STRUCT, "__sk_buff", 192))
     prototype = writer.prototype(writer.number(), *(context for _ in traced.model.args))

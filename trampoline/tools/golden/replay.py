@@ -1,5 +1,5 @@
-"""Boot a synthetic kernel at a recorded boot's addresses, attach the recorded programs, call, and compare what
-they saw.
+"""Replay of recorded cases: boot a synthetic kernel at the recorded addresses, attach the recorded programs, call, and
+compare what they saw.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ from trampoline.tramp_links import kind_of, links_of
 from trampoline.update.target import TraceTarget
 
 TEXT_GAP, TEXT_ALIGN, LAST_TEXT = 128 << 20, 2 << 20, 0xFFFFFFFFBD000000
-"""Distance of our text from the recorded kernel's (larger than a kernel), its alignment, and where it may begin at
-most.
+"""Distance of the synthetic text from the recorded kernel's (larger than a kernel), its alignment, and its highest
+start address.
 """
 PLAIN_RETURN = "__x86_return_thunk"
-"""What a return thunk that we have no code for does as well: return."""
+"""Effect of a return thunk whose code is not available: return."""
 SLOT_SIZE = 0x100
 SLOT_OFFSETS = {
     "count": 0x00,
@@ -42,14 +42,14 @@ SLOT_OFFSETS = {
     "session_cookie": 0x98,
     "session_is_return": 0xA0,
 }
-"""Where the recorded programs write what they saw, from the start of their map slot."""
+"""Layout of the recorded programs' results, in bytes from the start of their map slot."""
 
 _MASK = (1 << 64) - 1
 
 
 @dataclass(slots=True)
 class ReplayOutcome:
-    """Where one case differs; ``failures``: it could not be replayed to its end."""
+    """Differences of one case; ``failures``: errors that ended its replay."""
 
     site_differences: list[Difference] = field(default_factory=list)
     replay_differences: list[Difference] = field(default_factory=list)
@@ -57,23 +57,23 @@ class ReplayOutcome:
 
 
 class ReplayKernel:
-    """A kernel for the cases of one boot. Cases run one after the other; each leaves it as it was."""
+    """A kernel for the cases of one boot. Cases run in order; each restores the initial state."""
 
     def __init__(self, case: Case) -> None:
-        self.lab = Lab(case.flavour, VOLUNTARY, boot=case.boot, layout=_layout(case))
+        self.lab = Lab(case.release, VOLUNTARY, boot=case.boot, layout=_layout(case))
         self._cells: dict[tuple[str, int], int] = {}
         self._linked: set[int] = set()
         if case.boot.call_depth_offset is not None:
-            # Where per-CPU symbols do not count from 0 (6.15), the counter is far from our per-CPU area.
+            # If per-CPU symbols do not start from 0 (6.15), the counter is far from the synthetic per-CPU area.
             area = self.lab.kernel.percpu_areas[0]
             self.lab.kernel.map_data(area + case.boot.call_depth_offset & _MASK, 8)
 
     def close(self) -> None:
-        """Give the machine back."""
+        """Free the machine."""
         self.lab.close()
 
     def replay(self, case: Case) -> ReplayOutcome:
-        """Attach and detach as recorded, with the sites looked at after each step; call when all is attached."""
+        """Attach and detach as recorded, checking the sites after each step; call once everything is attached."""
         self._link_symbols(case)
         self._link_stubs(case)
         run = _Run(self.lab, case, {target.name: self._place(target) for target in case.targets})
@@ -83,7 +83,7 @@ class ReplayKernel:
             run.clean_up()
 
     def _link_symbols(self, case: Case) -> None:
-        """Let the recorded addresses of the kernel's callees lead to ours."""
+        """Redirect the recorded addresses of the kernel's callees to the synthetic ones."""
         kernel = self.lab.kernel
         for name, address in case.symbols.items():
             function = kernel.functions.get(name)
@@ -106,7 +106,7 @@ class ReplayKernel:
             kernel.ftrace.use_stubs(caller=kernel.kallsyms.address("ftrace_caller"), regs_caller=address)
 
     def _place(self, target: RecordedTarget) -> int:
-        """Put a target's function where it stood; the guest address of its cell: runs, return value."""
+        """Place a target's function at its recorded address; the guest address of its cell: run count, return."""
         key = (target.name, target.addr)
         if key not in self._cells:
             kernel, number = self.lab.kernel, len(self._cells)
@@ -127,7 +127,7 @@ class ReplayKernel:
 
 
 class _Run:
-    """One case on a kernel."""
+    """Replay of one case on a kernel."""
 
     def __init__(self, lab: Lab, case: Case, cells: dict[str, int]) -> None:
         self._lab, self._kernel, self._case, self._cells = lab, lab.kernel, case, cells
@@ -161,7 +161,7 @@ class _Run:
         return self._outcome
 
     def clean_up(self) -> None:
-        """Leave nothing of the case behind."""
+        """Detach and free everything of the case."""
         for target in self._case.targets:
             self._detach_all(target)
         self._users.end()
@@ -197,7 +197,7 @@ class _Run:
         self._look(target, f"after {step.after}" if number else "at the start", step.site)
 
     def _expect_image(self, target: RecordedTarget, step: SiteStep) -> None:
-        """The next image goes where the recorded one was, which a site with several users does not tell."""
+        """Make the allocator return the recorded address for the next image, unless the site has several users."""
         address = step.target
         if address in stub_addresses(self._case):
             address = next(
@@ -273,8 +273,8 @@ class _Run:
             self._differ(f"runs of {target.name} itself", int(runs_origin), machine.read_u64(cell))
 
     def _expectation(self, target: RecordedTarget) -> tuple[list[str], bool]:
-        """The programs that must run, in order, and whether the original must: an fmod_ret result other than 0
-        skips it.
+        """The programs that must run, in order, and whether the original must: an fmod_ret result other than 0 skips
+        it.
         """
         links = links_of(
             (kind_of(ATTACH_WORDS[p.attach], target.model), ProgCall(p.name, 0, 0))
@@ -323,7 +323,7 @@ class _Run:
 
 
 def _split(target: RecordedTarget, slots: list[int]) -> tuple[list[int], list[int]]:
-    """Argument slots as the ABI passes them: in registers, on the stack."""
+    """Argument slots divided by the ABI into registers and stack."""
     registers: list[int] = []
     stack: list[int] = []
     position = 0
@@ -334,7 +334,7 @@ def _split(target: RecordedTarget, slots: list[int]) -> tuple[list[int], list[in
 
 
 def _layout(case: Case) -> AddressMap:
-    """Our own text beside the recorded kernel's, within reach of it and of the recorded images."""
+    """Address layout: synthetic text next to the recorded kernel's, within reach of it and of the recorded images."""
     text = [target.addr for target in case.targets if not target.is_program]
     text += [address for name, address in case.symbols.items() if name.startswith("__bpf_")]
     base = (max(text, default=AddressMap().text) + TEXT_GAP) & -TEXT_ALIGN

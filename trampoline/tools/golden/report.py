@@ -1,4 +1,4 @@
-"""Compare golden files as a whole, whatever they record: totals for each kind, and every difference."""
+"""Comparison of whole golden files of any kind: totals for each kind, and every difference."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -9,6 +9,7 @@ from typing import Any
 from asm import AsmError
 from emu.errors import EmuError
 from trampoline.bpf.errors import GoldenError, TrampolineError
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.tools.golden.fields import Fields, add_up, records
 from trampoline.tools.golden.jit import JitTotals, compare_jit_file
 from trampoline.tools.golden.recorded_programs import ProgramKernel, compare_program, compiled_programs
@@ -22,22 +23,22 @@ _OURS = (TrampolineError, EmuError, AsmError)
 
 @dataclass(slots=True)
 class GoldenTotals:
-    """How many were compared, how many of those agree, how many were left out (none of what recordings hold now)."""
+    """Number of items that were compared, that agree, and that were skipped (not in current recordings)."""
 
     total: int = 0
     identical: int = 0
     skipped: int = 0
 
     def count(self, *, agrees: bool) -> None:
-        """One more that was compared."""
+        """Count one comparison."""
         self.total += 1
         self.identical += agrees
 
 
 @dataclass(slots=True)
 class GoldenReport:
-    """``images``: one each; ``sites``: one target at one moment; ``replay``: one live or attached case; ``jit``: one
-    function of a program; ``verdicts``: one program that was loaded and attached.
+    """Totals by kind. ``images``: per image; ``sites``: per target and moment; ``replay``: per live or attached case;
+    ``jit``: per function of a program; ``verdicts``: per program that was loaded and attached.
     """
 
     images: GoldenTotals = field(default_factory=GoldenTotals)
@@ -49,7 +50,7 @@ class GoldenReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs."""
+        """True if there is no difference."""
         return not self.mismatches
 
     def to_json(self) -> dict[str, Any]:
@@ -60,16 +61,16 @@ class GoldenReport:
 class GoldenComparison:
     """Compares cases; kernels are booted once for each recorded boot.
 
-    ``programs`` gives the kernel of a release that programs are verified against, or None: then they are left out.
+    ``programs`` returns the kernel of a release for verification, or None, in which case programs are skipped.
     """
 
-    def __init__(self, programs: Callable[[str], ProgramKernel | None]) -> None:
+    def __init__(self, programs: Callable[[KernelRelease], ProgramKernel | None]) -> None:
         self._run = ""
         self._kernel: ReplayKernel | None = None
         self._programs = programs
 
     def check(self, case: Case) -> GoldenReport:
-        """Everything that one case holds."""
+        """Compare everything that one case contains."""
         report = GoldenReport()
         for image in case.images:
             if image.kind == TRAMPOLINE:
@@ -89,7 +90,7 @@ class GoldenComparison:
 
     def _compare_programs(self, case: Case, report: GoldenReport) -> None:
         for program in compiled_programs(case):
-            kernel = self._programs(case.flavour.name)
+            kernel = self._programs(case.release)
             if kernel is None:
                 report.jit.skipped += 1
                 continue
@@ -98,15 +99,15 @@ class GoldenComparison:
             report.mismatches += differences
 
     def close(self) -> None:
-        """Give the last kernel back."""
+        """Free the last kernel."""
         if self._kernel is not None:
             self._kernel.close()
             self._kernel = None
 
     def _replay(self, case: Case) -> ReplayOutcome:
-        """A replay on the boot's kernel; where that fails, once more on a fresh one.
+        """Replay a case on the boot's kernel; if that fails, repeat it on a new kernel.
 
-        What an earlier case left standing may be in the way of this one's addresses.
+        Memory left over from an earlier case may occupy this case's addresses.
         """
         fresh = self._kernel is None or case.run != self._run
         if fresh:
@@ -128,14 +129,14 @@ def _image_differences(case: Case, image: RecordedImage) -> list[Difference]:
 
 
 def _failure(case: Case, what: str, error: Exception) -> Difference:
-    """An error of ours is a difference of this case, not the end of the run."""
+    """An error of this package as a difference of the case; the run continues."""
     return Difference(case.id, what, -1, "as recorded", f"{type(error).__name__}: {error}")
 
 
 def file_kind(path: Path) -> str:
-    """What a file records, by its first line: ``trampolines``, ``jit`` or ``verdicts``.
+    """Kind of a recording, from its first line: ``trampolines``, ``jit`` or ``verdicts``.
 
-    Raises GoldenError where it is damaged or none of these.
+    Raises GoldenError if the file is damaged or of no known kind.
     """
     for number, record in records(path):
         Fields(record, f"{path}:{number}").text("id")
@@ -151,14 +152,14 @@ _KINDS = {
     "verdicts": {"verdict"},
     "jit": {"bpf_jit_harden", "category"},
 }
-"""Fields that every line of a kind has, and those before it have not."""
+"""Fields that mark the lines of a kind, in the order in which kinds are tested."""
 
 
 def compare_files(paths: Iterable[Path], btf_folder: Path | None = None, category: str = "") -> GoldenReport:
-    """Compare every case of some golden files; of recordings of verdicts, those of a category where one is given.
+    """Compare every case of some golden files; of verdict recordings only those of ``category``, if given.
 
-    ``btf_folder`` has the kernels' BTF, which verdicts and programs of trampolines need; these programs are left out
-    where none is named and none is beside the file. Raises GoldenError for a damaged or foreign file.
+    ``btf_folder`` contains the kernels' BTF, which verdicts and programs of trampolines need; programs are skipped if
+    no folder is given and none is next to the file. Raises GoldenError for a damaged or unknown file.
     """
     report = GoldenReport()
     for path in paths:
@@ -176,9 +177,9 @@ def compare_files(paths: Iterable[Path], btf_folder: Path | None = None, categor
 
 def _compare_trampolines(path: Path, btf_folder: Path | None) -> GoldenReport:
     @cache
-    def programs(release: str) -> ProgramKernel | None:
+    def programs(release: KernelRelease) -> ProgramKernel | None:
         try:
-            return ProgramKernel(release, kernel_btf(btf_folder or default_btf_folder(path), release))
+            return ProgramKernel(release, kernel_btf(btf_folder or default_btf_folder(path), release.name))
         except GoldenError:
             if btf_folder is not None:
                 raise

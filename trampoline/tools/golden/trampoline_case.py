@@ -1,7 +1,7 @@
-"""One recorded case, read and checked: the generator's input on one side, what the kernel made on the other.
+"""Recorded trampoline cases, read and checked: the generator's input and the kernel's output.
 
-A file has one JSON object a line (optionally gzipped). Addresses are hexadecimal strings. Whatever is missing or of the
-wrong kind is a GoldenError that names the file, the line and the field.
+A file has one JSON object per line (optionally gzipped). Addresses are hexadecimal strings. A missing field, or one of
+the wrong type, raises GoldenError with the file, the line and the field.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from trampoline.bpf.boot import Boot
 from trampoline.bpf.btf.func_model import FuncArg, FuncModel
 from trampoline.bpf.errors import GoldenError
 from trampoline.bpf.uapi import ATTACH_WORDS
-from trampoline.rules import FLAVOURS, Flavour
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.tools.golden.fields import (
     Address,
     Fields,
@@ -27,12 +27,12 @@ from trampoline.tools.golden.fields import (
 
 ATTACH_TYPES = frozenset({*ATTACH_WORDS, "kprobe_multi", "kprobe_session"})
 DEFAULT_THUNK = "__x86_return_thunk"
-"""x86_return_thunk still points here where returns are plain (X86_FEATURE_RETHUNK off)."""
+"""Value of x86_return_thunk if returns are plain (X86_FEATURE_RETHUNK off)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedRun:
-    """What a program wrote into its map slot; ``count``: how many calls did."""
+    """Values that a program wrote into its map slot; ``count``: number of calls that wrote."""
 
     count: int
     args: Numbers
@@ -60,7 +60,7 @@ class RecordedProgram:
     retval: int
     slot: int
     refused: int
-    """The error code that the kernel gave at load or attach, 0 where it attached."""
+    """Error code of load or attach; 0 on success."""
     btf_ids: tuple[int, ...]
     cookies: tuple[int, ...]
     prog_type: int
@@ -71,17 +71,17 @@ class RecordedProgram:
     map_value: MaybeAddress
     observed: ObservedRun
     insns: bytes
-    """eBPF as loaded, with map 0; empty where it was not recorded."""
+    """eBPF as loaded, with map 0; empty if it was not recorded."""
     prog_flags: Number0
     attach_btf_id: Number0
 
     @property
     def is_fprobe(self) -> bool:
-        """Whether it is attached through fprobe, not through a trampoline."""
+        """True if it is attached through fprobe instead of a trampoline."""
         return self.attach.startswith("kprobe")
 
     def cookie_at(self, btf_id: int) -> int:
-        """The cookie that its link has at a target."""
+        """The cookie of its link at a target."""
         return self.cookies[self.btf_ids.index(btf_id)] if self.cookies else self.cookie
 
 
@@ -111,12 +111,12 @@ class RecordedTarget:
 
     @property
     def is_program(self) -> bool:
-        """Whether it is a BPF program."""
+        """True if the target is a BPF program."""
         return self.name.startswith("@")
 
     @property
     def tail_call_reachable(self) -> bool:
-        """A BPF program that tail calls can reach clears its counter (xor eax/rax) where others have a nop."""
+        """True if tail calls can reach the program, which then starts with xor eax/rax (clears the counter)."""
         after = self.site_before[self.patch_offset + 5 :]
         return self.is_program and after.startswith((b"\x31\xc0", b"\x48\x31\xc0"))
 
@@ -143,7 +143,7 @@ class Case:
     name: str
     run: str
     status: str
-    flavour: Flavour
+    release: KernelRelease
     boot: Boot
     targets: tuple[RecordedTarget, ...]
     programs: tuple[RecordedProgram, ...]
@@ -152,7 +152,7 @@ class Case:
     triggers: tuple[Mapping[str, Any], ...]
 
     def program(self, name: str) -> RecordedProgram:
-        """The program of that name."""
+        """The program with this name. Raises GoldenError if there is none."""
         for program in self.programs:
             if program.name == name:
                 return program
@@ -160,16 +160,16 @@ class Case:
 
 
 def read_cases(path: Path) -> Iterator[Case]:
-    """Every case of a golden file. Raises GoldenError where the file is damaged or is none."""
+    """Every case of a golden file. Raises GoldenError if the file is damaged or of another kind."""
     return read_each(path, _case)
 
 
 def _case(record: dict[str, Any], where: str) -> Case:
-    f, release = case_fields(record, where, FLAVOURS)
+    f, release = case_fields(record, where)
     return f.make(
         Case,
         name=f.text("case"),
-        flavour=FLAVOURS[release],
+        release=release,
         boot=_boot(f.sub("boot")),
         targets=tuple(map(_target, f.objects("targets"))),
         programs=tuple(map(_program, f.objects("programs"))),
@@ -207,7 +207,7 @@ def _target(f: Fields) -> RecordedTarget:
 
 def _program(f: Fields) -> RecordedProgram:
     if f.text("attach") not in ATTACH_TYPES:
-        raise GoldenError(f"{f.where}: 'attach' is {f.text('attach')!r}; there are {', '.join(sorted(ATTACH_TYPES))}")
+        raise GoldenError(f"{f.where}: 'attach' is {f.text('attach')!r}, not one of {', '.join(sorted(ATTACH_TYPES))}")
     multi = f.maybe("multi_btf_ids", list)
     return f.make(
         RecordedProgram,

@@ -1,4 +1,4 @@
-"""Regenerate the recorded trampoline images from their inputs, and compare."""
+"""Regenerate recorded trampoline images from their inputs, and compare."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from trampoline.tools.golden.trampoline_case import Case, RecordedImage, Recorde
 from trampoline.tramp_links import TrampProgType, enter_exit, flags_of, kind_of, links_of
 
 TRAMPOLINE = "bpf_trampoline"
-"""Kind of the images that are compared; others are ftrace's, or images of earlier cases that were dying."""
+"""Kind of the images that are compared; others are ftrace's, or old images of earlier cases."""
 BTF_ID_MASK = 0x7FFFFFFF
-"""A trampoline's key holds the BTF id of its target in the low bits (``bpf_trampoline_compute_key``)."""
+"""Mask of a target's BTF id in the low bits of a trampoline's key (``bpf_trampoline_compute_key()``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One place in which we differ from a recording. ``offset`` is in bytes, -1 where it has no meaning."""
+    """One difference from a recording. ``offset`` is in bytes, -1 if it has no meaning."""
 
     id: str
     what: str
@@ -28,13 +28,13 @@ class Difference:
 
 
 def first_difference(ours: bytes, recorded: bytes) -> int:
-    """The first byte that differs, or the shorter one's length."""
+    """Offset of the first byte that differs, or the length of the shorter one."""
     pairs = enumerate(zip(ours, recorded, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(recorded)))
 
 
 def attached_programs(case: Case, target: RecordedTarget, upto: int | None = None) -> list[RecordedProgram]:
-    """The programs on a target in attach order, after its step number ``upto`` (the last if None)."""
+    """The programs on a target in attach order, after its step number ``upto`` (None: the last)."""
     attached: list[RecordedProgram] = []
     for step in target.steps[: None if upto is None else upto + 1]:
         if step.after.startswith("detach("):
@@ -54,7 +54,7 @@ def attached_programs(case: Case, target: RecordedTarget, upto: int | None = Non
 
 
 def prog_call(case: Case, target: RecordedTarget, program: RecordedProgram) -> tuple[TrampProgType, ProgCall]:
-    """A recorded program as the generator wants it, at one target."""
+    """A recorded program at one target, as the generator's input."""
     attach = ATTACH_WORDS[program.attach]
     kind = kind_of(attach, target.model)
     if program.prog_ptr is None or program.jited_addr is None:
@@ -74,7 +74,7 @@ def prog_call(case: Case, target: RecordedTarget, program: RecordedProgram) -> t
 
 
 def target_of(case: Case, image: RecordedImage) -> RecordedTarget:
-    """The function whose trampoline an image is: by name, or by the BTF id in the image's own symbol."""
+    """The function of an image, by name, or by the BTF id in the image's own symbol."""
     if image.attached_to:
         wanted = [target for target in case.targets if target.name == image.attached_to[0]]
     else:
@@ -86,20 +86,20 @@ def target_of(case: Case, image: RecordedImage) -> RecordedTarget:
 
 
 def regenerate(case: Case, image: RecordedImage) -> Trampoline:
-    """Make the image anew; of the recording only its address and its struct bpf_tramp_image's are used."""
+    """Generate the image again, using only its address and its struct bpf_tramp_image's address from the recording."""
     target = target_of(case, image)
     programs = attached_programs(case, target)
     links = links_of(prog_call(case, target, program) for program in programs)
     kept = TrampFlag.TAIL_CALL_CTX if target.tail_call_reachable else TrampFlag(0)
     flags = flags_of(
-        case.flavour,
+        case.release.trampoline,
         calls_original=links.call_original,
         uses_func_ip=any(p.uses_func_ip for p in programs),
         kept=kept,
     )
     im = int(image.tramp_image["addr"], 16) if image.tramp_image else 0
     return arch_prepare_bpf_trampoline(
-        case.flavour,
+        case.release.trampoline,
         case.boot,
         target.model,
         flags,
@@ -113,7 +113,7 @@ def regenerate(case: Case, image: RecordedImage) -> Trampoline:
 
 
 def compare_image(case: Case, image: RecordedImage) -> Iterator[Difference]:
-    """Where the regenerated image differs from the recorded one: bytes, patch addresses, program order."""
+    """Differences of the regenerated image from the recorded one: bytes, patch addresses, program order."""
     made = regenerate(case, image)
     code = made.image.code
     if code != image.code:

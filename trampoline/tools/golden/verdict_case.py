@@ -1,4 +1,4 @@
-"""Recordings of verdicts, read and checked: what a kernel was asked to load and attach, and what it said."""
+"""Recordings of verdicts, read and checked: load and attach requests, and the kernel's answers."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,6 @@ from struct import Struct
 from typing import Any
 
 from trampoline.bpf.errors import GoldenError
-from trampoline.bpf.function_lists import RELEASES
 from trampoline.bpf.isa.insn import LD_IMM64, Imm64, Insn
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
@@ -21,6 +20,7 @@ from trampoline.bpf.verifier.attach_requests import (
     Request,
 )
 from trampoline.bpf.verifier.state.env import Capabilities
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.tools.golden.fields import Fields, Number0, Text0, case_fields, read_each
 
 VERDICTS = ("load_refused", "loaded", "attach_refused", "attached")
@@ -29,22 +29,22 @@ CAPABILITIES = {
     1: Capabilities(bpf=False, perfmon=False, net_admin=False),
     2: Capabilities(perfmon=False),
 }
-"""``caps_dropped``: none, all, CAP_PERFMON (and CAP_SYS_ADMIN, which stands for it)."""
+"""Values of ``caps_dropped``: none, all, CAP_PERFMON (and CAP_SYS_ADMIN, which implies it)."""
 
 _SLOT = Struct("<BBhi")
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictCase:
-    """One line of a recording of verdicts."""
+    """One line of a verdict recording."""
 
     id: str
     name: str
     category: str
-    release: str
+    release: KernelRelease
     verdict: str
     errno: int
-    """Of the refusal, 0 without one."""
+    """Error code of the refusal; 0 without one."""
     message: Text0
     log: Text0
     prog_type: int
@@ -53,41 +53,41 @@ class VerdictCase:
     flags: int
     license: Text0
     capabilities: Capabilities | None
-    """None where nobody knows what ``caps_dropped`` is."""
+    """None if the value of ``caps_dropped`` is unknown."""
     caps_dropped: int
     insns: tuple[Insn, ...]
     bad_slot: int | None
-    """Where an LD_IMM64 has no proper second slot; instructions end there."""
+    """Slot of an LD_IMM64 without a valid second slot, at which instructions end."""
     maps: tuple[MapSpec, ...]
     request: Request | None
-    """None where nothing is attached, or nobody knows what ``attach_mode`` is."""
+    """None if nothing is attached, or ``attach_mode`` is unknown."""
     attach_mode: str
     log_level: Number0
     insn_cnt: int | None
-    """The number of instructions that was claimed, where it is not that of ``insns``."""
+    """Number of instructions in the request, if it differs from that of ``insns``."""
     target_program: str
-    """Which kept program the target is, of those that the recording has loaded before."""
+    """Name of the target program, one of those that earlier cases have kept."""
     kept_as: str
-    """Under which name the program stays loaded as a target of later cases."""
+    """Name under which the program stays loaded, as a target of later cases."""
     holds: bool
-    """The link stays."""
+    """True if the link stays attached."""
 
     @property
     def place(self) -> int | None:
-        """Of cases that fill a function with links (``limit/tramp-07-fe``): how many were tried before."""
+        """For cases that fill a function with links (``limit/tramp-07-fe``): the number of earlier attempts."""
         found = re.search(r"-(\d+)-", self.name)
         return int(found[1]) if self.holds and found else None
 
 
 def read_verdicts(path: Path) -> Iterator[VerdictCase]:
-    """Every case of a file. Raises GoldenError with file, line and field where it is damaged or none."""
+    """Every case of a file. Raises GoldenError with file, line and field if it is damaged or of another kind."""
     return read_each(path, _case)
 
 
 def _case(record: dict[str, Any], where: str) -> VerdictCase:
-    f, release = case_fields(record, where, RELEASES)
+    f, release = case_fields(record, where)
     if f.text("verdict") not in VERDICTS:
-        raise GoldenError(f"{f.where}: 'verdict' is {f.text('verdict')!r}; there are {', '.join(VERDICTS)}")
+        raise GoldenError(f"{f.where}: 'verdict' is {f.text('verdict')!r}, not one of {', '.join(VERDICTS)}")
     dropped = int(f.get("caps_dropped", (int, bool)))
     mode = f.maybe("attach_mode", str)
     extra = f.sub("extra")
@@ -113,9 +113,9 @@ def _case(record: dict[str, Any], where: str) -> VerdictCase:
 
 
 def _instructions(code: bytes, where: str) -> tuple[tuple[Insn, ...], int | None]:
-    """Instructions, also those that a kernel refuses; and the slot of an LD_IMM64 that is none."""
+    """Instructions, including invalid ones; and the slot of an invalid LD_IMM64."""
     if len(code) % _SLOT.size:
-        raise GoldenError(f"{where}: 'insns' has {len(code)} bytes, no multiple of {_SLOT.size}")
+        raise GoldenError(f"{where}: 'insns' has {len(code)} bytes, which is not a multiple of {_SLOT.size}")
     insns: list[Insn] = []
     slots = list(_SLOT.iter_unpack(code))
     slot = 0
@@ -131,8 +131,8 @@ def _instructions(code: bytes, where: str) -> tuple[tuple[Insn, ...], int | None
 
 
 def _maps(recorded: list[Fields], insns: tuple[Insn, ...], *, is_raw: bool) -> tuple[MapSpec, ...]:
-    """Maps by their numbers, with gaps where the program has none. ``is_raw``: numbers are the loader's descriptors,
-    of which 0 to 2 are open and no maps.
+    """Maps by number, with gaps for missing ones. ``is_raw``: the numbers are the loader's file descriptors, of which 0
+    to 2 are open files other than maps.
     """
     none = MapSpec("", MapType.UNSPEC, 0, 0, 0)
     if is_raw:
@@ -169,7 +169,7 @@ def _map_type(m: Fields) -> MapType:
 
 
 _INNER = MapSpec("inner", MapType.ARRAY, 4, 16, 8)
-"""An inner map that the recording names by number only."""
+"""An inner map that the recording only identifies by its number."""
 
 
 def _request(mode: str) -> Request | None:

@@ -1,8 +1,8 @@
-"""The program of a recorded verdict: what the record holds, and what of it must be found out.
+"""The program of a recorded verdict: recorded data, and data inferred from the record.
 
-Recordings hold neither a program's BTF and func_info nor its name. Where they matter they are read off the case's name
-(``func-info-missing-sub``, ``no-btf``, ``name-bad``) and off what the log says of the *input*: functions that it calls
-global, and what their registers hold when they begin. What the kernel answered to that input is ours to find out.
+Recordings contain neither a program's BTF and func_info nor its name. If these matter they are inferred from the case's
+name (``func-info-missing-sub``, ``no-btf``, ``name-bad``) and from the log's description of the *input*: functions that
+it calls global, and the initial types of their registers. The kernel's answer is never used.
 """
 
 import re
@@ -19,7 +19,7 @@ from trampoline.tools.golden.verdict_case import VerdictCase
 
 @dataclass(slots=True)
 class _Function:
-    """A function of a program: ``params`` are ``int``, ``ctx``, or ``mem`` with a size in bytes behind."""
+    """A function of a program: ``params`` are ``int``, ``ctx``, or ``mem`` followed by a size in bytes."""
 
     name: str
     is_global: bool = False
@@ -27,8 +27,8 @@ class _Function:
 
 
 def target_program() -> BpfProgram:
-    """``tgt1``, the target of extensions: a socket filter whose functions are main (type id 5), the global gsub (8)
-    and the static ssub (10), each of one number but main.
+    """``tgt1``, the target of extensions: a socket filter whose functions are main (type id 5), the global gsub (8) and
+    the static ssub (10); all but main take one number.
     """
     writer = BtfWriter()
     number = writer.number()
@@ -104,7 +104,7 @@ def _function(case: VerdictCase, number: int) -> _Function:
 
 
 def _params(registers: str) -> list[str]:
-    """What R1 to R5 are when a function begins, from the log's line."""
+    """Types of R1 to R5 at the start of a function, from the log's line."""
     params = []
     for number in range(1, 6):
         found = re.search(rf"\bR{number}(?:_w)?=(\w+)\(([^)]*)\)", registers)
@@ -120,7 +120,7 @@ def _params(registers: str) -> list[str]:
 
 
 def _extension(case: VerdictCase, main: _Function) -> _Function:
-    """The extension's own function: what the log shows of its prototype, else that of a function of a number."""
+    """The extension's own function: with the prototype that the log shows, otherwise one of a single number."""
     begins = re.search(r"Validating main\(\) func#0\.\.\.\n\d+: (R1=.*)", case.log)
     if begins:
         main.params = _params(begins[1])
@@ -140,7 +140,7 @@ def _extension(case: VerdictCase, main: _Function) -> _Function:
 
 
 def _write(writer: BtfWriter, functions: list[_Function]) -> list[int]:
-    """Writes functions; gives their type ids."""
+    """Write functions; returns their type ids."""
     number = writer.number()
     ids = []
     for function in functions:
@@ -167,7 +167,7 @@ def _struct(writer: BtfWriter, size: int) -> int:
 
 
 def _changed(name: str, funcs: list[FuncInfo]) -> list[FuncInfo]:
-    """func_info with the fault that the case's name says."""
+    """func_info with the fault that the case's name states."""
     if "func-info" not in name:
         return funcs
     if "missing" in name:

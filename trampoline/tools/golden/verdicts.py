@@ -1,4 +1,4 @@
-"""Compare recorded verdicts with ours: every case is loaded, attached, and its outcome held against the kernel's."""
+"""Comparison of recorded verdicts: load and attach every case, and compare the outcome with the kernel's."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -14,7 +14,7 @@ from trampoline.bpf.verifier.errors import Unsupported, VerifierError
 from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.load.bpf_link_create import Links
 from trampoline.bpf.verifier.load.bpf_prog_load import VerifiedLoad, bpf_prog_load
-from trampoline.rules import FLAVOURS
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.tools.golden.fields import add_up
 from trampoline.tools.golden.trampoline_images import Difference
 from trampoline.tools.golden.verdict_case import VerdictCase, read_verdicts
@@ -26,8 +26,8 @@ _REFUSED = ("load_refused", "attach_refused")
 
 @dataclass(slots=True)
 class VerdictCounts:
-    """``agree``: the same outcome with the same errno. ``false_accepts``: the kernel refused, at load or attach, and we
-    did not. ``unsupported``: verifier-lite does not say.
+    """``agree``: same outcome and errno. ``false_accepts``: the kernel refused load or attach, this package did not.
+    ``unsupported``: verifier-lite has no answer.
     """
 
     total: int = 0
@@ -38,12 +38,12 @@ class VerdictCounts:
 
 @dataclass(slots=True)
 class VerdictTotals(VerdictCounts):
-    """All cases, and those of each category."""
+    """Counts of all cases, and of each category."""
 
     by_category: dict[str, VerdictCounts] = field(default_factory=dict)
 
     def count(self, case: VerdictCase, answer: "VerdictAnswer") -> None:
-        """One more case."""
+        """Count one case."""
         refused = case.verdict in _REFUSED
         counts = VerdictCounts(
             total=1,
@@ -54,21 +54,21 @@ class VerdictTotals(VerdictCounts):
         add_up(self, replace(VerdictTotals(by_category={case.category: counts}), **asdict(counts)))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values, categories by name."""
+        """The counts as plain values, categories by name."""
         categories = {name: asdict(counts) for name, counts in sorted(self.by_category.items())}
         return asdict(self) | {"by_category": categories}
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictAnswer:
-    """What we say to a case: one of the recordings' verdicts, or ``unsupported``."""
+    """This package's answer to a case: one of the recorded verdicts, or ``unsupported``."""
 
     verdict: str
     errno: int = 0
     message: str = ""
 
     def agrees(self, case: VerdictCase) -> bool:
-        """Whether the kernel said the same."""
+        """True if the kernel answered the same."""
         return (self.verdict, self.errno) == (case.verdict, case.errno)
 
     def __str__(self) -> str:
@@ -76,15 +76,15 @@ class VerdictAnswer:
 
 
 class Judge:
-    """Answers the cases of one kernel in the order of their recording: programs and links that stay are kept."""
+    """Answers the cases of one kernel in the order of their recording; programs and links that stay are kept."""
 
-    def __init__(self, release: str, btf: Btf) -> None:
-        self.kernel = KernelView(release, btf)
-        self.links = Links(self.kernel, FLAVOURS[release])
+    def __init__(self, release: KernelRelease, btf: Btf) -> None:
+        self.kernel = KernelView(release.verifier, btf)
+        self.links = Links(self.kernel, release.trampoline)
         self._targets = {"tgt1": target_program()}
 
     def answer(self, case: VerdictCase) -> VerdictAnswer:
-        """What our load and attach say to a case."""
+        """Load and attach a case, and return the outcome."""
         program = program_of(case, self._targets)
         try:
             loaded = self._load(case, program)
@@ -111,7 +111,7 @@ class Judge:
 
     def _load(self, case: VerdictCase, program: BpfProgram) -> VerifiedLoad:
         if case.target_program and case.target_program not in self._targets:
-            raise Unsupported(f"target program {case.target_program}, which no case before has kept")
+            raise Unsupported(f"target program {case.target_program}, which no earlier case has kept")
         if case.bad_slot is not None:
             raise VerifierError(EINVAL, "invalid bpf_ld_imm64 insn", case.bad_slot)
         if case.capabilities is None:
@@ -125,13 +125,13 @@ class Judge:
         )
 
     def _fill(self, case: VerdictCase, loaded: VerifiedLoad) -> None:
-        """Links of cases before this one on its function, which the recording need not hold: their number is in the
-        case's name.
+        """Attach the links of earlier cases on the function, which the recording may lack; their number is in its
+        name.
         """
         if case.place is None or loaded.target is None:
             return
         site = (loaded.target.prog, loaded.target.btf_id)
-        limit = FLAVOURS[case.release].max_links
+        limit = case.release.trampoline.max_links
         self.links.programs[site] = max(self.links.programs[site], min(case.place, limit))
 
 
@@ -140,8 +140,8 @@ def compare_verdicts(
 ) -> tuple[VerdictTotals, list[Difference]]:
     """Totals of a file, and every disagreement; ``category``: of these cases only.
 
-    ``btf_folder`` has the kernels' BTF as ``<release>.btf.xz`` (or ``.btf``, ``.btf.gz``); it is ``../../btf`` beside
-    the file where it is not given. Raises GoldenError for a damaged file and where BTF is missing.
+    ``btf_folder`` contains the kernels' BTF as ``<release>.btf.xz`` (or ``.btf``, ``.btf.gz``); the default is
+    ``../../btf`` relative to the file. Raises GoldenError for a damaged file and for missing BTF.
     """
     totals, differences = VerdictTotals(), []
     for case, answer in answers(path, btf_folder, category):
@@ -155,14 +155,14 @@ def compare_verdicts(
 def answers(
     path: Path, btf_folder: Path | None = None, category: str = ""
 ) -> Iterator[tuple[VerdictCase, VerdictAnswer]]:
-    """Every case of a file with our answer. Raises GoldenError."""
+    """Every case of a file with this package's answer. Raises GoldenError."""
     folder = btf_folder or default_btf_folder(path)
-    judges: dict[str, Judge] = {}
+    judges: dict[KernelRelease, Judge] = {}
     for case in read_verdicts(path):
         if category and case.category != category:
             continue
         if case.release not in judges:
-            judges[case.release] = Judge(case.release, kernel_btf(folder, case.release))
+            judges[case.release] = Judge(case.release, kernel_btf(folder, case.release.name))
         yield case, _answer(judges[case.release], case)
 
 
@@ -170,21 +170,21 @@ def _answer(judge: Judge, case: VerdictCase) -> VerdictAnswer:
     try:
         return judge.answer(case)
     except Exception as error:
-        # Whatever goes wrong with us is a disagreement of this case, not the end of the run.
+        # An error of this package is a disagreement of the case; the run continues.
         return VerdictAnswer(UNSUPPORTED, message=f"{type(error).__name__}: {error}")
 
 
 def default_btf_folder(path: Path) -> Path:
-    """Where the kernels' BTF is looked for: beside the folder of the recordings' folder."""
+    """Default folder of the kernels' BTF: next to the folder that contains the recordings' folder."""
     return path.resolve().parent.parent.parent / "btf"
 
 
 def kernel_btf(folder: Path, release: str) -> Btf:
-    """A release's BTF from a folder. Raises GoldenError where it is not there, BtfError where it is damaged."""
+    """A release's BTF from a folder. Raises GoldenError if it is missing, BtfError if it is damaged."""
     for suffix in (".btf.xz", ".btf.gz", ".btf"):
         if (path := folder / f"{release}{suffix}").is_file():
             return _read_btf(path.resolve())
-    raise GoldenError(f"{folder} has no BTF of kernel {release} ({release}.btf.xz); --btf names the folder that has")
+    raise GoldenError(f"{folder} has no BTF of kernel {release} ({release}.btf.xz); --btf names the folder with it")
 
 
 @lru_cache(maxsize=4)

@@ -1,1 +1,1 @@
-"""Counts as a test: baselines of the instructions that paths take, and the differences."""
+"""Baselines of instruction counts, and comparison of paths with them."""

@@ -1,4 +1,4 @@
-"""The file: a header that explains, then a line ``NAME = N`` for each count."""
+"""Baseline file: a header with phases and code, then a line ``NAME = N`` for each count."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -25,8 +25,8 @@ _COUNT = re.compile(r"(.*\S) = (\d+)", re.ASCII)
 class BaselineEntry:
     """One path of a baseline.
 
-    ``instructions``: its count line, which ``line`` (from 1) of the file is. ``path``: what the header knows of it,
-    None where there is nothing. ``limits``: as the header states them.
+    ``instructions``: the number on its count line, which is line ``line`` (from 1) of the file. ``path``: its data in
+    the header, None without any. ``limits``: as the header states them.
     """
 
     instructions: int
@@ -44,11 +44,11 @@ class Baseline:
 
     @classmethod
     def read(cls, file: File) -> "Baseline":
-        """Read a file. BaselineError where it is missing, damaged or something else."""
+        """Read a file. Raises BaselineError if it is missing, damaged or no baseline."""
         try:
             text = file.read_bytes().decode()
         except FileNotFoundError:
-            raise BaselineError(file, "there is no such baseline") from None
+            raise BaselineError(file, "no such baseline") from None
         except UnicodeDecodeError:
             raise BaselineError(file, "not a baseline of counts") from None
         except OSError as error:
@@ -57,11 +57,11 @@ class Baseline:
 
     @classmethod
     def parse(cls, text: str, file: File) -> "Baseline":
-        """Read the text of a file. BaselineError with the line at fault."""
+        """Parse the text of a file. Raises BaselineError with the line number."""
         return _Reader(file).read(text)
 
     def conditions(self, name: str) -> set[str]:
-        """The values that a condition has in the paths."""
+        """The values of a condition in the paths."""
         return {
             entry.path.conditions[name]
             for entry in self.entries.values()
@@ -70,7 +70,7 @@ class Baseline:
 
 
 def format_baseline(paths: Mapping[str, tuple[CountedPath, Limits]], made_by: str) -> str:
-    """The text of a baseline. TrampolineError for a name that can't stand on a line."""
+    """The text of a baseline. Raises TrampolineError for a name that does not fit on a line."""
     pieces: dict[str, PathPiece] = {}
     header: list[str] = []
     for name in sorted(paths):
@@ -116,7 +116,7 @@ class _Reader:
         for self._number, line in enumerate(lines[1:], 2):
             if line.startswith(_INSIDE):
                 if inside is None:
-                    raise self._damaged("this belongs to no path and no code")
+                    raise self._damaged("a line that belongs to no path and no code")
                 inside.append(line[len(_INSIDE) :])
                 continue
             inside = None
@@ -127,7 +127,7 @@ class _Reader:
                 self._made_by = line.removeprefix(_MADE_BY)
             elif line and not line.startswith("#"):
                 self._count(line)
-        # All code first: a path may stand before what it refers to.
+        # All code first: a path may precede the code that it refers to.
         for self._number, line, rows in sorted(blocks, key=lambda block: not block[1].startswith("# code ")):
             self._block(line, rows)
         entries = {
@@ -145,7 +145,7 @@ class _Reader:
             raise self._damaged(f"{line[:60]!r} is not NAME = N")
         name = match[1]
         if name in self._counts:
-            raise self._damaged(f"{name} has a count in line {self._counts[name][1]} already")
+            raise self._damaged(f"{name} already has a count, in line {self._counts[name][1]}")
         self._counts[name] = int(match[2]), self._number
 
     def _block(self, line: str, rows: list[str]) -> None:
@@ -153,7 +153,7 @@ class _Reader:
             self._code[match[1]] = PathPiece(match[2], tuple(rows))
         elif match := _PATH.fullmatch(line):
             if match[1] in self._paths:
-                raise self._damaged(f"path {match[1]} a second time")
+                raise self._damaged(f"path {match[1]} is repeated")
             self._paths[match[1]] = self._path(rows)
         else:
             raise self._damaged(f"{line[:60]!r} is neither code nor a path")
@@ -187,5 +187,5 @@ class _Reader:
         digests = match[3].split("+") if match[3] else []
         for digest in digests:
             if digest not in self._code:
-                raise self._damaged(f"there is no code {digest}")
+                raise self._damaged(f"no code {digest}")
         return match[1], PhaseCode(int(match[2]), tuple(self._code[digest] for digest in digests))

@@ -1,4 +1,4 @@
-"""The bench's paths: each row of each kernel and design that a selection names, by a name of its own."""
+"""Paths of the bench: each selected row on each kernel and design, with a unique name."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from trampoline.tools.icount.counted_path import CountedPath
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows: all of the bench's for each of these. ``full`` programs read ip, cookie and argument count."""
+    """Selected rows: all of the bench's for each of these. ``full`` programs read ip, cookie and argument count."""
 
     flavours: Sequence[str]
     configs: Sequence[str]
@@ -23,7 +23,7 @@ class Selection:
     full: bool = False
 
     def paths(self) -> dict[str, CountedPath]:
-        """Count them, by name; KernelError where everything is refused."""
+        """Count the paths, by name. Raises KernelError if every one is refused."""
         found: dict[str, CountedPath] = {}
         refused: KernelError | None = None
         for config in self.configs:
@@ -54,14 +54,14 @@ class Selection:
 def path_name(
     where: tuple[str, str, str], row: str, nr_args: int, programs: int, full: bool, metadata: str | None
 ) -> str:
-    """A path's name: release, configuration and design that it was counted on, the row, then what is not usual."""
+    """Name of a path: release, configuration and design, the row, then deviations from the defaults."""
     parts = [*where, row, f"{nr_args}-arg{'s' * (nr_args != 1)}"]
     parts += [f"{programs}-programs"] * (programs != 1) + ["full"] * full + ([metadata] if metadata else [])
     return "/".join(parts)
 
 
 class _Kernel:
-    """One kernel for many rows, as after its boot for each of them."""
+    """One kernel for many rows, with the same state as after a boot for each."""
 
     def __init__(self, flavour: str, config: str, design: str, metadata: str | None) -> None:
         self.where = (flavour, config, design)
@@ -72,7 +72,7 @@ class _Kernel:
     def count(
         self, row: str, nr_args: int, programs: Sequence[int], *, full: bool
     ) -> Iterator[tuple[int, CountedPath]]:
-        """A row with each of these numbers of programs. KernelError where that is refused."""
+        """Count a row with each of these numbers of programs. Raises KernelError if one is refused."""
         lab = self._lab
         try:
             same_cookie = bool(design_info(self.where[-1]).metadata) and self.metadata is None

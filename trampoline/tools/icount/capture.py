@@ -1,4 +1,4 @@
-"""What was executed, as a path whose code reads the same wherever it lies."""
+"""Executed code as a path, whose text does not depend on addresses."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,33 +16,34 @@ from trampoline.lab import Lab, Workload, open_workload
 from trampoline.tools.icount.counted_path import CountedPath, PathPiece, PhaseCode
 
 PHASES = (*tramp_phases.PHASES, OTHER)
-"""In the order in which they are shown."""
+"""Phases in display order."""
 _NUMBER = re.compile(r"-?0x[0-9a-f]+")
 _PERCPU = re.compile(r"gs:\[0x[0-9a-f]+\]")
 _KERNEL_HALF = 1 << 63
 _LONGEST = 15
-"""Bytes of the longest instruction."""
+"""Length of the longest instruction, in bytes."""
 
 
 def workload_paths(workload: Workload) -> dict[str, CountedPath]:
-    """Make a workload's calls, one after the other, and count each whole: the function and the programs included.
+    """Make a workload's calls in order, and count each whole, including the function and the programs.
 
-    By the call's text. TrampolineError for a call given twice; what ``open_workload`` and calls raise.
+    Paths are named by the text of the call. Raises TrampolineError for a repeated call, and what ``open_workload`` and
+    calls raise.
     """
     paths: dict[str, CountedPath] = {}
     with open_workload(replace(workload, parallel=False)) as ready:
         for call in ready.calls:
             name = " ".join(call.text.split())
             if name in paths:
-                raise TrampolineError(f"{name} is given twice: the two would have one name")
+                raise TrampolineError(f"{name}: a call may be given only once")
             paths[name] = path_of_call(ready.lab, ready.call(call))
     return paths
 
 
 def path_of_call(lab: Lab, call: Call) -> CountedPath:
-    """A whole call on a laboratory, the function and the programs included. Before anything of it is detached.
+    """A whole call on a laboratory, including the function and the programs. Its programs must still be attached.
 
-    TrampolineError where nothing was counted.
+    Raises TrampolineError if the call was not counted.
     """
     counts = call.counts
     if counts is None:
@@ -53,7 +54,7 @@ def path_of_call(lab: Lab, call: Call) -> CountedPath:
 
 
 def path_of(lab: Lab, executed: Iterable[tuple[int, int, str]], unbalanced_returns: int) -> CountedPath:
-    """A path on a laboratory: addresses of instructions, how often each was executed, and its phase."""
+    """A path on a laboratory, from addresses of instructions, their execution counts, and their phases."""
     by_phase: dict[str, list[tuple[int, int]]] = {}
     for address, times, phase in executed:
         by_phase.setdefault(phase, []).append((address, times))
@@ -68,18 +69,18 @@ def path_of(lab: Lab, executed: Iterable[tuple[int, int, str]], unbalanced_retur
 
 
 def conditions_of(lab: Lab) -> Mapping[str, str]:
-    """The kernel and the design of a laboratory."""
-    return {"flavour": lab.flavour.name, "config": lab.kernel.config.name, "design": lab.design.name}
+    """Kernel and design of a laboratory."""
+    return {"flavour": lab.release.name, "config": lab.kernel.config.name, "design": lab.design.name}
 
 
 class CodeText:
-    """A kernel's code as text without addresses: each is written as what stands there."""
+    """Text of a kernel's code in which symbols replace addresses."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
 
     def pieces(self, executed: Iterable[tuple[int, int]]) -> tuple[PathPiece, ...]:
-        """Instructions and how often they were executed, by image: what was generated first, then by name."""
+        """Instructions and their execution counts by image: generated images first, then by name."""
 
         def place(row: tuple[int, int]) -> tuple[bool, str]:
             return row[0] < self._kernel.layout.modules, self._title(row[0])
@@ -102,7 +103,7 @@ class CodeText:
         return text if times == 1 else f"{times}x {text}"
 
     def _instruction(self, address: int) -> str:
-        """As the listing has it, unless it was patched since: then as it stands in memory."""
+        """An instruction as in the listing or, if it has been patched since, as in memory."""
         machine = self._kernel.machine
         image = machine.images.at(address)
         line = image.line_at(address) if image is not None else None

@@ -1,4 +1,4 @@
-"""A run beside its baseline for machines: JSON, JUnit XML, GitHub's annotations."""
+"""Machine-readable comparison with a baseline: JSON, JUnit XML, GitHub annotations."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,12 +7,12 @@ from xml.etree import ElementTree
 from trampoline.tools.icount.compare import CountReport, CountVerdict, Finding
 from trampoline.tools.icount.explain import changes, explain, headline, phase_rows, unbalanced_before
 
-STALE = "nothing counts it any more"
+STALE = "no longer counted"
 MISSING = "the baseline has no count of it"
 
 
 def to_json(report: CountReport, baseline: str, status: int) -> dict[str, Any]:
-    """Everything as plain values; ``old`` is null where the baseline does not say."""
+    """The report as plain values; ``old`` is null if the baseline lacks it."""
     return {
         "baseline": baseline,
         "status": status,
@@ -80,9 +80,9 @@ def to_junit(report: CountReport, baseline: str) -> str:
 
 
 def to_github(report: CountReport, baseline: str, lines: Mapping[str, int]) -> Iterable[str]:
-    """Workflow commands, one a line: an error for what fails, a warning beyond a soft limit, a notice for the rest.
+    """Workflow commands, one per line: an error for a failure, a warning beyond a soft limit, a notice for the rest.
 
-    ``lines``: where each name stands in the baseline.
+    ``lines``: line numbers of the names in the baseline.
     """
     for finding in report.differing:
         kind = "error" if finding.fails else "warning" if finding.warns else "notice"

@@ -1,4 +1,4 @@
-"""What differs between a path and its baseline, and what follows from it."""
+"""Differences between paths and their baseline, and the verdict on them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,18 +10,18 @@ from trampoline.tools.icount.limits import Limits
 
 
 class CountVerdict(StrEnum):
-    """What a comparison comes to."""
+    """Verdict of a comparison."""
 
     EQUAL = "equal"
     MOVED = "as many instructions, in other phases"
     WITHIN_SOFT = "within its soft limit"
     BEYOND_SOFT = "beyond its soft limit"
     LONGER = "longer"
-    """By more than the hard limit."""
+    """Beyond the hard limit."""
     SHORTER = "shorter"
-    """By more than the hard limit."""
+    """Beyond the hard limit."""
     UNBALANCED = "other unbalanced returns"
-    """More or fewer of them, which no limit is for."""
+    """A different number of unbalanced returns; no limit applies to it."""
 
 
 _FAILURES = {CountVerdict.LONGER, CountVerdict.SHORTER, CountVerdict.UNBALANCED}
@@ -29,7 +29,7 @@ _FAILURES = {CountVerdict.LONGER, CountVerdict.SHORTER, CountVerdict.UNBALANCED}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One path beside its baseline."""
+    """Comparison of one path with its baseline."""
 
     name: str
     old: BaselineEntry
@@ -39,29 +39,29 @@ class Finding:
 
     @property
     def difference(self) -> int:
-        """Instructions more than the baseline."""
+        """Instructions in excess of the baseline."""
         return self.new.instructions - self.old.instructions
 
     @property
     def fails(self) -> bool:
-        """Whether this is a failure: farther from the baseline than the hard limit, or other unbalanced returns."""
+        """True for a failure: beyond the hard limit, or with other unbalanced returns."""
         return self.verdict in _FAILURES
 
     @property
     def warns(self) -> bool:
-        """Whether this is a warning: farther from the baseline than the soft limit."""
+        """True for a warning: beyond the soft limit."""
         return self.verdict is CountVerdict.BEYOND_SOFT
 
     @property
     def words(self) -> str:
-        """What it comes to: ``shorter``, ``longer, beyond its soft limit``."""
+        """The verdict in words: ``shorter``, ``longer, beyond its soft limit``."""
         if self.verdict in (CountVerdict.WITHIN_SOFT, CountVerdict.BEYOND_SOFT):
             return f"{'longer' if self.difference > 0 else 'shorter'}, {self.verdict}"
         return str(self.verdict)
 
 
 def compare(name: str, old: BaselineEntry, new: CountedPath, limits: Limits | None = None) -> Finding:
-    """Hold a path against its baseline, under given limits or those that the baseline states."""
+    """Compare a path with its baseline, under given limits or those that the baseline states."""
     limits = old.limits if limits is None else limits
     return Finding(name, old, new, limits, _verdict(old, new, limits))
 
@@ -85,7 +85,7 @@ def _phases(path: CountedPath) -> dict[str, int]:
 
 
 def other_conditions(old: BaselineEntry, new: CountedPath) -> list[str]:
-    """Conditions under which the baseline was not counted, in words: ``flavour 6.12, not 7.2``."""
+    """Conditions that differ from the baseline's, in words: ``flavour 6.12, not 7.2``."""
     if old.path is None:
         return []
     known = old.path.conditions
@@ -95,10 +95,10 @@ def other_conditions(old: BaselineEntry, new: CountedPath) -> list[str]:
 
 @dataclass(slots=True)
 class CountReport:
-    """All paths of a run beside their baseline.
+    """Comparison of all paths of a run with their baseline.
 
     ``missing``: counted, but not in the baseline. ``stale``: in the baseline, but not counted. ``foreign``: counted
-    under other conditions, by name with what is other.
+    under other conditions, which are listed by name.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -108,12 +108,12 @@ class CountReport:
 
     @property
     def failures(self) -> list[Finding]:
-        """What fails."""
+        """Findings that are failures."""
         return [finding for finding in self.findings if finding.fails]
 
     @property
     def differing(self) -> list[Finding]:
-        """What is not equal."""
+        """Findings that are not equal."""
         return [finding for finding in self.findings if finding.verdict is not CountVerdict.EQUAL]
 
 
@@ -124,7 +124,7 @@ def compare_all(
     *,
     partial: bool = False,
 ) -> CountReport:
-    """Hold many paths against a baseline; ``partial``: names that were not counted are not stale."""
+    """Compare many paths with a baseline; ``partial``: names that were not counted are not stale."""
     report = CountReport(stale=[] if partial else sorted(set(entries) - set(paths)))
     for name in sorted(paths):
         old, new = entries.get(name), paths[name]
@@ -138,7 +138,7 @@ def compare_all(
 
 
 def changed_phases(finding: Finding) -> list[str]:
-    """Phases with another number of instructions; where there are none, those with other code."""
+    """Phases with another number of instructions or, if there are none, those with other code."""
     old = {} if finding.old.path is None else finding.old.path.phases
     new = finding.new.phases
     names: Iterable[str] = [*new, *(name for name in old if name not in new)]
@@ -154,16 +154,16 @@ def changed_phases(finding: Finding) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class BaselineUpdate:
-    """What rewriting a baseline changes: names with the old and the new number, None where there is none.
+    """Changes of a rewritten baseline: names with the old and the new number, None for a missing one.
 
-    ``same_number``: names whose header changes alone.
+    ``same_number``: names of which only the header changes.
     """
 
     changed: Mapping[str, tuple[int | None, int | None]]
     same_number: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """A line for each name."""
+        """One line for each name."""
         return [
             *(f"{name}: {_change(old, new)}" for name, (old, new) in self.changed.items()),
             *(f"{name}: the same number, other phases, code, limits or kernel" for name in self.same_number),
@@ -174,7 +174,7 @@ class BaselineUpdate:
 
 
 def update_of(old: Mapping[str, BaselineEntry], new: Mapping[str, tuple[CountedPath, Limits]]) -> BaselineUpdate:
-    """What differs between the paths of a baseline and those that will be in it."""
+    """Differences between the paths of a baseline and their replacement."""
     changed: dict[str, tuple[int | None, int | None]] = {}
     same: list[str] = []
     for name in sorted({*old, *new}):

@@ -1,4 +1,4 @@
-"""A path as it was counted: instructions, phases, and the code that was executed."""
+"""A counted path: instructions, phases, and the code that was executed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from hashlib import sha256
 from trampoline.bpf.errors import TrampolineError
 
 DIGEST = 8
-"""Hexadecimal digits that name a piece of code."""
+"""Number of hexadecimal digits in a code digest."""
 
 
 @dataclass(frozen=True)
 class PathPiece:
-    """What a path executed of one image or function in one phase: its instructions in order of their addresses.
+    """Code that a path executed of one image or function in one phase: its instructions in address order.
 
-    A line is an instruction, with ``3x`` in front where it was executed three times.
+    A line is an instruction, prefixed by ``3x`` if it was executed three times.
     """
 
     name: str
@@ -23,13 +23,13 @@ class PathPiece:
 
     @cached_property
     def digest(self) -> str:
-        """A name of this very code."""
+        """Digest of the code."""
         return sha256("\n".join((self.name, *self.lines)).encode()).hexdigest()[:DIGEST]
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseCode:
-    """One phase of a path: how many instructions, and which."""
+    """One phase of a path: instruction count and code."""
 
     instructions: int
     pieces: tuple[PathPiece, ...]
@@ -37,7 +37,7 @@ class PhaseCode:
 
 @dataclass(frozen=True, slots=True)
 class CountedPath:
-    """What one path took. ``conditions``: the kernel and the design that it was counted on, by name."""
+    """Counts of one path. ``conditions``: the kernel and the design that it was counted on, by name."""
 
     instructions: int
     unbalanced_returns: int
@@ -46,9 +46,9 @@ class CountedPath:
 
 
 def check_name(name: str) -> str:
-    """A name that can stand in front of ``= N`` on a line of its own; TrampolineError for any other."""
+    """Check that a name fits before ``= N`` on a line. Raises TrampolineError."""
     if not name or name != name.strip() or name.startswith("#") or not name.isprintable():
         raise TrampolineError(
-            f"{name!r} can't name a count: it must be one printable line, without blanks around it and # in front"
+            f"{name!r} cannot name a count: it must be one printable line, without blanks around it and # in front"
         )
     return name

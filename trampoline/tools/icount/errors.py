@@ -1,4 +1,4 @@
-"""What can be wrong with a baseline itself."""
+"""Errors of baseline files."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from trampoline.bpf.errors import TrampolineError
 
 
 class BaselineError(TrampolineError):
-    """A baseline that is missing, damaged or another's. ``line`` counts from 1; None where no line is to blame."""
+    """A baseline that is missing, damaged or of another command. ``line``: at fault, from 1, or None."""
 
     def __init__(self, path: Path, reason: str, line: int | None = None) -> None:
         super().__init__(f"{path}{'' if line is None else f':{line}'}: {reason}")

@@ -1,4 +1,4 @@
-"""What differs, said so that the cause is plain: numbers, and the code that changed, old beside new."""
+"""Explanation of differences: numbers, and the changed code with old and new side by side."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from trampoline.tools.icount.compare import CountReport, CountVerdict, Finding, 
 from trampoline.tools.icount.counted_path import CountedPath, PathPiece
 
 CONTEXT = 3
-"""Lines that are alike, shown around those that are not."""
+"""Number of equal lines shown around changed ones."""
 TABLES = 3
-"""Paths whose phases are a table each; of more paths each has two lines."""
+"""Largest number of paths that get a table of phases each; with more paths each has two lines."""
 _NAMED = 3
-"""Paths named where many have the same change."""
+"""Number of paths named for a common change."""
 _WIDEST = 64
 
 
 @dataclass(frozen=True)
 class PathChange:
-    """One piece of code of one phase that is other than it was; None where there was, or is, no such code."""
+    """Changed code of one phase; None for code that was added or removed."""
 
     phase: str
     old: PathPiece | None
@@ -32,13 +32,13 @@ class PathChange:
         return piece.name
 
     def text(self) -> str:
-        """Old beside new."""
+        """Old and new code side by side."""
         old, new = (piece.lines if piece is not None else () for piece in (self.old, self.new))
         return "\n".join(side_by_side(old, new, f"{self.name}, old", f"{self.name}, new"))
 
 
 def changes(finding: Finding) -> list[PathChange]:
-    """The code that changed in the phases that changed; nothing where the baseline has no listing."""
+    """The code that changed in the phases that changed; empty if the baseline has no listing."""
     if finding.old.path is None:
         return []
     found = []
@@ -55,7 +55,7 @@ def _pieces(path: CountedPath, phase: str) -> tuple[PathPiece, ...]:
 
 
 def side_by_side(old: Sequence[str], new: Sequence[str], old_title: str, new_title: str) -> Iterator[str]:
-    """Two listings as columns; between them ``|`` where a line changed, ``<`` where it went, ``>`` where it came."""
+    """Two listings as columns; between them ``|`` for a changed line, ``<`` for a removed, ``>`` for an added one."""
     width = min(max(map(len, [*old, old_title])), _WIDEST)
 
     def row(left: str, mark: str, right: str) -> str:
@@ -75,7 +75,7 @@ def side_by_side(old: Sequence[str], new: Sequence[str], old_title: str, new_tit
 
 
 def phase_rows(finding: Finding) -> list[tuple[str, int | None, int]]:
-    """Every phase: its name, the old number (None: not known), the new one."""
+    """Every phase: its name, the old number (None: unknown), the new one."""
     old = finding.old.path.phases if finding.old.path is not None else None
     new = finding.new.phases
     names = [*new, *(name for name in old or () if name not in new)]
@@ -90,7 +90,7 @@ def phase_rows(finding: Finding) -> list[tuple[str, int | None, int]]:
 
 
 def headline(finding: Finding) -> str:
-    """One line: the numbers, and what they come to."""
+    """One line: the numbers and the verdict."""
     old, new = finding.old.instructions, finding.new.instructions
     was = unbalanced_before(finding)
     now = finding.new.unbalanced_returns
@@ -100,17 +100,17 @@ def headline(finding: Finding) -> str:
 
 
 def remark(finding: Finding) -> str:
-    """One line about what differs without failing."""
+    """One line about a difference that is not a failure."""
     return f"{'warning: ' if finding.warns else ''}{headline(finding)}"
 
 
 def unbalanced_before(finding: Finding) -> int | None:
-    """The baseline's unbalanced returns, None where it doesn't say."""
+    """The baseline's unbalanced returns, None if unknown."""
     return None if finding.old.path is None else finding.old.path.unbalanced_returns
 
 
 def explain(findings: Sequence[Finding]) -> str:
-    """Everything about some findings: each path's numbers, then each change of code once."""
+    """Explanation of some findings: each path's numbers, then each change of code once."""
     parts = []
     for finding in findings:
         parts.append(table(finding) if len(findings) <= TABLES else short(finding))
@@ -143,7 +143,7 @@ def _row(name: str, old: int | None, new: int) -> str:
 
 
 def short(finding: Finding) -> str:
-    """The same on two lines."""
+    """The numbers of a path on two lines."""
     rows = phase_rows(finding)
     phases = "  ".join(
         f"{name} {new}" if old in (None, new) else f"{name} {old} -> {new} ({new - (old or 0):+d})"
@@ -156,10 +156,10 @@ def short(finding: Finding) -> str:
 def _edited(finding: Finding, rows: Iterable[tuple[str, int | None, int]]) -> list[str]:
     known = finding.old.path
     if known is None:
-        return ["  The baseline's header does not know this path: it was written by hand."]
+        return ["  The baseline's header lacks this path: the count was written by hand."]
     if known.instructions != finding.old.instructions:
         return [
-            f"  The phases in the baseline's header are {known.instructions} together, its line"
+            f"  The phases in the baseline's header add up to {known.instructions}, its line"
             f" {finding.old.line} says {finding.old.instructions}: it was changed by hand."
         ]
     return []
@@ -172,7 +172,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def explain_report(report: CountReport, file: str, remedy: str) -> str:
-    """A run beside its baseline as text, empty where all is equal. ``remedy``: the command that makes ``file``."""
+    """Comparison with a baseline as text, empty if all is equal. ``remedy``: the command that makes ``file``."""
     parts = []
     failures = report.failures
     if failures:
@@ -184,7 +184,7 @@ def explain_report(report: CountReport, file: str, remedy: str) -> str:
         parts.append(f"{file} is another kernel's or design's baseline: {name}{more}: {'; '.join(others)}")
     for names, what in (
         (report.missing, f"{file} has no count of"),
-        (report.stale, f"{file} is stale: nothing counts"),
+        (report.stale, f"{file} is stale; no longer counted:"),
     ):
         if names:
             parts.append("\n".join([f"{what}", *(f"  {name}" for name in names)]))
@@ -195,7 +195,7 @@ def explain_report(report: CountReport, file: str, remedy: str) -> str:
 
 def _wanted(report: CountReport) -> str:
     if report.missing or report.stale or report.foreign:
-        return "To make the baseline anew"
+        return "To rewrite the baseline"
     if any(finding.verdict is not CountVerdict.SHORTER for finding in report.failures):
-        return f"If {'this is' if len(report.differing) == 1 else 'these are'} meant, update the baseline"
-    return "The baseline wants an update"
+        return f"If {'this is' if len(report.differing) == 1 else 'these are'} intended, update the baseline"
+    return "The baseline needs an update"

@@ -1,4 +1,4 @@
-"""The fixture ``icount``: what a test calls to hold a path against its baseline."""
+"""The fixture ``icount``, with which a test compares a path with its baseline."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +11,7 @@ from trampoline.tools.icount.ledger import CheckLedger, CheckRecord
 from trampoline.tools.icount.limits import Limits
 
 Counted = CountedPath | Call | Callable[[], "CountedPath | Call"]
-"""A path, a call that was counted, or what makes one."""
+"""A path, a counted call, or a function that returns one."""
 
 
 class Icount:
@@ -40,14 +40,13 @@ class Icount:
         soft: int | str | None = None,
         hard: int | str | None = None,
     ) -> CountedPath:
-        """Hold one path against the count of that name in the test module's baseline; gives the path.
+        """Compare one path with the count of that name in the test module's baseline; returns the path.
 
-        ``call``: a call while its programs are attached, or what makes one. ``lab``: where it was made, without it the
-        fixture ``tracing``. ``soft``, ``hard``: how far from its baseline it may be, ``3`` instructions or
-        ``"2%"``: farther than ``soft`` is a warning. A path that is longer or shorter by more than ``hard``, or has
-        other unbalanced returns, fails the test, with old, new and difference for every phase, and the code that
-        changed. So does a name that the baseline has not. TrampolineError for a name that another check has, a limit
-        that is none, a call that was not counted.
+        ``call``: a call whose programs are still attached, or a function that makes one. ``lab``: its laboratory, by
+        default the fixture ``tracing``. ``soft``, ``hard``: allowed difference from the baseline, ``3`` instructions or
+        ``"2%"``; beyond ``soft`` is a warning. The test fails, with old, new and difference for every phase and the
+        changed code, if the path differs by more than ``hard`` or in unbalanced returns, or if the baseline lacks the
+        name. Raises TrampolineError for a name that another check has, an invalid limit, a call that was not counted.
         """
         return self.check_all({name: call}, lab=lab, soft=soft, hard=hard)[name]
 
@@ -59,7 +58,7 @@ class Icount:
         soft: int | str | None = None,
         hard: int | str | None = None,
     ) -> dict[str, CountedPath]:
-        """``check`` many paths by name; one failure says what is wrong with all of them."""
+        """``check`` for many paths by name; one failure reports all of them."""
         limits = Limits.parse(self._limits[0] if soft is None else soft, self._limits[1] if hard is None else hard)
         records: dict[str, CheckRecord] = {}
         for name, call in calls.items():
@@ -76,10 +75,10 @@ class Icount:
         if isinstance(made, CountedPath):
             return made
         if not isinstance(made, Call):
-            raise TrampolineError(f"{name}: a call or a path can be checked, not {type(made).__name__}")
+            raise TrampolineError(f"{name}: expected a call or a path, not {type(made).__name__}")
         if lab is None:
             found = self._tracing()
             if not isinstance(found, Lab):
-                raise TrampolineError(f"{name}: where was it called? Use the fixture tracing, or give lab=")
+                raise TrampolineError(f"{name}: no laboratory; use the fixture tracing, or pass lab=")
             lab = found
         return path_of_call(lab, made)

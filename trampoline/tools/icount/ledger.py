@@ -1,6 +1,6 @@
-"""What tests counted, module by module: the part of the pytest plugin that knows baselines.
+"""Ledger of counts by test module: the part of the pytest plugin that reads and writes baselines.
 
-Each process that runs tests has a ledger; with pytest-xdist the controller takes in those of the workers.
+Each process that runs tests has a ledger; with pytest-xdist the controller merges those of the workers.
 """
 
 import pickle
@@ -23,7 +23,7 @@ SUFFIX = ".icount"
 
 @dataclass(frozen=True, slots=True)
 class CheckRecord:
-    """One check: what was counted, under which limits, by which test."""
+    """One check: its count, its limits and its test."""
 
     path: CountedPath
     limits: Limits
@@ -32,29 +32,29 @@ class CheckRecord:
 
 @dataclass(slots=True)
 class CheckLedger:
-    """Checks by module and name. ``folder``: what modules are relative to. ``notes``: what is not equal, but does not
-    fail, a line each; ``errors`` are of baselines as a whole.
+    """Checks by module and name. ``folder``: base of the modules' paths. ``notes``: differences that are not failures,
+    one line each; ``errors``: of whole baselines.
     """
 
     folder: File
     records: dict[str, dict[str, CheckRecord]] = field(default_factory=dict)
     checked: dict[str, set[str]] = field(default_factory=dict)
-    """Names that other processes checked, where nothing more is to be known of them."""
+    """Names that other processes checked, without further data."""
     notes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     _baselines: dict[str, Baseline] = field(default_factory=dict)
 
     def add(self, module: str, name: str, record: CheckRecord) -> None:
-        """One more check. TrampolineError for a name that can't be one, or that another check has for other numbers."""
+        """Add a check. Raises TrampolineError for an invalid name, or one that another check has with other numbers."""
         known = self.records.setdefault(module, {}).setdefault(check_name(name), record)
         if (known.path, known.limits) != (record.path, record.limits):
             raise TrampolineError(
-                f"{name} is checked twice, and is not the same: {known.path.instructions} instructions in {known.test},"
-                f" {record.path.instructions} in {record.test}; each needs a name of its own"
+                f"{name} has two checks that differ: {known.path.instructions} instructions in {known.test},"
+                        f" {record.path.instructions} in {record.test}; use different names"
             )
 
     def check(self, module: str, records: Mapping[str, CheckRecord]) -> str:
-        """Hold checks of one module against its baseline: what fails, as text; empty where nothing does."""
+        """Compare checks of one module with its baseline; returns the failures as text, empty if there are none."""
         file = baseline_of(module)
         try:
             baseline = self._baseline(file)
@@ -87,13 +87,13 @@ class CheckLedger:
     # Between processes ----------------------------------------------------------------------------------------------
 
     def packed(self, *, whole: bool) -> bytes:
-        """For a process of the same run; not ``whole``: of checks the names alone."""
+        """Serialise for another process of the run; not ``whole``: only the names of checks."""
         if whole:
             return pickle.dumps((self.records, {}, self.notes))
         return pickle.dumps(({}, {module: list(records) for module, records in self.records.items()}, self.notes))
 
     def take_in(self, packed: bytes) -> None:
-        """Add what another process counted. Checks that contradict each other are ``errors``."""
+        """Merge another process's ledger. Contradicting checks become ``errors``."""
         others, checked, notes = pickle.loads(packed)
         for module, names in checked.items():
             self.checked.setdefault(module, set()).update(names)
@@ -108,7 +108,7 @@ class CheckLedger:
     # At the end -----------------------------------------------------------------------------------------------------
 
     def stale(self, whole: Mapping[str, bool]) -> None:
-        """Find what no test checks any more. ``whole``: modules that ran, and whether all tests did, and passed."""
+        """Find names that no test checks any more. ``whole``: modules, and whether all their tests ran and passed."""
         for module, is_whole in whole.items():
             file = baseline_of(module)
             if not is_whole or not self._exists(file):
@@ -116,7 +116,7 @@ class CheckLedger:
             try:
                 entries = self._baseline(file).entries
             except BaselineError as error:
-                self.errors.append(f"{error}; to make it anew: {remedy(module)}")
+                self.errors.append(f"{error}; to rewrite it: {remedy(module)}")
                 continue
             names = sorted(set(entries) - self._names(module))
             if names:
@@ -135,10 +135,10 @@ class CheckLedger:
             for found in sorted((self.folder / folder).glob(f"*{SUFFIX}")):
                 file = folder / found.name
                 if not self._exists(file.with_suffix(".py")):
-                    self.errors.append(f"{file} is stale: there is no {file.with_suffix('.py').name}; delete it")
+                    self.errors.append(f"{file} is stale: no {file.with_suffix('.py').name}; delete it")
 
     def update(self, whole: Mapping[str, bool]) -> list[str]:
-        """Rewrite the baselines of modules that ran, all or none; gives what changed, a line each.
+        """Rewrite the baselines of modules that ran, all or none; returns the changes, one per line.
 
         Names that were not checked stay, unless all tests of their module ran and passed.
         """
@@ -154,10 +154,10 @@ class CheckLedger:
                 entries: Mapping[str, BaselineEntry] = self._baseline(file).entries if self._exists(file) else {}
             except BaselineError as error:
                 if not is_whole:
-                    self.errors.append(f"{error}; run all tests of {module} to make it anew, or delete it")
+                    self.errors.append(f"{error}; run all tests of {module} to rewrite it, or delete it")
                     continue
                 entries = {}
-                said.append(f"{error}: made anew")
+                said.append(f"{error}: rewritten")
             made = {name: (record.path, record.limits) for name, record in records.items()}
             if not is_whole:
                 made |= {
@@ -194,10 +194,10 @@ def _written(files: Mapping[File, str], gone: list[File]) -> str:
 
 
 def baseline_of(module: str) -> File:
-    """The baseline of a test module: the file beside it."""
+    """The baseline of a test module: the file next to it."""
     return File(module).with_suffix(SUFFIX)
 
 
 def remedy(module: str) -> str:
-    """The command that makes the baseline of a module."""
+    """The command that rewrites the baseline of a module."""
     return f"{MADE_BY} {module}"

@@ -1,4 +1,4 @@
-"""How far from its baseline a path may be."""
+"""Allowed differences of paths from their baseline."""
 
 import re
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ _LIMIT = re.compile(r"(\d+(?:\.\d+)?)%|(\d+)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How far from its baseline a path may be, longer or shorter: ``3`` instructions, or ``0.5%`` of its baseline."""
+    """Allowed difference of a path, in either direction: ``3`` instructions, or ``0.5%`` of its baseline."""
 
     text: str = "0"
 
     @classmethod
     def parse(cls, value: "int | str | Limit") -> "Limit":
-        """Read a limit. TrampolineError for anything else."""
+        """Parse a limit. Raises TrampolineError for an invalid one."""
         text = value.text if isinstance(value, Limit) else str(value).replace(" ", "")
         if isinstance(value, bool) or _LIMIT.fullmatch(text) is None:
-            raise TrampolineError(f"{value!r} is no limit: 3 (instructions) and 2% are")
+            raise TrampolineError(f"{value!r} is not a limit; pass 3 (instructions) or 2%")
         return cls(text)
 
     def allows(self, old: int, new: int) -> bool:
-        """Whether ``new`` instructions are not farther from ``old`` than this."""
+        """True if ``new`` instructions differ from ``old`` by no more than this."""
         return abs(new - old) <= self.of(old)
 
     def of(self, old: int) -> Fraction:
@@ -37,29 +37,29 @@ class Limit:
 
 
 NO_DIFFERENCE = Limit()
-"""Not one instruction."""
+"""The limit of 0 instructions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far from its baseline a path may be: farther than ``soft`` is a warning, farther than ``hard`` a failure."""
+    """Limits of a path: a difference beyond ``soft`` is a warning, beyond ``hard`` a failure."""
 
     soft: Limit = NO_DIFFERENCE
     hard: Limit = NO_DIFFERENCE
 
     @classmethod
     def parse(cls, soft: int | str | Limit | None = None, hard: int | str | Limit | None = None) -> "Limits":
-        """Both limits, 0 where one is not stated. TrampolineError for what is no limit, and for soft without hard:
-        every difference fails then, so that none could warn.
+        """Both limits, default 0. Raises TrampolineError for an invalid limit, and for soft without hard: every
+        difference is a failure then, so that none could be a warning.
         """
         limits = cls(Limit.parse(soft or 0), Limit.parse(hard or 0))
         if limits.soft != NO_DIFFERENCE and limits.hard == NO_DIFFERENCE:
-            raise TrampolineError(f"soft={limits.soft} alone: without a hard limit every difference fails")
+            raise TrampolineError(f"soft={limits.soft}: without a hard limit every difference is a failure")
         return limits
 
     @property
     def is_stated(self) -> bool:
-        """Whether any difference is allowed."""
+        """True if any difference is allowed."""
         return self != Limits()
 
     def __str__(self) -> str:

@@ -1,6 +1,5 @@
-"""Mutants: historic bugs put back one by one, and the hunt for them with sequences and schedules.
-
-A file for ``tramp mutants --module`` needs no more than this: ``Mutant``, ``mutant``, ``replace``, ``wrap``,
+"""Mutants: historic bugs reintroduced one by one, and the campaign that looks for them.
+A file for ``tramp mutants --module`` only needs these names: ``Mutant``, ``mutant``, ``replace``, ``wrap``,
 ``replace_item``.
 """
 

@@ -1,7 +1,7 @@
-"""The hunt for one mutant: workers, each a process of its own, go through the plan until something is wrong.
+"""Campaign for one mutant: worker processes execute the units of the plan until one finds it.
 
-What is found does not depend on how fast the workers are: it is what the first unit of the plan finds that finds
-anything, unless the time is over before.
+The result does not depend on the speed of the workers: it is the finding of the first unit in plan order that has one,
+unless the time limit ends the campaign earlier.
 """
 
 import multiprocessing
@@ -18,13 +18,13 @@ from trampoline.tools.mutants.patch import MutantError
 from trampoline.tools.mutants.plan import HUNTED, SCHEDULES, SEQUENCES, Unit, plan
 
 HANGS_AFTER = 60.0
-"""Seconds after which a unit, which takes two at most, is taken for one without an end."""
+"""Seconds after which a unit, which takes two at most, counts as hung."""
 _METHOD = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 @dataclass(frozen=True, slots=True)
 class Hunt:
-    """How to look: ``budget`` seconds with ``jobs`` processes, ``module``: the file that the mutant is from."""
+    """Options of a campaign: ``budget`` in seconds, ``jobs`` processes, ``module``: file that defines the mutant."""
 
     budget: float = 60.0
     jobs: int = 2
@@ -35,7 +35,7 @@ class Hunt:
 
 @dataclass(slots=True)
 class Hunted:
-    """What came of it. ``tries``: of the tool that found it, or of both. ``unit``: where it was found, and ``what``."""
+    """Result of a campaign. ``tries``: of the tool that found the mutant, or of both. ``unit``: that found it."""
 
     name: str
     seconds: float = 0.0
@@ -43,21 +43,21 @@ class Hunted:
     what: str = ""
     tries: int = 0
     sequences: int = 0
-    """Before it was found, that one included; likewise the others."""
+    """Number of schedules up to the finding, which is included; likewise for the other counts."""
     steps: int = 0
     schedules: int = 0
     violations: int = 0
     seen: list[str] = field(default_factory=list)
-    """Every violation in words: of a control there may be several."""
+    """All violations in words; a control may have several."""
 
     @property
     def found(self) -> bool:
-        """Whether it was."""
+        """True if the mutant was found."""
         return self.unit is not None
 
     @property
     def by(self) -> str | None:
-        """The tool that found it."""
+        """The tool that found it; None if it was not found."""
         return None if self.unit is None else self.unit.tool
 
     def as_json(self) -> dict[str, object]:
@@ -72,7 +72,7 @@ class Hunted:
 
 
 def control_json(control: "Hunted | None") -> dict[str, int]:
-    """What the control came to; nothing where there was none."""
+    """Counts of the control; empty without one."""
     ran = control or Hunted("control")
     return {"steps": ran.steps, "schedules": ran.schedules, "violations": ran.violations}
 
@@ -89,23 +89,23 @@ class _Worker:
     process: Any
     pipe: Connection
     at: int
-    """The unit that it is in, or comes to next."""
+    """The unit that the worker runs, or runs next."""
     since: float
     over: bool = False
 
 
 def hunt(mutant: Mutant, how: Hunt) -> Hunted:
-    """Look for a mutant. MutantError where it does not fit."""
+    """Run the campaign for a mutant. Raises MutantError if it cannot be applied."""
     return _Crew(mutant.name, how, control=False).run()
 
 
 def control(how: Hunt) -> Hunted:
-    """The same on the code as it is, for the whole budget."""
+    """Run the same campaign on unchanged code, for the whole budget."""
     return _Crew("", how, control=True).run()
 
 
 class _Crew:
-    """The workers of one hunt."""
+    """The workers of one campaign."""
 
     def __init__(self, name: str, how: Hunt, *, control: bool) -> None:
         self._name, self._how, self._control = name, how, control
@@ -164,7 +164,7 @@ class _Crew:
                 worker.over = True
 
     def _lost(self, worker: _Worker, how: str) -> None:
-        """A worker that died, or does not come to an end, has found something."""
+        """Record a dead or hung worker as a finding."""
         unit = _units(self._how, worker.at)[-1]
         self._ended[worker.at] = _Ended(unit.tries, 0, how)
         worker.over = True
@@ -196,7 +196,7 @@ class _Crew:
 
 
 def _units(how: Hunt, last: int) -> list[Unit]:
-    """The plan up to a unit."""
+    """The plan up to and including a unit."""
     units: list[Unit] = []
     for unit in _plan(how):
         if len(units) > last:
@@ -210,12 +210,12 @@ def _plan(how: Hunt) -> Iterator[Unit]:
 
 
 def find(name: str, module: str | None) -> Mutant:
-    """A mutant by name, from a file where one is given or from the catalogue. MutantError."""
+    """A mutant by name, from the file ``module`` or from the catalogue. Raises MutantError."""
     return chosen(known(module), [name])[0]
 
 
 def _work(pipe: Connection, name: str, how: Hunt, number: int, begun: float, control: bool) -> None:
-    """One worker: every so-manieth unit of the plan, with the mutant in place."""
+    """Main function of a worker: runs every ``jobs``-th unit of the plan with the mutant applied."""
     _be_silent()
     from contextlib import ExitStack
 
@@ -242,7 +242,7 @@ def _work(pipe: Connection, name: str, how: Hunt, number: int, begun: float, con
 
 
 def _be_silent() -> None:
-    """What a worker prints is nobody's: the report comes from whoever started it."""
+    """Discard the worker's output; the parent process reports."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)

@@ -1,4 +1,4 @@
-"""The mutants that tramplab has."""
+"""The catalogue of mutants."""
 
 from functools import cache
 
@@ -14,19 +14,19 @@ AREAS = {
     "links and limits": links.MUTANTS,
     "programs": programs.MUTANTS,
 }
-"""By what they concern."""
+"""Mutants by subject."""
 
 
 @cache
 def catalogue() -> tuple[Mutant, ...]:
-    """All of them."""
+    """All mutants of the catalogue."""
     return tuple(checked([mutant for mutants in AREAS.values() for mutant in mutants], "the catalogue"))
 
 
 def known(module: str | None = None) -> list[Mutant]:
-    """The mutants of a file, where one is given, and behind them the catalogue's; a name that both have is the file's.
+    """The mutants of a file, if given, followed by the catalogue's; the file's mutant takes precedence for equal names.
 
-    What ``load`` raises.
+    Raises what ``load`` raises.
     """
     own = [] if module is None else load(module)
     names = {mutant.name for mutant in own}

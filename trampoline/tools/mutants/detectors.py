@@ -1,4 +1,4 @@
-"""The two tools of a hunt, on one unit: what they find, and after how many tries."""
+"""The two tools of a campaign, sequences and schedules, applied to one unit."""
 
 from dataclasses import dataclass
 
@@ -12,22 +12,22 @@ from trampoline.tools.mutants.plan import SEQUENCES, Unit
 
 @dataclass(slots=True)
 class UnitResult:
-    """What a unit came to. ``tries``: sequences or schedules begun; ``found``: what was wrong, in a line."""
+    """Result of a unit. ``tries``: sequences or schedules started; ``found``: the finding in one line."""
 
     tries: int = 0
     steps: int = 0
-    """Of sequences; those of schedules are not counted."""
+    """Steps of sequences; those of schedules are not counted."""
     found: str = ""
 
 
 class Tools:
-    """Sequences and schedules, with the kernels that stay booted for sequences."""
+    """Sequences and schedules, with kernels that stay booted for sequences."""
 
     def __init__(self) -> None:
         self._kernels: dict[str, Kernels] = {}
 
     def run(self, unit: Unit) -> UnitResult:
-        """Try until something is wrong. Any assertion, violation or error while something runs is something wrong."""
+        """Run tries until one has a finding: any assertion, violation or other error counts."""
         tally = UnitResult()
         try:
             if unit.tool == SEQUENCES:
@@ -41,7 +41,7 @@ class Tools:
         return tally
 
     def close(self) -> None:
-        """Give the kernels back."""
+        """Free the kernels."""
         for kernels in self._kernels.values():
             kernels.close()
         self._kernels.clear()
@@ -59,7 +59,7 @@ class Tools:
         tally.tries, tally.steps = ran.examples, ran.steps
         if ran.failure is not None:
             tally.found = ran.failure.text
-            # What failed was run once more.
+            # A failing sequence was run once more.
             tally.tries -= 1
 
 

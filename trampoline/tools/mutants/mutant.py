@@ -1,4 +1,4 @@
-"""What a mutant is, and where mutants come from: this project's catalogue, or a file of somebody's own."""
+"""Mutant: a bug with its patches; mutants come from the catalogue or from a user's file."""
 
 import runpy
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,12 +10,12 @@ from typing import Any
 from trampoline.tools.mutants.patch import MutantError, Patch, applied
 
 VARIABLE = "MUTANTS"
-"""What a file of mutants must define."""
+"""Name of the list that a file of mutants must define."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A bug put back. ``bug``: which one it was; ``mechanism``: how it goes wrong, in a sentence."""
+    """A reintroduced bug. ``bug``: its commit or kernel function; ``mechanism``: its effect, in one sentence."""
 
     name: str
     bug: str
@@ -24,10 +24,10 @@ class Mutant:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within the block the bug is there. MutantError where a patch does not fit."""
+        """Apply the patches within the block. Raises MutantError if one does not fit."""
         patches = self.patches if isinstance(self.patches, Sequence) else (self.patches,)
         if not patches:
-            raise MutantError("there is no patch")
+            raise MutantError("it has no patch")
         with ExitStack() as stack:
             for patch in patches:
                 stack.enter_context(applied(patch))
@@ -35,8 +35,8 @@ class Mutant:
 
 
 def mutant(name: str, *, bug: str = "", mechanism: str = "") -> Callable[[Callable[[], Any]], Mutant]:
-    """Make a mutant of a function that patches: a generator with one ``yield``, between putting the bug in and taking
-    it out, or any other ``Patch``. Without ``mechanism`` the first line of its docstring says it.
+    """Decorator that makes a mutant of a function that patches: a generator with one ``yield`` between applying and
+    reverting the bug, or any other ``Patch``. The default ``mechanism`` is the first line of its docstring.
     """
 
     def decorate(function: Callable[[], Any]) -> Mutant:
@@ -47,8 +47,8 @@ def mutant(name: str, *, bug: str = "", mechanism: str = "") -> Callable[[Callab
 
 
 def load(path: str) -> list[Mutant]:
-    """The mutants of a Python file: its ``MUTANTS``. MutantError for a file that is none, OSError where it can't be
-    read. The file is run as a module of its own, under no name that could be imported.
+    """The mutants of a Python file: its ``MUTANTS``. Raises MutantError for an invalid file, OSError if it cannot be
+    read. The file is run as a module of its own, under a name that cannot be imported.
     """
     Path(path).read_bytes()
     try:
@@ -61,30 +61,30 @@ def load(path: str) -> list[Mutant]:
         raise MutantError(f"{path} defines no {VARIABLE}")
     listed = found[VARIABLE]
     if not isinstance(listed, Iterable) or isinstance(listed, str | bytes):
-        raise MutantError(f"{path}: {VARIABLE} is no list")
+        raise MutantError(f"{path}: {VARIABLE} is not a list")
     return checked(listed, path)
 
 
 def checked(listed: Iterable[object], source: str) -> list[Mutant]:
-    """Mutants with names of their own. MutantError."""
+    """Check the mutants of ``source`` for type, and for valid and unique names. Raises MutantError."""
     mutants: list[Mutant] = []
     names: set[str] = set()
     for number, one in enumerate(listed):
         if not isinstance(one, Mutant):
-            raise MutantError(f"{source}: {VARIABLE}[{number}] is {one!r}, no Mutant")
+            raise MutantError(f"{source}: {VARIABLE}[{number}] is {one!r}, not a Mutant")
         if not isinstance(one.name, str) or not one.name or any(letter.isspace() for letter in one.name):
-            raise MutantError(f"{source}: {one.name!r} is no name of a mutant")
+            raise MutantError(f"{source}: {one.name!r} is not a valid mutant name")
         if one.name in names:
-            raise MutantError(f"{source}: there are two mutants {one.name!r}")
+            raise MutantError(f"{source}: two mutants have the name {one.name!r}")
         names.add(one.name)
         mutants.append(one)
     return mutants
 
 
 def chosen(mutants: Sequence[Mutant], names: Sequence[str]) -> list[Mutant]:
-    """Those with these names, all without names. MutantError for a name that there is not."""
+    """The mutants with these names; without names, all. Raises MutantError for an unknown name."""
     known = {one.name: one for one in mutants}
     for name in names:
         if name not in known:
-            raise MutantError(f"no mutant {name!r}; tramp mutants --list says which there are")
+            raise MutantError(f"no mutant {name!r}; tramp mutants --list shows them all")
     return [known[name] for name in dict.fromkeys(names)] if names else list(mutants)

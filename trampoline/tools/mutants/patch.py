@@ -1,7 +1,7 @@
-"""Patches: what a mutant does to the code, put in when a block begins and taken out again when it ends.
+"""Patches: a mutant's changes of the code, applied when a block begins and reverted when it ends.
 
-A patch is anything with ``__enter__`` and ``__exit__`` (a ``replace`` of this module, ``unittest.mock.patch``), or a
-function without parameters that gives such a thing, is a generator with one ``yield``, or just does it.
+A patch is a context manager (a ``replace`` of this module, ``unittest.mock.patch``), or a function without parameters
+that returns one, is a generator with one ``yield``, or applies the change directly.
 """
 
 import importlib
@@ -16,22 +16,22 @@ from typing import Any, cast
 from trampoline.bpf.errors import TrampolineError
 
 Patch = AbstractContextManager[Any] | Callable[[], Any]
-"""See the module."""
+"""A patch in any of the forms above."""
 
 _PACKAGES = ("asm", "emu", "trampoline")
 _MISSING: Any = object()
 _TEXT_CACHES = (
     ("asm.assembler", "_parsed"), ("asm.assembler", "_lines"), ("asm.assembler", "_images"), ("asm.encoder", "_cache"),
 )  # fmt: skip
-"""What the assembler remembers of texts; a patch of the assembler itself must not meet it."""
+"""Caches of assembled texts, which patches of the assembler itself must not hit."""
 
 
 class MutantError(TrampolineError):
-    """A mutant that can't be: a name that there is not, a patch that does not fit, a module that is none."""
+    """Invalid mutant: an unknown name, a patch that does not fit, a file that defines none."""
 
 
 def applied(patch: Patch) -> AbstractContextManager[Any]:
-    """The patch as a context manager. What is remembered of code is forgotten when it is put in and taken out."""
+    """The patch as a context manager. Caches of code are cleared when it is applied and when it is reverted."""
     return _applied(patch)
 
 
@@ -46,15 +46,15 @@ def _applied(patch: Patch) -> Iterator[None]:
             if hasattr(made, "__enter__"):
                 stack.enter_context(made)
             elif made is not None:
-                raise MutantError(f"{patch!r} gave {made!r}, which is no patch")
+                raise MutantError(f"{patch!r} returned {made!r}, which is not a patch")
         else:
-            raise MutantError(f"{patch!r} is no patch")
+            raise MutantError(f"{patch!r} is not a patch")
         forget()
         yield
 
 
 def forget() -> None:
-    """Empty everything that functions of this project remember (``functools.cache``)."""
+    """Clear the ``functools.cache`` of every function of this project."""
     for _, module in _modules():
         for value in list(vars(module).values()):
             _clear(value)
@@ -70,7 +70,7 @@ def _clear(value: object) -> None:
 
 
 class Replacement:
-    """Something else in the place of what a dotted path names: see ``replace`` and ``wrap``."""
+    """Replacement of the object at a dotted path: see ``replace`` and ``wrap``."""
 
     def __init__(self, path: str, make: Callable[[Any], Any]) -> None:
         self.path, self._make = path, make
@@ -97,13 +97,13 @@ class Replacement:
         self._undo.pop().close()
 
     def _everywhere(self, stack: ExitStack, owner: ModuleType, name: str) -> None:
-        """In its module, and in all others that have imported it by name."""
+        """Replace the object in its module, and in all modules that have imported it by name."""
         old = getattr(owner, name)
         new = self._make(old)
         own = _places(new, name)
 
         def put_back() -> None:
-            # Whoever imported it meanwhile has the new one; whoever had it before keeps it.
+            # Modules that imported it meanwhile have the new one; those that had the old one before keep it.
             for module, where in _places(new, name):
                 if (module, where) not in own:
                     setattr(module, where, old)
@@ -116,22 +116,22 @@ class Replacement:
 
 
 def replace(path: str, new: object) -> Replacement:
-    """``new`` in the place of what ``path`` names: a function, class or constant of a module, a method or attribute of
+    """Replace the object at ``path`` with ``new``: a function, class or constant of a module, a method or attribute of
     a class, an attribute of an object.
 
-    What a module has is replaced in all modules that imported it, too. Static and class methods and properties stay
-    what they are: ``new`` is the plain function. MutantError, when it is put in, for a path that leads nowhere.
+    A module's object is replaced in all modules that imported it, too. Static methods, class methods and properties
+    keep their kind: ``new`` is the plain function. Applying it raises MutantError if the path does not exist.
     """
     return Replacement(path, lambda old: new)
 
 
 def wrap(path: str, make: Callable[[Any], Any]) -> Replacement:
-    """The same with what ``make`` gives for what was there: ``wrap("emu.kernel.rcu.Rcu.call", lambda old: ...)``."""
+    """As ``replace``, with ``make(old)`` as the new object: ``wrap("emu.kernel.rcu.Rcu.call", lambda old: ...)``."""
     return Replacement(path, make)
 
 
 class ItemReplacement:
-    """Another value in a mapping: see ``replace_item``."""
+    """Replacement of a value in a mapping: see ``replace_item``."""
 
     def __init__(self, path: str, key: Hashable, new: object) -> None:
         self.path, self._key, self._new = path, key, new
@@ -155,12 +155,14 @@ class ItemReplacement:
 
 
 def replace_item(path: str, key: Hashable, new: object) -> ItemReplacement:
-    """``new`` under a key of the mapping that ``path`` names: a design, a flavour. MutantError, when it is put in."""
+    """Replace the value under ``key`` in the mapping at ``path``: a design, a flavour. Applying it raises MutantError
+    if the path or key does not exist.
+    """
     return ItemReplacement(path, key, new)
 
 
 def _owner(path: str) -> tuple[Any, str]:
-    """What has the last name of a path, and that name."""
+    """The object that contains the last name of a path, and that name."""
     parts = path.split(".")
     owner: Any = None
     for count in range(len(parts) - 1, 0, -1):
@@ -173,11 +175,11 @@ def _owner(path: str) -> tuple[Any, str]:
             continue
         break
     else:
-        raise MutantError(f"there is no {path}: no module of that name")
+        raise MutantError(f"{path}: no such module")
     for at in range(count, len(parts)):
         found = getattr(owner, parts[at], _MISSING)
         if found is _MISSING:
-            raise MutantError(f"there is no {path}: {'.'.join(parts[:at])} has no {parts[at]}")
+            raise MutantError(f"{path}: {'.'.join(parts[:at])} has no {parts[at]}")
         if at < len(parts) - 1:
             owner = found
     return owner, parts[-1]
@@ -208,7 +210,7 @@ def _in_class(stack: ExitStack, owner: type, name: str, make: Callable[[Any], An
 
 
 def _places(value: object, name: str) -> list[tuple[ModuleType, str]]:
-    """Where modules of this project have an object: a function or class by any name, anything else by its own."""
+    """Modules of this project that contain an object: a function or class by any name, other objects by their own."""
     by_identity = callable(value)
     return [
         (module, where)

@@ -1,28 +1,28 @@
-"""In which order a hunt tries things: the same for every mutant, which nobody says anything about.
+"""Search order of a mutant campaign; does not depend on the mutant.
 
-Rounds, the first ones quick: each looks at every design and at every scenario, at a scenario in another design each
-time, so that what is common to designs is seen at once and what is one design's own a little later.
+The plan has rounds, of which the first are short. Each round covers every design and every scenario, a scenario on
+another design each time: a bug common to all designs is found early, one of a single design somewhat later.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trampoline.designs import DESIGNS, DesignInfo
-from trampoline.rules import flavour as flavour_of
+from trampoline.releases import release
 from trampoline.tools.explore.scenarios import SCENARIOS, applies
 
 SEQUENCES, SCHEDULES = "sequences", "schedules"
 """The two tools."""
 HUNTED = tuple(name for name, info in DESIGNS.items() if info.sound)
-"""The designs without known defects: no hunt looks at others."""
+"""The designs without known defects; campaigns only use these."""
 
 _CONDITIONS = (("6.12", "voluntary"), ("7.2", "voluntary"), ("6.1", "voluntary"), ("6.12", "none"))
 _PREEMPTED = tuple(condition for one in _CONDITIONS for condition in (("7.2", "lazy"), one))
 _SCHEDULERS = ("pct:3", "pct:3", "urw", "pct:4", "random")
 _MOST_SEQUENCES, _MOST_STEPS, _MOST_SCHEDULES = 12, 50, 120
 _FEWEST = 8
-"""Schedules that a unit has more in each round; in the first ones, in which every scenario meets every design, they
-have twice as many.
+"""Schedules that are added to a unit in each round; doubled in the first rounds, in which every scenario meets every
+design.
 """
 _FIRST_ROUNDS = 3
 _FIRST = (
@@ -39,21 +39,21 @@ _FIRST = (
     "tracer-stays",
     "statistics-meet-attach",
 )
-"""Scenarios in which most happens; the others follow in their own order."""
+"""Scenarios with the most activity; the others follow in their own order."""
 _LONG = {"failures-on-the-way": 4}
-"""Scenarios whose schedules take so many times as long as others'."""
+"""Scenarios whose schedules take longer than others', by their factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One piece of a hunt: so many tries of one tool on one design."""
+    """One unit of a campaign: a number of tries of one tool on one design."""
 
     tool: str
     design: str
     tries: int
     seed: int
     steps: int = 0
-    """Of a sequence at most."""
+    """Largest number of steps in a sequence."""
     scenario: str = ""
     flavour: str = ""
     config: str = ""
@@ -61,19 +61,19 @@ class Unit:
 
     @property
     def subject(self) -> str:
-        """What it looks at, in words."""
+        """Scenario and design of the unit, in words."""
         return f"{self.scenario} on {self.design}" if self.scenario else self.design
 
     @property
     def conditions(self) -> str:
-        """How it looks at it, in words."""
+        """Conditions of the unit, in words."""
         if self.scenario:
             return f"kernel {self.flavour}, {self.config}, scheduler {self.scheduler}, seed {self.seed}"
         return f"{self.tries} sequences of {self.steps} steps at most, seed {self.seed}"
 
 
 def plan(seed: int, designs: Sequence[str] = HUNTED) -> Iterator[Unit]:
-    """The units of a hunt, without end."""
+    """The units of a campaign, without end."""
     number = 0
     while True:
         yield from _round(number, 1000 * seed + number, designs)
@@ -86,7 +86,7 @@ def _round(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]:
         for design in _rotated(designs, number)
     ]
     schedules = list(_schedules(number, seed, designs))
-    # Both tools in turn, each in its own order.
+    # The two tools alternate, each in its own order.
     share = len(schedules) / len(sequences)
     done = 0
     for position, unit in enumerate(sequences, 1):
@@ -97,7 +97,7 @@ def _round(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]:
 
 
 def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]:
-    """Each scenario on one design of each sort, another one in each round."""
+    """Each scenario on one design of each kind, a different one in each round."""
     tries = min(_FEWEST * (2 + max(number - _FIRST_ROUNDS + 1, 0)), _MOST_SCHEDULES)
     scheduler = _SCHEDULERS[number % len(_SCHEDULERS)]
 
@@ -112,21 +112,21 @@ def _schedules(number: int, seed: int, designs: Sequence[str]) -> Iterator[Unit]
     for position, scenario in enumerate(dict.fromkeys((*_FIRST, *SCENARIOS))):
         units = []
         for names, conditions in sorts:
-            # Each design under each condition: both go on with each round, the one a little later.
+            # Each design meets each condition: both advance with each round, at different rates.
             turn = number + number // len(conditions) if len(names) > 1 else number
             flavour, config = conditions[number % len(conditions)]
             if able := [made for one in names if (made := _able(scenario, one, flavour))]:
                 design = able[(position + turn) % len(able)]
                 units.append(Unit(SCHEDULES, design, 0, seed, 0, scenario, flavour, config, scheduler))
-        # A scenario that is not about every sort has as many schedules as others.
+        # A scenario that does not apply to every kind of design has as many schedules as others.
         share = tries * len(sorts) // (max(len(units), 1) * _LONG.get(scenario, 1))
         yield from (replace(unit, tries=max(share, 1)) for unit in units)
 
 
 def _able(scenario: str, design: str, flavour: str) -> str:
-    """The design, or the form of it, that has what the scenario is about on a release; nothing where there is none."""
+    """The design, or the form of it, that supports the scenario on a release; empty if none does."""
     info = DESIGNS[design]
-    if info.traits is not None and not info.traits.runs_on(flavour_of(flavour)):
+    if info.traits is not None and not info.traits.runs_on(release(flavour).trampoline):
         return ""
     forms = (design, *(f"{design}+{metadata}" for metadata in info.metadata or ()))
     return next((form for form in forms if applies(scenario, form)), "")

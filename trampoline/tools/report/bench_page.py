@@ -1,4 +1,4 @@
-"""The page of a bench: each way of attaching in several designs, side by side."""
+"""HTML page of the bench: each way of attaching in several designs, side by side."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,7 +13,7 @@ from trampoline.tools.report.phase_bars import difference, legend, strip
 
 
 def baseline_name(row: BenchRow) -> str:
-    """What a baseline of ``tramp count`` calls a row."""
+    """Name of a row in a baseline of ``tramp count``."""
     metadata = row.metadata if design_info(row.design).metadata else None
     return path_name(
         (row.flavour, row.config, row.design), row.name, row.nr_args, row.programs, row.program == "full", metadata
@@ -21,7 +21,7 @@ def baseline_name(row: BenchRow) -> str:
 
 
 def bench_page(rows: Sequence[BenchRow], baseline: Mapping[str, BaselineEntry] | None = None) -> str:
-    """The rows of ``bench.bench``: a table of all, and the phases of each row in every design, beside a baseline."""
+    """Page of the rows of ``bench.bench``: a table, and the phases of each row in every design, with a baseline."""
     first = rows[0]
     columns = list(dict.fromkeys(_column(row, rows) for row in rows))
     one_kernel = len({row.flavour for row in rows}) == 1
@@ -35,8 +35,8 @@ def bench_page(rows: Sequence[BenchRow], baseline: Mapping[str, BaselineEntry] |
     kernels = ", ".join(dict.fromkeys(row.flavour for row in rows))
     subtitle = (
         f"kernel {kernels}, {first.config}; {first.nr_args} argument{'s' * (first.nr_args != 1)}, {programs}."
-        " Instructions from the patch site until control is back, exact; without the traced function's body and the"
-        " programs' own."
+        " Exact instructions from the patch site until its return; without the traced function's body and the"
+            " programs' own."
     )
     phases = [phase for phase in PHASES if any(row.phases.get(phase) for row in rows)]
     sections = [_table(names, columns, labels, by_place), legend(phases)]
@@ -45,11 +45,11 @@ def bench_page(rows: Sequence[BenchRow], baseline: Mapping[str, BaselineEntry] |
         these = [(column, by_place[name, column]) for column in columns if (name, column) in by_place]
         named = [(labels[column] + _way(column, row), row) for column, row in these]
         sections.append(_row(name, named, widest, baseline or {}))
-    return page("What an attached program costs", subtitle, sections)
+    return page("Cost of an attached program", subtitle, sections)
 
 
 _Column = tuple[str, str, str | None]
-"""Design, kernel, and how metadata is found, where the design has rows for several ways."""
+"""Design, kernel, and metadata back end, if the design has rows for several."""
 
 
 def _column(row: BenchRow, rows: Sequence[BenchRow]) -> _Column:
@@ -58,7 +58,7 @@ def _column(row: BenchRow, rows: Sequence[BenchRow]) -> _Column:
 
 
 def _way(column: _Column, row: BenchRow) -> str:
-    """How metadata was found, where the column does not say it."""
+    """The metadata back end, if the column does not name it."""
     return f" ({row.metadata})" if row.metadata and not column[2] else ""
 
 
@@ -77,7 +77,7 @@ def _table(
         for column in columns:
             parts.append(_cell(by_place.get((name, column)), reference))
         parts.append("</tr>")
-    parts.append('</tbody></table><p class="soft">Small figures: against the first column.')
+    parts.append('</tbody></table><p class="soft">Small figures: difference from the first column.')
     parts.append(" A superscript: returns that a CPU mispredicts.</p></div>")
     return "\n".join(parts)
 
@@ -108,7 +108,7 @@ def _row(name: str, rows: Sequence[tuple[str, BenchRow]], widest: int, baseline:
         if row.anchor is not None:
             figures.append(f"measured {row.anchor}")
         if row.further is not None:
-            figures.append(f"each further {row.further}")
+            figures.append(f"each further program {row.further}")
         parts.append(f'<div class="row-label"><b>{label}</b><span>{" · ".join(figures)}</span></div>')
         parts.append(strip(row.phases, row.instructions, widest))
     parts.append("</section>")

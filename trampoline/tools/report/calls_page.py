@@ -1,4 +1,4 @@
-"""The page of a target: its calls in several designs, what they take, where it goes, and the code that ran."""
+"""HTML page of a workload: its calls in several designs, their costs, flame graphs and executed code."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +18,8 @@ from trampoline.tools.report.stack_drawing import drawn
 
 
 def calls_page(variants: Sequence[ObservedTarget], baseline: Mapping[str, BaselineEntry] | None = None) -> str:
-    """The page of a target: each call in every design that took it, beside what a baseline has for it. At least one
-    design did.
+    """Page of a target: each call in every design that accepted it, with its baseline. At least one design must
+    have.
     """
     first = variants[0]
     kernels = ", ".join(dict.fromkeys(one.flavour for one in variants))
@@ -46,7 +46,7 @@ def _column(label: str, call: ObservedCall) -> Column:
 
 
 def _known(baseline: Mapping[str, BaselineEntry], call: ObservedCall, observed: ObservedTarget) -> Iterator[Column]:
-    """The column of a call that a baseline has, with what it was counted on where that is another kernel or design."""
+    """The baseline's column for a call, with the conditions if they are of another kernel or design."""
     entry = baseline.get(call.name)
     if entry is None:
         return
@@ -57,14 +57,14 @@ def _known(baseline: Mapping[str, BaselineEntry], call: ObservedCall, observed: 
     conditions = entry.path.conditions
     other = ", ".join(conditions[key] for key, value in now.items() if conditions.get(key, value) != value)
     phases = {name: phase.instructions for name, phase in entry.path.phases.items()}
-    # The count lines decide: a header that contradicts them says nothing.
+    # The count lines take precedence: a header that contradicts them is ignored.
     agrees = sum(phases.values()) == entry.instructions
     label = f"baseline ({other})" if other else "baseline"
     yield Column(label, entry.instructions, entry.path.unbalanced_returns, phases if agrees else {})
 
 
 def _labels(variants: Sequence[ObservedTarget]) -> dict[ObservedTarget, str]:
-    """What tells the variants apart: designs, kernels, or both."""
+    """Labels that distinguish the variants: designs, kernels, or both."""
     designs, kernels = {one.design for one in variants}, {one.flavour for one in variants}
     if len(kernels) == 1:
         return {one: one.design for one in variants}
@@ -96,7 +96,7 @@ def _flames(these: Sequence[tuple[str, ObservedCall]]) -> str:
 
 
 def _attached(one: ObservedTarget) -> str:
-    """What is where, and what happened in the kernel meanwhile."""
+    """Attached programs, and kernel events while they were attached."""
     kinds = Counter(kind_of(mark.event) for mark in one.recording.marks)
     events = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
     said = [f"attached: {'; '.join(one.attached)}"] if one.attached else []
@@ -117,7 +117,7 @@ def _stack(call: ObservedCall) -> str:
     if not call.stack:
         return ""
     inside = f'<div class="inside">{drawn(call.stack)}</div>'
-    return _folded("Stack", "when the first program has just been entered", inside, is_open=True)
+    return _folded("Stack", "at the entry of the first program", inside, is_open=True)
 
 
 def _tree(nodes: Sequence[CallNode], totals: NodeTotals, name: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The code that a recording executed: each function and image whole, with how often each instruction ran."""
+"""Executed code of a recording: each function and image whole, with execution counts of its instructions."""
 
 import re
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
 
 @dataclass(frozen=True, slots=True)
 class CodeRow:
-    """An instruction: where it is from the beginning of its code in bytes, what it is, and how often it ran.
+    """An instruction: its offset in its code in bytes, its text, and its execution count.
 
-    ``label`` is a name of the place, "" for none; ``target`` names the addresses in ``text``, "" where there are none.
+    ``label``: a symbol at this place, or ""; ``target``: symbols of the addresses in ``text``, or "".
     """
 
     offset: int
@@ -30,7 +30,7 @@ class CodeRow:
 
 @dataclass(frozen=True, slots=True)
 class ExecutedCode:
-    """A function or an image: ``size`` in bytes, ``executed`` instructions. A host call is its ``ret``."""
+    """A function or an image: ``size`` in bytes, ``executed`` instructions. A host call is shown as its ``ret``."""
 
     name: str
     address: int
@@ -39,17 +39,17 @@ class ExecutedCode:
 
     @property
     def executed(self) -> int:
-        """Instructions executed in it."""
+        """Number of instructions executed in it."""
         return sum(row.count for row in self.rows)
 
     @property
     def is_trampoline(self) -> bool:
-        """Whether it does work of several phases: callees serve one."""
+        """True for code with several phases; callees have one."""
         return len({row.phase for row in self.rows if row.phase is not None}) > 1
 
 
 def executed_code(kernel: Kernel, recording: Recording) -> Iterator[ExecutedCode]:
-    """What was executed, in the order in which it was reached first. Images are read as they are now."""
+    """Executed functions and images in the order of their first execution. Images are read in their present state."""
     counts = recording.by_address
     seen: set[int | str] = set()
     for node in recording.root.walk():
@@ -102,7 +102,7 @@ def _of_places(kernel: Kernel, name: str, places: list[ExecutedInsn], counts: di
 
 
 def _targets(kernel: Kernel, text: str, labels: dict[int, str]) -> str:
-    """The names of the addresses in an instruction's text."""
+    """Symbols of the addresses in an instruction's text."""
     found = []
     for match in _ADDRESS.finditer(text):
         address = int(match[0], 16)

@@ -1,7 +1,7 @@
-"""A call tree as a picture: one bar a node, as wide as what it executed, what it reached below it.
+"""Flame graph of a call tree: one bar per node, as wide as the instructions executed in it and below it.
 
-The picture is SVG without a view box: bars are placed in per cent of the width that there is, and text keeps its size,
-on a phone as on a screen. A script may zoom (page.js); without one every bar still has its title.
+The picture is SVG without a view box: bars are placed in per cent of the available width, and text keeps its size on
+any screen. A script may zoom (page.js); without it every bar still has its title.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from emu.recording import CallNode, NodeKind
 from emu.recording.model import NodeTotals
 
 ROW = 22
-"""Pixels from one row to the next."""
+"""Height of a row in pixels."""
 _BAR = 20
 _LABELLED = 0.06
-"""Bars of a smaller share are not labelled until a script has seen how wide they are."""
+"""Share of the width below which a bar gets its label only from the script, which knows its width."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A node, or several of one name with the same parent: ``first`` is where it begins, in instructions."""
+    """A node, or several of one name with the same parent. ``first``: its start, in instructions."""
 
     label: str
     phase: str | None
@@ -32,7 +32,7 @@ class Bar:
 
 
 def bars(roots: Sequence[CallNode]) -> list[Bar]:
-    """The bars of some trees, side by side, each before those below it."""
+    """The bars of some trees, side by side; each precedes those below it."""
     found: list[Bar] = []
     totals = {node: total for root in roots for node, total in _totals(root)}
 
@@ -59,7 +59,7 @@ def _totals(root: CallNode) -> list[tuple[CallNode, int]]:
 
 
 def flame(found: Sequence[Bar], widest: int, name: str) -> str:
-    """The picture of some bars; ``widest`` instructions are the whole width, so that pictures can be compared."""
+    """The picture of some bars; ``widest`` instructions are the whole width, so that pictures share a scale."""
     whole = sum(bar.total for bar in found if bar.depth == 0)
     depth = 1 + max((bar.depth for bar in found), default=0)
     rows = [
@@ -82,7 +82,7 @@ def flame(found: Sequence[Bar], widest: int, name: str) -> str:
 
 
 def phase_class(phase: str | None) -> str:
-    """The class of the style sheet that gives a phase its colour."""
+    """CSS class with the colour of a phase."""
     return f"p-{phase or 'other'}"
 
 

@@ -1,4 +1,4 @@
-"""The forms in which a report can be written, and which one a file's name asks for."""
+"""Formats of reports, and their choice by file name."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 Texts = Mapping[Path, str]
 Writer = Callable[[Path, Recording, str], Texts]
-"""Gives the texts of a file, and of those beside it, from a recording and its title."""
+"""Makes the texts of a file, and of those next to it, from a recording and its title."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFormat:
-    """A form. ``endings``: of the names that ask for it. ``write``: None for a page, which shows more than one
-    recording.
+    """A format. ``endings``: endings of file names that select it. ``write``: None for a page, which shows several
+    recordings.
     """
 
     name: str
@@ -32,7 +32,7 @@ class ReportFormat:
 
     @property
     def is_page(self) -> bool:
-        """Whether it can show several designs, and a baseline."""
+        """True if it can show several designs, and a baseline."""
         return self.write is None
 
 
@@ -54,12 +54,12 @@ FORMATS = {
         ReportFormat("collapsed", (".collapsed", ".folded"), lambda path, run, _: {path: collapsed.stacks(run)}),
     )
 }
-"""By name. Of the endings that fit, the first one counts."""
+"""Formats by name. The first one whose ending matches is selected."""
 
 
 def format_of(path: Path, name: str | None) -> ReportFormat:
-    """The format of a name, or the one that a file's name asks for; ``callgrind.*`` is callgrind's. TrampolineError
-    where there is none.
+    """The format with a name, or the one that a file's name selects; ``callgrind.*`` selects callgrind. Raises
+    TrampolineError if there is none.
     """
     if name is not None:
         return FORMATS[name]
@@ -68,39 +68,39 @@ def format_of(path: Path, name: str | None) -> ReportFormat:
     for form in FORMATS.values():
         if path.name.endswith(form.endings):
             return form
-    raise TrampolineError(f"{path}: which format? --format says it: {', '.join(FORMATS)}")
+    raise TrampolineError(f"{path}: unknown format; --format names one: {', '.join(FORMATS)}")
 
 
 def texts(
     path: Path, form: ReportFormat, variants: "Sequence[ObservedTarget]", baseline: Mapping[str, BaselineEntry]
 ) -> Texts:
-    """What is to be written for one file. TrampolineError for several designs, or a baseline, in a format that has room
+    """Contents of one file and those next to it. Raises TrampolineError for several designs, or a baseline, in a format
     for one design.
     """
     if form.write is None:
-        from trampoline.tools.report.calls_page import calls_page  # with the debugger, which nothing else here needs
+        from trampoline.tools.report.calls_page import calls_page  # loads the debugger, which only pages need
 
         return {path: calls_page(variants, baseline)}
     if len(variants) > 1 or baseline:
-        raise TrampolineError(f"{path}: {form.name} has room for one design; html shows several, and baselines")
+        raise TrampolineError(f"{path}: {form.name} shows one design; html shows several, and baselines")
     first = variants[0]
     title = f"{first.title}, kernel {first.flavour}, {first.config}, design {first.design}"
     return form.write(path, first.recording, title)
 
 
 def writers(paths: Iterable[Path], name: str | None) -> list[tuple[Path, Writer]]:
-    """How each file of a recording alone is written. TrampolineError for one that is to be a page."""
+    """Writers of the files of a single recording. Raises TrampolineError for a file that selects a page."""
     found = []
     for path in paths:
         form = format_of(path, name)
         if form.write is None:
-            raise TrampolineError(f"{path}: a page is made by tramp report; here any other format is written")
+            raise TrampolineError(f"{path}: only tramp report writes pages; choose another format")
         found.append((path, form.write))
     return found
 
 
 def write_recording(outputs: Iterable[tuple[Path, Writer]], recording: Recording, title: str) -> None:
-    """Write all files of a recording, or none. OSError."""
+    """Write all files of a recording, or none. Raises OSError."""
     files: dict[Path, str] = {}
     for path, write in outputs:
         files.update(write(path, recording, title))
@@ -108,7 +108,7 @@ def write_recording(outputs: Iterable[tuple[Path, Writer]], recording: Recording
 
 
 def baseline_of(path: Path, names: Collection[str]) -> Mapping[str, BaselineEntry]:
-    """The paths of a baseline, some of which must have these names. BaselineError."""
+    """The paths of a baseline that contains at least one of these names. Raises BaselineError."""
     entries = Baseline.read(path).entries
     if entries.keys().isdisjoint(names):
         raise BaselineError(path, f"it has no {' and no '.join(sorted(names)[:3])}")

@@ -1,4 +1,4 @@
-"""A page: one HTML file with everything in it, for a screen or a phone, without network."""
+"""HTML page: one file with everything in it, for a screen or a phone, without network."""
 
 from collections.abc import Iterable
 from html import escape
@@ -6,7 +6,7 @@ from importlib import resources
 
 
 def page(title: str, subtitle: str, sections: Iterable[str]) -> str:
-    """A whole page of sections that are HTML already; the titles are text."""
+    """A page of sections that are HTML already; the titles are plain text."""
     files = resources.files("trampoline.tools.report")
     style, script = (files.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     return "\n".join(

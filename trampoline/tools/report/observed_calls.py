@@ -1,4 +1,4 @@
-"""What is reported: a workload's calls, made and recorded, with the code that they executed."""
+"""A workload's calls, made and recorded for a report, with the code that they executed."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +15,7 @@ from trampoline.tools.report.stack_drawing import stack_at_program
 
 @dataclass(frozen=True, slots=True)
 class ObservedCall:
-    """One call: what it returned (as a C value), what it took, and the code that it executed, in order of reaching."""
+    """One call: its result (as a C value), its costs, and the code that it executed, in order of first execution."""
 
     text: str
     cpu: int
@@ -24,11 +24,11 @@ class ObservedCall:
     recording: Recording
     code: tuple[ExecutedCode, ...]
     stack: tuple[StackFrame, ...] = ()
-    """The frames when it has entered its first program, the caller's first."""
+    """Stack frames at the entry of the first program, the caller's first."""
 
     @property
     def name(self) -> str:
-        """What a baseline calls it."""
+        """Name of the call in a baseline."""
         return " ".join(self.text.split())
 
 
@@ -36,7 +36,7 @@ class ObservedCall:
 class ObservedTarget:
     """A target in one design on one kernel.
 
-    ``recording`` is of attaching and all calls together. What the design refuses has an ``error`` and nothing else.
+    ``recording`` covers attaching and all calls. If the design refuses it, only ``error`` is set.
     """
 
     title: str
@@ -50,13 +50,13 @@ class ObservedTarget:
 
 
 def observe(options: Workload, *, stacks: bool = False) -> ObservedTarget:
-    """Attach a target's programs, make its calls one after the other, and record both. ``stacks``: look at each call's
-    stack as well.
+    """Attach a target's programs, make its calls in order, and record both. ``stacks``: capture each call's stack.
 
-    TrampolineError for a call that faults, with its source line where it is a program's; what ``open_workload`` raises.
+    Raises TrampolineError for a call that faults, with the source line if it is a program's; and what ``open_workload``
+    raises.
     """
     if options.live:
-        raise TrampolineError("a report is made of calls that run one after the other: no --live")
+        raise TrampolineError("--live: a report records calls that run one after the other")
     with open_workload(replace(options, live=True)) as ready:
         lab = ready.lab
         with record(lab.kernel) as whole:
@@ -69,7 +69,7 @@ def observe(options: Workload, *, stacks: bool = False) -> ObservedTarget:
         return ObservedTarget(
             title=title_of(options),
             design=options.design,
-            flavour=lab.flavour.name,
+            flavour=lab.release.name,
             config=options.config,
             attached=tuple(ready.attached()),
             calls=tuple(calls),
@@ -78,7 +78,7 @@ def observe(options: Workload, *, stacks: bool = False) -> ObservedTarget:
 
 
 def observe_all(variants: list[Workload], *, stacks: bool = False) -> list[ObservedTarget]:
-    """Observe each; what a design or a kernel refuses has an error. KernelError where the first one is refused."""
+    """Observe each variant; one that is refused has an error. Raises KernelError if the first is refused."""
     observed = [observe(variants[0], stacks=stacks)]
     for options in variants[1:]:
         try:
@@ -92,7 +92,7 @@ def observe_all(variants: list[Workload], *, stacks: bool = False) -> list[Obser
 
 
 def title_of(options: Workload) -> str:
-    """What is looked at, in a few words: programs and target."""
+    """Short title of a workload: programs and target."""
     if options.is_object:
         return Path(options.target).name
     name = str(options.target)

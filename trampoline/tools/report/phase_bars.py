@@ -8,24 +8,24 @@ from emu.counting.counts import OTHER
 from trampoline.tools.icount.capture import PHASES
 
 _MEANING = {
-    "entry": "the way in: endbr64, frame, thunks",
+    "entry": "entry: endbr64, frame, thunks",
     "save": "arguments and registers to the frame",
     "lookup": "finding the function's metadata",
     "enter": "before a program: recursion guard, migrate_disable, run context",
     "program": "the program and its call",
     "exit": "after a program",
     "origin": "calling the traced function, and guarding the image meanwhile",
-    "restore": "registers back",
-    "leave": "the way out",
-    OTHER: "the traced function itself, and whatever has no phase",
+    "restore": "registers from the frame",
+    "leave": "return",
+    OTHER: "the traced function itself, and code without a phase",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a call took in one design, or what a baseline says.
+    """Costs of a call in one design, or from a baseline.
 
-    Where that is not known, ``by_phase`` is empty and ``unbalanced_returns`` None.
+    Unknown values: ``by_phase`` is empty, ``unbalanced_returns`` is None.
     """
 
     label: str
@@ -35,7 +35,7 @@ class Column:
 
 
 def legend(phases: Iterable[str]) -> str:
-    """What the colours mean."""
+    """Legend of the colours."""
     items = [
         f'<li title="{escape(_MEANING[phase])}"><span class="chip b-{phase}"></span>{phase}</li>' for phase in phases
     ]
@@ -43,7 +43,7 @@ def legend(phases: Iterable[str]) -> str:
 
 
 def strip(by_phase: Mapping[str, int], whole: int, widest: int) -> str:
-    """A bar of phases, as wide as ``whole`` is of ``widest``."""
+    """A bar of phases, in proportion ``whole`` to ``widest``."""
     pieces = []
     for phase in PHASES:
         if count := by_phase.get(phase, 0):
@@ -57,14 +57,14 @@ def strip(by_phase: Mapping[str, int], whole: int, widest: int) -> str:
 
 
 def difference(value: int, reference: int) -> str:
-    """How much more or less than the reference, or nothing."""
+    """Difference from the reference with its sign; empty if there is none."""
     if value == reference:
         return ""
     return f'<span class="delta {"more" if value > reference else "less"}">{value - reference:+d}</span>'
 
 
 def takes(columns: Sequence[Column]) -> str:
-    """What a call takes, by phase: bars on one scale, and the numbers, each against the first column."""
+    """Costs of a call by phase: bars on one scale, and the numbers with their differences from the first column."""
     widest = max(column.instructions for column in columns)
     first = columns[0]
     phases = [phase for phase in PHASES if any(column.by_phase.get(phase) for column in columns)]

@@ -1,4 +1,4 @@
-"""The stack while a call is under way: the frames from the caller down to the program, drawn."""
+"""Drawing of the stack during a call: the frames from the caller down to the program."""
 
 from collections.abc import Sequence
 from html import escape
@@ -9,9 +9,9 @@ from trampoline.tools.debugger import BpfDebugger, DebugStopReason, FrameSlot, S
 
 
 def stack_at_program(lab: Lab, call: ReadyCall) -> tuple[StackFrame, ...]:
-    """The frames when the call has just entered its first program, the caller's first; none where it runs no program.
+    """The frames at the entry of the call's first program, the caller's first; empty if it runs no program.
 
-    The kernel is afterwards as it was before.
+    The kernel's state is restored.
     """
     with BpfDebugger(lab) as debugger:
         debugger.call(call.address, *call.registers, stack_args=call.stack, cpu=call.cpu)
@@ -23,11 +23,11 @@ def stack_at_program(lab: Lab, call: ReadyCall) -> tuple[StackFrame, ...]:
 
 
 def drawn(frames: Sequence[StackFrame]) -> str:
-    """The frames as one stack, high addresses above."""
+    """The frames as one stack, high addresses first."""
     parts = ['<div class="stack" role="table" aria-label="stack, high addresses first">']
     for frame in frames:
-        whose = f'<div class="whose" role="row"><code role="cell">{escape(frame.function)}</code></div>'
-        parts.append(f'<div class="frame" role="rowgroup">{whose}')
+        header = f'<div class="whose" role="row"><code role="cell">{escape(frame.function)}</code></div>'
+        parts.append(f'<div class="frame" role="rowgroup">{header}')
         parts += [_slot(frame, slot) for slot in frame.slots]
         parts.append("</div>")
     return "".join([*parts, "</div>"])

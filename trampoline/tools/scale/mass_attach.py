@@ -1,4 +1,4 @@
-"""What it costs to attach one program to many functions, and to detach it again."""
+"""Cost of attaching one program to many functions, and of detaching it."""
 
 import time
 from collections import Counter
@@ -17,18 +17,18 @@ from trampoline.lab.links.tracing_multi import TracingMultiLink
 from trampoline.tools.scale.spot_check import Check
 
 IPI_NS = 5_000
-"""Virtual time of one round of serialising interrupts: an assumption, as grace periods' durations are."""
+"""Virtual time of one round of IPIs in ns: an assumption, as the durations of grace periods are."""
 CHECK_EVERY = 1000
-"""One function in so many is called and checked."""
+"""Interval of the functions that are called and checked."""
 PROGRESS_STEPS = 200
-"""How often a whole operation tells its progress, at most."""
+"""Largest number of progress reports for an operation."""
 
 Progress = Callable[[str, int, int], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One operation. ``ipis``: rounds of interrupts to all CPUs; ``images`` and ``memory_bytes``: what it added."""
+    """Cost of one operation. ``ipis``: rounds of IPIs to all CPUs; ``images`` and ``memory_bytes``: what it added."""
 
     wall_seconds: float
     virtual_seconds: float
@@ -41,9 +41,9 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class MassAttach:
-    """``functions`` were attached; ``skipped``: how many were not, by error code. ``checked`` of them were called
-    before, attached and after; ``wrong`` names those that then gave another value, or whose program ran when it
-    shouldn't or didn't.
+    """Result. ``functions`` were attached; ``skipped``: number of the others, by error code. ``checked`` of them were
+    called before, while attached and after; ``wrong`` names those with another value, or with an unexpected or missing
+    run of the program.
     """
 
     design: str
@@ -56,17 +56,17 @@ class MassAttach:
     detach: Cost
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The result as plain values."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Under which a program is attached to many functions.
+    """Conditions of the attach.
 
-    ``cookies``: each function has one of its own. ``durations``: virtual nanoseconds of grace periods, where they are
-    not ``emu.kernel.rcu.GRACE_PERIOD_NS``; ``ipi_ns``: of a round of interrupts. ``check``: one function in so many is
-    called and checked, none for 0.
+    ``cookies``: each function has its own cookie. ``durations``: of grace periods in virtual nanoseconds, by default
+    ``emu.kernel.rcu.GRACE_PERIOD_NS``; ``ipi_ns``: of a round of IPIs. ``check``: interval of the functions that are
+    called and checked, 0 for none.
     """
 
     flavour: str = "6.12"
@@ -80,12 +80,12 @@ class Conditions:
 
     def __post_init__(self) -> None:
         if self.check < 0:
-            raise TrampolineError(f"one function in {self.check} can't be checked")
+            raise TrampolineError(f"check={self.check} is negative")
         if self.ipi_ns < 0 or any(duration < 0 for duration in (self.durations or {}).values()):
-            raise TrampolineError("durations can't be negative")
+            raise TrampolineError("durations cannot be negative")
 
     def lab(self, btf: Btf | None) -> Lab:
-        """A kernel as they say."""
+        """A laboratory under these conditions."""
         lab = Lab(self.flavour, design=self.design, metadata=self.metadata, btf=btf)
         lab.kernel.rcu.durations.update(self.durations or {})
         return lab
@@ -100,9 +100,9 @@ def mass_attach(
 ) -> MassAttach:
     """Attach a program to every function that ``pattern`` matches, of the synthetic kernel or of a BTF, and detach it.
 
-    ``conditions``: fields of ``Conditions``. ``progress`` is called with "attach" or "detach", the functions done and
-    their number. Raises BtfError for a file that is no BTF, KernelError (-ENOENT) where nothing matches,
-    TrampolineError for what does not exist.
+    ``conditions``: fields of ``Conditions``. ``progress`` is called with "attach" or "detach", the number of functions
+    done and their total. Raises BtfError for an invalid BTF file, KernelError (-ENOENT) if nothing matches,
+    TrampolineError for an unknown name.
     """
     under = Conditions(**conditions)
     with under.lab(Btf.read(btf) if isinstance(btf, Path) else btf) as lab:
@@ -112,7 +112,7 @@ def mass_attach(
 def attach_and_detach(
     lab: Lab, functions: Sequence[KernelFunction], under: Conditions, progress: Progress
 ) -> MassAttach:
-    """Attach one program to functions of a kernel, leaving out what can't be traced, and detach it again."""
+    """Attach one program to functions of a kernel, without those that cannot be traced, and detach it."""
     check = Check(lab)
     prog = lab.prog(f"{under.kind}_multi", check.program, name="mass")
     check.sample(prog, functions, under.check)

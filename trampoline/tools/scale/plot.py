@@ -1,4 +1,4 @@
-"""Cost against the number of functions as a picture. matplotlib is used here alone, and imported when it is drawn."""
+"""Plot of cost against the number of functions. Only this module uses matplotlib, which it imports to draw."""
 
 from collections.abc import Callable, Sequence
 from io import BytesIO
@@ -24,7 +24,7 @@ def svg(scale: Scale) -> bytes:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-    # The same points give the same file: element ids come from this salt, and letters stay letters.
+    # Equal points make equal files: this salt determines element ids, and letters are not converted to paths.
     with rc_context({"svg.hashsalt": "tramplab", "svg.fonttype": "none"}):
         figure = Figure(figsize=(12, 7), layout="constrained")
         axes = figure.subplots(2, 3).flat
@@ -34,7 +34,7 @@ def svg(scale: Scale) -> bytes:
                 points = [point for point in scale.points if point.design == design]
                 for operation in ("attach", "detach"):
                     if title.startswith("memory") and operation == "detach":
-                        continue  # it gives back what attaching took
+                        continue  # detaching frees what attaching allocated
                     axis.plot(
                         [point.functions for point in points],
                         _values(points, operation, value),
@@ -46,7 +46,7 @@ def svg(scale: Scale) -> bytes:
                         label=f"{design}, {operation}",
                     )
             axis.set(title=title, xlabel="functions", xscale="log")
-            # Some counts are 0, which a logarithm does not reach.
+            # Some counts are 0, which a logarithmic scale cannot show.
             axis.set_yscale("symlog", linthresh=1e-4 if title.endswith("(s)") else 1)
             axis.set_ylim(bottom=0)
             axis.grid(alpha=0.3)

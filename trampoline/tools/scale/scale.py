@@ -1,4 +1,4 @@
-"""How the cost of attaching one program grows with the number of functions, in every design."""
+"""Scaling of the cost of one program's attach with the number of functions, in every design."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -12,13 +12,13 @@ from trampoline.tools.scale.mass_attach import Conditions, MassAttach, Progress,
 from trampoline.tools.scale.spot_check import Check, is_attachable
 
 POINTS: tuple[int | None, ...] = (10, 100, 1_000, 10_000, None)
-"""How many functions, None for all."""
+"""Numbers of functions, None for all."""
 SECONDS_PER_POINT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A point of a design that was not measured, and why."""
+    """A point of a design that was not measured, and the reason."""
 
     design: str
     functions: int
@@ -27,7 +27,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The points of each design by rising number of functions."""
+    """The points of each design by increasing number of functions."""
 
     flavour: str
     points: tuple[MassAttach, ...]
@@ -35,11 +35,11 @@ class Scale:
 
     @property
     def wrong(self) -> bool:
-        """Whether a function that was called did something else."""
+        """True if the check of a function failed."""
         return any(point.wrong for point in self.points)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The points as plain values."""
         return asdict(self)
 
 
@@ -54,17 +54,17 @@ def scale(
 ) -> Scale:
     """Attach a program to some functions and detach it, for each design and point, each on a kernel of its own.
 
-    The functions of a point are spread evenly over all that the design takes; a point beyond these is all of them.
-    ``conditions``: fields of ``trampoline.tools.scale.mass_attach.Conditions``. After a point of a design that took
-    longer than ``seconds_per_point``, attaching and detaching, its larger ones are left out. ``progress`` as
-    ``mass_attach`` has it, with the design and the point in its text. TrampolineError for what does not exist.
+    The functions of a point are evenly distributed over all that the design accepts; a larger point means all of them.
+    ``conditions``: fields of ``trampoline.tools.scale.mass_attach.Conditions``. If a point took longer than
+    ``seconds_per_point`` for attach and detach, the design's larger points are skipped. ``progress``: as for
+    ``mass_attach``, with design and point in its text. Raises TrampolineError for an unknown name.
     """
     if not designs or not points or any(point is not None and point < 1 for point in points):
-        raise TrampolineError("a design and points of at least one function are needed")
+        raise TrampolineError("expected a design, and points of at least one function")
     ascending = sorted(set(points), key=lambda point: (point is None, point))
     under = {design: Conditions(**conditions, design=design) for design in designs}
     for each in under.values():
-        each.lab(None).close()  # what does not exist is said before anything was measured
+        each.lab(None).close()  # unknown names raise before anything is measured
     measured: list[MassAttach] = []
     left_out: list[LeftOut] = []
     for each in under.values():
@@ -79,7 +79,7 @@ def scale(
 def _points(
     under: Conditions, ascending: Sequence[int | None], btf: Btf | None, budget: float, progress: Progress
 ) -> Iterator[MassAttach | LeftOut]:
-    """The points of one design."""
+    """Measure the points of one design."""
     design = under.design
     last: MassAttach | None = None
     total: int | None = None
@@ -87,7 +87,7 @@ def _points(
         if last is not None and total is not None:
             wanted = min(point or total, total)
             if wanted <= last.functions:
-                continue  # all of them, once more
+                continue  # all functions again
             seconds = last.attach.wall_seconds + last.detach.wall_seconds
             if seconds > budget:
                 yield LeftOut(design, wanted, f"{last.functions} functions took {seconds:.0f} s")
@@ -108,7 +108,7 @@ def _points(
 
 
 def _attachable(lab: Lab, kind: str) -> list[KernelFunction]:
-    """The functions of a kernel that the design takes, by address."""
+    """The functions of a kernel that the design accepts, by address."""
     prog = lab.prog(f"{kind}_multi", Check(lab).program, name="never_runs")
     functions = [function for function in lab.population.select(["*"]) if is_attachable(lab, prog, function)]
     lab.unload(prog)

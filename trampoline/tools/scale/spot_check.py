@@ -1,4 +1,4 @@
-"""Whether functions still do what they did, and whether a program runs on them: called before, attached, and after."""
+"""Check of functions called before, while and after a program is attached: their results, and the program's runs."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from trampoline.lab.functions import KernelFunction
 
 _ARGS = 12
 _ARG_BYTES = 64
-"""What each argument points to; the functions of selftests read and write a few bytes there."""
+"""Bytes that each argument points to; selftest functions read and write a few of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
     function: KernelFunction
     bytes: int
-    """Of its return value that are defined."""
+    """Mask of the defined bits of the return value."""
     value: int
 
 
 class Check:
-    """Calls of some functions of a kernel, each with the same arguments: pointers to zeros."""
+    """Calls of some functions of a kernel, always with the same arguments: pointers to zeros."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -33,7 +33,7 @@ class Check:
         """Assembly text of a program that counts its runs and changes nothing."""
 
     def sample(self, prog: BpfProg, functions: Sequence[KernelFunction], every: int) -> None:
-        """Call the first of each ``every`` functions that a program can be attached to and that can be called."""
+        """Call the first of each ``every`` functions that is attachable and callable."""
         if not every:
             return
         for start in range(0, len(functions), every):
@@ -45,8 +45,8 @@ class Check:
                     break
 
     def run(self, attached: bool, without: Collection[str] = ()) -> tuple[int, set[str]]:
-        """Call the functions again, but for those of some names: how many, and the names of those that gave another
-        value, or on which the program ran when it was not ``attached`` or did not run when it was.
+        """Call the functions again, except some names; returns their number, and the names of those with another value,
+        or with a run of the program while not ``attached``, or without one while attached.
         """
         machine, called, wrong = self._lab.kernel.machine, 0, set()
         for sample in self._samples:
@@ -61,7 +61,7 @@ class Check:
         return called, wrong
 
     def _is_callable(self, function: KernelFunction) -> bool:
-        """Functions with the meaning of the kernel's own routines do more than return a value."""
+        """False for functions with the effect of kernel routines, which do more than return a value."""
         kernel = self._lab.kernel
         return self._lab.population.functions is None or kernel.functions.stamped_at(function.address) is not None
 
@@ -73,7 +73,7 @@ class Check:
 
 
 def is_attachable(lab: Lab, prog: BpfProg, function: KernelFunction) -> bool:
-    """Whether a program for many functions may be attached to this one."""
+    """True if a multi program may be attached to this function."""
     try:
         target = lab.target(function)
         lab.design.check(target, prog)

@@ -1,4 +1,4 @@
-"""What the JIT makes of a program: bytecode and machine code side by side."""
+"""Compiled programs: bytecode and machine code side by side."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ from trampoline.bpf.isa.text import format_insn
 from trampoline.lab import Lab, Workload, open_workload
 
 LEFT = 44
-"""Columns of the bytecode."""
+"""Width of the bytecode column."""
 
 
 @dataclass(frozen=True, slots=True)
 class JitRow:
-    """One eBPF instruction as text (empty: what the JIT puts in front and behind) and its machine code."""
+    """One eBPF instruction as text (empty for the JIT's prologue and epilogue) and its machine code."""
 
     slot: int | None
     insn: str
@@ -29,21 +29,21 @@ class JitRow:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """One function of a program, as it stands in guest memory."""
+    """One function of a program, as in guest memory."""
 
     name: str
     address: int
     rows: tuple[JitRow, ...]
     names: Mapping[int, str]
-    """Of the functions that it may call, by address."""
+    """Names of the functions that it may call, by address."""
 
     @property
     def code(self) -> bytes:
-        """All of its machine code."""
+        """The machine code."""
         return b"".join(row.code for row in self.rows)
 
     def text(self) -> str:
-        """A line for each machine instruction; the source where it changes."""
+        """One line per machine instruction, and a source line at each change."""
         lines, source = [f"{self.name}: {len(self.code)} bytes at {self.address:#x}"], ""
         for row in self.rows:
             if row.source and row.source != source:
@@ -58,14 +58,14 @@ class Compiled:
         return "\n".join(lines)
 
     def _named(self, operands: str) -> str:
-        """Operands, a function's name instead of its address."""
+        """Operands, with the name of a function in place of its address."""
         try:
             return self.names.get(int(operands, 16), operands)
         except ValueError:
             return operands
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The function as plain values."""
         return {
             "name": self.name,
             "address": self.address,
@@ -84,7 +84,7 @@ class Compiled:
 
 
 def compiled_object(workload: Workload) -> list[Compiled]:
-    """The functions of an object's programs, as a kernel would have them. What ``open_workload`` raises."""
+    """The functions of an object's programs, as loaded. Raises what ``open_workload`` raises."""
     with open_workload(replace(workload, calls=(), live=True)) as ready:
         loaded, lab = ready.loaded, ready.lab
         if loaded is None or not loaded.programs:
@@ -99,7 +99,7 @@ def compiled(lab: Lab, installed: Installed) -> list[Compiled]:
     own = [one.name for one in installed.functions]
 
     def text(insn: Insn) -> str:
-        """A rewritten instruction: calls by name, map addresses as what they are."""
+        """A rewritten instruction: names of called functions, meanings of map addresses."""
         if insn.code == CALL and insn.src == CallKind.SUBPROG:
             return f"call {own[insn.off]}"
         if insn.code == CALL and (name := names.get(lab.runtime.call_base + insn.imm)):

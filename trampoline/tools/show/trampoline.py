@@ -1,4 +1,4 @@
-"""The listing of what a site reaches, made on a synthetic kernel."""
+"""Listing of the image that a patch site reaches, on a synthetic kernel."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,10 +22,10 @@ class Shown:
     flavour: str
     site: bytes
     thunk: Image | None = None
-    """What the site jumps to first, where the image is reached through a thunk."""
+    """The thunk that the site jumps to first, if the image is reached through one."""
 
     def text(self, *, color: bool = False) -> str:
-        """Headline, then the listing."""
+        """Headline and listing."""
         head = f"{self.target}, kernel {self.flavour}: {len(self.image)} bytes, {len(self.image.lines)} instructions"
         images = [image for image in (self.thunk, self.image) if image is not None]
         listings = "\n".join(
@@ -39,9 +39,9 @@ class Shown:
 
 
 def show(workload: Workload, *, return_thunk: bool = False, call_depth: bool = False) -> Shown:
-    """Attach a workload's programs, and take the image that the site of the first function reaches.
+    """Attach a workload's programs, and read the image that the site of the first function reaches.
 
-    What ``open_workload`` and attaching raise.
+    Raises what ``open_workload`` and attaching raise.
     """
     with open_workload(replace(workload, calls=(), live=True, testmod=False)) as ready:
         lab = ready.lab
@@ -66,4 +66,4 @@ def shown(lab: Lab, name: str) -> Shown:
         assert image is not None
     names = {symbol.address: symbol.name for symbol in lab.kernel.kallsyms}
     site = lab.kernel.machine.read(function.address, function.site + 5 - function.address)
-    return Shown(image, names, name, lab.flavour.name, site, thunk)
+    return Shown(image, names, name, lab.release.name, site, thunk)

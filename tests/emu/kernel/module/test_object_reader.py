@@ -226,12 +226,12 @@ def test_linked_functions_compute_what_their_source_says(call):
         (lambda raw: raw.symbol("add", ST_VALUE, 1), ".text", "no function begins"),
         (lambda raw: raw.symbol("add", ST_INFO, 0x1A, "B"), "", "indirect function"),
         (lambda raw: raw.symbol("calls_of_add", ST_SHNDX, 0xFFF2, "<H"), "", "-fno-common"),
-        (lambda raw: raw.symbol("calls_of_add", ST_SHNDX, 60, "<H"), ".text", "refers to nothing"),
+        (lambda raw: raw.symbol("calls_of_add", ST_SHNDX, 60, "<H"), ".text", "not loaded"),
         (lambda raw: raw.set("<I", raw.content(".rela.text") + R_TYPE, 9), ".text", "unsupported relocation type 9"),
         (lambda raw: raw.set("<I", raw.content(".rela.text") + R_SYMBOL, 999), ".rela.text", "symbol 999 of"),
         (lambda raw: raw.set("<Q", raw.content(".rela.text") + R_OFFSET, 1 << 40), ".text", "reaches beyond"),
-        (lambda raw: raw.set("<q", raw.content(".rela.text") + R_ADDEND, 0), ".text", "no call"),
-        (lambda raw: raw.set("B", raw.content(".text"), 0x90), ".text", "no call"),
+        (lambda raw: raw.set("<q", raw.content(".rela.text") + R_ADDEND, 0), ".text", "not a call"),
+        (lambda raw: raw.set("B", raw.content(".text"), 0x90), ".text", "not a call"),
     ],
 )
 def test_damage_is_named(damage, section, says):

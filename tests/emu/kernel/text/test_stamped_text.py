@@ -97,9 +97,9 @@ def test_listings_are_made_on_demand_and_kept_by_snapshots(kernel):
 
 def test_images_do_not_overlap_stamped_text(kernel):
     text = kernel.add_text(THREE)
-    with pytest.raises(MachineError, match="already known"):
+    with pytest.raises(MachineError, match="already registered"):
         kernel.machine.add_text(text)
-    with pytest.raises(MachineError, match="already known"):
+    with pytest.raises(MachineError, match="already registered"):
         kernel.machine.add_image(text.function(2).image)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 import real_kernels
+
 from emu.vmlinux.unbooted_kernel import UnbootedKernel
 
 

@@ -3,6 +3,7 @@
 from errno import E2BIG, EAGAIN, EFAULT, EINVAL, ERANGE
 
 import pytest
+from kernel_releases import RELEASES
 
 from asm import AsmError
 from emu.kernel.errors import KernelError
@@ -11,7 +12,6 @@ from trampoline.bpf.errors import TrampolineError
 from trampoline.bpf.helpers.runtime.definition import GuestHelper, PythonHelper, python_helper
 from trampoline.bpf.helpers.runtime.printing import parse
 from trampoline.bpf.helpers.runtime.runtime import HELPERS, UnsupportedHelper
-from trampoline.bpf.maps.layout import MAP_LAYOUTS
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
 from trampoline.lab import Lab
@@ -19,7 +19,7 @@ from trampoline.lab import Lab
 U64 = 2**64 - 1
 
 
-@pytest.fixture(scope="module", params=list(MAP_LAYOUTS))
+@pytest.fixture(scope="module", params=list(RELEASES))
 def lab(request):
     with Lab(request.param, "lazy" if request.param == "7.2" else "voluntary", vcpus=2) as made:
         _ = made.runtime

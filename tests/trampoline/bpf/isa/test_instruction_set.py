@@ -1,11 +1,11 @@
 """Which instructions releases have."""
 
 import pytest
+from kernel_releases import RELEASES
 
 from trampoline.bpf.isa import parse
-from trampoline.bpf.isa.rules import INSTRUCTION_SETS
 
-ALL = {"6.1", "6.12", "7.2"}
+ALL = {"6.1", "6.12", "6.18", "7.2"}
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,10 @@ ALL = {"6.1", "6.12", "7.2"}
         ("w0 s%= w1", ALL - {"6.1"}),
         ("r0 = bswap16 r0", ALL - {"6.1"}),
         ("gotol +0", ALL - {"6.1"}),
-        ("r0 = load_acquire((u64 *)(r2 +8))", {"7.2"}),
-        ("store_release((u8 *)(r2 +8), w1)", {"7.2"}),
+        ("r0 = load_acquire((u64 *)(r2 +8))", {"6.18", "7.2"}),
+        ("store_release((u8 *)(r2 +8), w1)", {"6.18", "7.2"}),
     ],
 )
 def test_who_has_an_instruction(text, releases):
     (insn,) = parse(text)
-    assert {name for name, instructions in INSTRUCTION_SETS.items() if instructions.has(insn)} == releases
+    assert {name for name, found in RELEASES.items() if found.isa.has(insn)} == releases

@@ -4,16 +4,16 @@ from random import Random
 
 import pytest
 from hypothesis import given, settings
+from kernel_releases import RELEASES
 
 from bpf_interpreter import Interpreter, Memory
 from bpf_programs import CONTEXT_SIZE, HELPERS, programs, random_program
 from trampoline.bpf.isa import fault, places
 from trampoline.bpf.isa.forms import LOADABLE
 from trampoline.bpf.isa.insn import GOTOX, MAY_GOTO, Cls, Mode
-from trampoline.bpf.isa.rules import INSTRUCTION_SETS
 from trampoline.bpf.standalone.functions import functions_of
 
-SETS = list(INSTRUCTION_SETS.values())
+SETS = [found.isa for found in RELEASES.values()]
 
 
 def outcome(example, context, stack):

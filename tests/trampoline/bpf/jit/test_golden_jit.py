@@ -121,7 +121,7 @@ def damaged(field, value):
         (damaged("addr", "no address"), "'addr' is not a hexadecimal number"),
         (damaged("insnsi", "9z"), "'insnsi' is not hexadecimal"),
         (damaged("stack_depth", "8"), "'stack_depth' is '8'"),
-        ({**damaged("addr", "0"), "kernel": "5.4.1"}, "no flavour for kernel"),
+        ({**damaged("addr", "0"), "kernel": "5.4.1"}, "no release for kernel"),
         ({**damaged("addr", "0"), "put": "x"}, "'put' is 'x'"),
         ({**damaged("addr", "0"), "symbols": {"zz": "f"}}, "'symbols' is not a hexadecimal number: 'zz'"),
     ],

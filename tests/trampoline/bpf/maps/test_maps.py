@@ -3,11 +3,11 @@ from errno import E2BIG, EEXIST, EINVAL, ENOENT, ENOMEM, EPERM
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_releases import RELEASES
 
 from emu.kernel.errors import ENOTSUPP, KernelError
 from trampoline.bpf.maps.errors import MapValueError, UnsupportedMap
 from trampoline.bpf.maps.flags import MapFlag, UpdateFlag
-from trampoline.bpf.maps.layout import MAP_LAYOUTS
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
 from trampoline.lab import Lab
@@ -26,7 +26,7 @@ def memory_of(lab):
     return kernel.slab.used, kernel.percpu.used, kernel.vmalloc.used, lab.runtime.memory.used, len(lab.runtime.maps)
 
 
-@pytest.fixture(scope="module", params=list(MAP_LAYOUTS))
+@pytest.fixture(scope="module", params=list(RELEASES))
 def lab(request):
     with Lab(request.param, vcpus=2) as made:
         _ = made.runtime

@@ -1,16 +1,16 @@
 from errno import E2BIG, EINVAL, ENOENT
 
 import pytest
+from kernel_releases import RELEASES
 
 from emu.kernel.errors import KernelError
-from trampoline.bpf.maps.layout import MAP_LAYOUTS
 from trampoline.bpf.prog import TailOwner
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
 from trampoline.lab import Lab
 
 
-@pytest.fixture(params=list(MAP_LAYOUTS))
+@pytest.fixture(params=list(RELEASES))
 def lab(request):
     with Lab(request.param) as made:
         yield made

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from kernel_releases import RECORDED, RELEASES
 
 from paths import FIXTURES
 from trampoline.bpf.errors import GoldenError
@@ -14,7 +15,6 @@ from trampoline.tools.golden.verdicts import kernel_btf
 
 FIXTURES = FIXTURES
 BTF = FIXTURES / "btf"
-RELEASES = ("6.1", "6.12", "7.2")
 
 
 @cache
@@ -22,9 +22,9 @@ def cases(release):
     return list(read_cases(FIXTURES / "programs" / f"{release}.jsonl.gz"))
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", RECORDED)
 def test_every_program_becomes_the_kernels_bytes(release):
-    kernel = ProgramKernel(release, kernel_btf(BTF, release))
+    kernel = ProgramKernel(RELEASES[release], kernel_btf(BTF, release))
     compared = 0
     for case in cases(release):
         for program in compiled_programs(case):
@@ -34,7 +34,7 @@ def test_every_program_becomes_the_kernels_bytes(release):
 
 
 def test_what_differs_is_named_with_its_place():
-    kernel = ProgramKernel("7.2", kernel_btf(BTF, "7.2"))
+    kernel = ProgramKernel(RELEASES["7.2"], kernel_btf(BTF, "7.2"))
     case = cases("7.2")[0]
     program = compiled_programs(case)[0]
     (difference,) = compare_program(case, replace(program, jited=program.jited[:-1] + b"\x90"), kernel)

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from kernel_releases import RELEASES as ALL_RELEASES
 
 from trampoline.bpf.isa import format_program, parse, places
 from trampoline.bpf.isa.insn import CALL, Imm64, Insn
@@ -11,7 +12,6 @@ from trampoline.bpf.program import BpfProgram, MapSpec
 from trampoline.bpf.rewrite.environment import Environment
 from trampoline.bpf.rewrite.errors import RewriteError
 from trampoline.bpf.rewrite.rewrite import rewrite
-from trampoline.bpf.rewrite.rules import REWRITE_FLAVOURS
 from trampoline.bpf.rewrite.skb_context import SkbLayout
 from trampoline.bpf.uapi import AttachType, MapType, ProgType
 from trampoline.bpf.verifier.state.result import InsnFacts, Pointee, SubprogFacts, Verified
@@ -63,7 +63,7 @@ def verified(
 
 def rewritten(text, release="7.2", env=ENV, **options):
     extra = {key: options.pop(key) for key in ("skb", "indirect_targets") if key in options}
-    return rewrite(verified(text, **options), REWRITE_FLAVOURS[release], env, **extra)
+    return rewrite(verified(text, **options), ALL_RELEASES[release].rewrite, env, **extra)
 
 
 def listing(func):
@@ -355,7 +355,7 @@ def test_may_goto_is_bounded_by_count_or_by_time():
     lines = listing(func)
     assert lines[:2] == ["*(u64 *)(r10 -24) = 65535", "*(u64 *)(r10 -16) = 0"]
     assert calls("arch_bpf_timed_may_goto") in lines
-    with pytest.raises(RewriteError, match="there is no may_goto"):
+    with pytest.raises(RewriteError, match="no may_goto"):
         rewritten(text, "6.1")
 
 

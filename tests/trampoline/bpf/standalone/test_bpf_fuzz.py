@@ -4,6 +4,7 @@ from collections import Counter
 from random import Random
 
 import pytest
+from kernel_releases import RELEASES
 
 from bpf_programs import HELPERS, random_program
 from trampoline.bpf.errors import BytecodeError, TrampolineError
@@ -12,7 +13,7 @@ from trampoline.bpf.isa.forms import LOADABLE, REWRITTEN
 from trampoline.bpf.isa.insn import EXIT, Cls, Jmp
 from trampoline.bpf.jit.bpf_int_jit_compile import compile_func
 from trampoline.bpf.jit.jit_input import JitFunc
-from trampoline.bpf.jit.rules import JIT_FLAVOURS, JitBoot
+from trampoline.bpf.jit.rules import JitBoot
 from trampoline.bpf.standalone import BareMachine
 
 pytestmark = pytest.mark.slow
@@ -75,13 +76,13 @@ def test_bytes_are_a_program_or_a_bytecode_error(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("release", JIT_FLAVOURS)
+@pytest.mark.parametrize("release", RELEASES)
 def test_bytes_are_compiled_or_refused(kind, release):
     random, seen = Random(f"jit {kind}"), Counter()
     for _ in range(DRAWN):
         try:
             func = JitFunc(decode(KINDS[kind](random), rewritten=True), call_base=0xFFFFFFFF81000000)
-            image = compile_func(func, 0xFFFFFFFFC0000000, JIT_FLAVOURS[release], JitBoot())
+            image = compile_func(func, 0xFFFFFFFFC0000000, RELEASES[release].jit, JitBoot())
             assert len(image.offsets) == sum(insn.slots for insn in func.insns) + 1
             seen["compiled"] += 1
         except TrampolineError as error:
@@ -95,7 +96,7 @@ def test_bytes_are_compiled_or_refused(kind, release):
 def test_bytes_run_or_are_refused(kind, release):
     """Through the rewriting and the JIT, and in the machine, which must be as good as new for the next one."""
     random, seen = Random(f"{kind} {release}"), Counter()
-    machine = BareMachine(release, helpers=HELPERS)
+    machine = BareMachine(RELEASES[release], helpers=HELPERS)
     for _ in range(DRAWN):
         try:
             machine.load(decode(KINDS[kind](random)))

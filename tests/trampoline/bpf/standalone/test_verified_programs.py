@@ -5,6 +5,7 @@ from contextlib import suppress
 from random import Random
 
 import pytest
+from kernel_releases import RECORDED, RELEASES, kernel_view
 
 from bpf_interpreter import Interpreter, InterpreterError, Memory
 from bpf_programs import random_program
@@ -13,11 +14,9 @@ from paths import FIXTURES
 from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.errors import BytecodeError, TrampolineError
 from trampoline.bpf.isa import decode, encode
-from trampoline.bpf.isa.rules import INSTRUCTION_SETS
 from trampoline.bpf.program import BpfProgram
 from trampoline.bpf.standalone import BareMachine
 from trampoline.bpf.uapi import ProgFlag, ProgType
-from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.walk.bpf_check import bpf_check
 
 BTF = FIXTURES / "btf"
@@ -37,12 +36,12 @@ def is_long(insns, context):
     return interpreter.steps == interpreter.max_steps
 
 
-@pytest.mark.parametrize("release", INSTRUCTION_SETS)
+@pytest.mark.parametrize("release", RECORDED)
 def test_programs_are_accepted_and_do_nothing_else_when_bytes_of_them_change(release):
-    kernel, machine = KernelView(release, Btf.read(BTF / f"{release}.btf.xz")), BareMachine(release)
+    kernel, machine = kernel_view(release, Btf.read(BTF / f"{release}.btf.xz")), BareMachine(RELEASES[release])
     random, seen = Random(release), Counter()
     for _ in range(25):
-        example = random_program(random, INSTRUCTION_SETS[release], verifiable=True)
+        example = random_program(random, RELEASES[release].isa, verifiable=True)
         verify(example.insns, kernel)
         for _ in range(3):
             data = bytearray(encode(example.insns))

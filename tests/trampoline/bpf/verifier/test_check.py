@@ -3,6 +3,7 @@
 from errno import E2BIG, EACCES, EBADF, EINVAL
 
 import pytest
+from kernel_releases import RELEASES, kernel_view
 
 from btf_writer import Writer
 from trampoline.bpf.isa.insn import Insn
@@ -10,14 +11,12 @@ from trampoline.bpf.isa.parse import parse
 from trampoline.bpf.program import BpfProgram, MapSpec
 from trampoline.bpf.uapi import MapType, ProgType
 from trampoline.bpf.verifier.errors import VerifierError
-from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.prepass.raw_insns import decode_program
-from trampoline.bpf.verifier.rules.engine_rules import RULES
 from trampoline.bpf.verifier.state.env import Capabilities
 from trampoline.bpf.verifier.state.result import Pointee
 from trampoline.bpf.verifier.walk.bpf_check import bpf_check
 
-ALL = tuple(RULES)
+ALL = tuple(RELEASES)
 
 
 def _btf():
@@ -39,7 +38,7 @@ END = "r0 = 0\nexit"
 def check(text, release="7.2", **changes):
     insns = parse(text) if isinstance(text, str) else text
     program = BpfProgram("p", insns, ProgType.RAW_TRACEPOINT, maps=MAPS, **changes)
-    return bpf_check(program, KernelView(release, BTF), log_level=2)
+    return bpf_check(program, kernel_view(release, BTF), log_level=2)
 
 
 def refusal(text, release="7.2", **changes):
@@ -48,6 +47,12 @@ def refusal(text, release="7.2", **changes):
     return caught.value
 
 
+UNKNOWN_OVER_64_BITS = {
+    **dict.fromkeys(("w2 /= w3", "w2 %= w3", "w2 <<= w3", "w2 >>= w3", "w2 s>>= w3"), ALL),
+    **dict.fromkeys(("w2 /= 3", "w2 %= 3"), ("6.12", "6.18")),
+    **dict.fromkeys(("w2 *= w3", "w2 |= w3", "w2 ^= w3"), ("6.1",)),
+}
+"""32-bit operations after which a release knows nothing of the upper half either (``adjust_scalar_min_max_vals()``)."""
 REFUSED = [
     # Registers.
     ("an unset register is read", "r0 = r3\nexit", EACCES, "R3 !read_ok", ALL),
@@ -174,6 +179,16 @@ REFUSED = [
         "R1 max value is outside of the allowed memory range",
         ALL,
     ),
+    *(
+        (
+            f"an index that is unknown over 64 bits after {operation}",
+            f"r2 = *(u64 *)(r1 +0)\nr3 = *(u64 *)(r1 +8)\n{operation}\nr1 = map[fd:0][0]+0\nr1 += r2\n{END}",
+            EINVAL,
+            "math between map_value pointer and register with unbounded min value is not allowed",
+            releases,
+        )
+        for operation, releases in UNKNOWN_OVER_64_BITS.items()
+    ),
     (
         "an index that may be negative",
         f"r2 = *(u64 *)(r1 +0)\nif r2 s> 7 goto L\nr1 = map[fd:0][0]+0\nr1 += r2\nr2 = *(u8 *)(r1 +0)\nL:\n{END}",
@@ -238,6 +253,19 @@ ACCEPTED = [
         "an index with a bound",
         f"r2 = *(u64 *)(r1 +0)\nr2 &= 15\nr1 = map[fd:0][0]+0\nr1 += r2\nr2 = *(u8 *)(r1 +0)\n{END}",
         ALL,
+    ),
+    *(
+        (
+            f"an index of 32 bits after {operation}",
+            f"r2 = *(u64 *)(r1 +0)\nr3 = *(u64 *)(r1 +8)\n{operation}\nr1 = map[fd:0][0]+0\nr1 += r2\n{END}",
+            tuple(release for release in ALL if release not in UNKNOWN_OVER_64_BITS.get(operation, ())),
+        )
+        for operation in (*UNKNOWN_OVER_64_BITS, "w2 += w3", "w2 -= w3", "w2 &= w3", "w2 <<= 3", "w2 s>>= 3")
+    ),
+    (
+        "an index after a division by a number",
+        f"r2 = *(u64 *)(r1 +0)\nw2 %= 8\nr1 = map[fd:0][0]+0\nr1 += r2\nr2 = *(u8 *)(r1 +8)\n{END}",
+        ("7.2",),
     ),
     (
         "an index that was compared",
@@ -356,7 +384,7 @@ def test_without_capabilities_more_is_refused(text, message):
         "p", parse(f"{text}\n{END}" if "exit" not in text and "goto" not in text else text), 1, maps=MAPS
     )
     with pytest.raises(VerifierError) as caught:
-        bpf_check(program, KernelView("7.2", BTF), capabilities=Capabilities(False, False, False))
+        bpf_check(program, kernel_view("7.2", BTF), capabilities=Capabilities(False, False, False))
     assert caught.value.summary == message
 
 

@@ -83,6 +83,7 @@ def test_kernels_say_of_an_access(text, kind, errno, message, release):
 
 BY_RELEASE = [
     ("*(u64 *)(r1 +0) = r10", "kprobe", "6.12", EACCES, NONE),
+    ("*(u64 *)(r1 +0) = 7", "kprobe", "6.18", 0, ""),
     ("*(u64 *)(r1 +0) = 7", "kprobe", "7.2", 0, ""),
     ("*(u64 *)(r1 +0) = 7", "lsm", "6.1", EACCES, "BPF_ST stores into R1 ctx is not allowed"),
     ("*(u64 *)(r1 +0) = 7", "lsm", "6.12", 0, ""),

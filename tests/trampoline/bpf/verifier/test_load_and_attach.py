@@ -4,13 +4,15 @@ from dataclasses import replace
 from errno import E2BIG, EACCES, EADDRNOTAVAIL, EBADF, EBUSY, EFAULT, EILSEQ, EINVAL, ENOENT, EOPNOTSUPP, EPERM, ESRCH
 
 import pytest
+from kernel_releases import RECORDED, RELEASES, kernel_view
 
 from btf_writer import Writer
 from trampoline.bpf.btf.btf import BtfKind
 from trampoline.bpf.errors import ENOTSUPP
-from trampoline.bpf.function_lists import RELEASES, names
+from trampoline.bpf.function_lists import marked, names
 from trampoline.bpf.isa.insn import LD_IMM64, Imm64, Insn
 from trampoline.bpf.isa.parse import parse
+from trampoline.bpf.kernel_version import KernelVersion
 from trampoline.bpf.program import BpfProgram, FuncInfo, LineInfo, MapSpec
 from trampoline.bpf.uapi import AttachType, MapType, ProgFlag, ProgType
 from trampoline.bpf.verifier.attach_requests import (
@@ -21,14 +23,12 @@ from trampoline.bpf.verifier.attach_requests import (
     RawTracepointOpen,
 )
 from trampoline.bpf.verifier.errors import VerifierError
-from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.load.bpf_link_create import Links
 from trampoline.bpf.verifier.load.bpf_prog_load import VerifiedLoad, bpf_prog_load, check_load_attributes
 from trampoline.bpf.verifier.state.env import Capabilities
 from trampoline.bpf.verifier.state.result import Verified
 from trampoline.bpf.verifier.target.check_attach_target import AttachTarget, check_attach_btf_id
 from trampoline.bpf.verifier.target.tracepoints import event_size
-from trampoline.rules import FLAVOURS
 
 RETURN_0 = parse("r0 = 0\nexit")
 FENTRY, FEXIT, MODIFY = AttachType.TRACE_FENTRY, AttachType.TRACE_FEXIT, AttachType.MODIFY_RETURN
@@ -135,7 +135,7 @@ def per_release(rows):
     for *row, first, second, third in rows:
         second = first if second is ... else second
         said = (first, second, second if third is ... else third)
-        flat += [(*row, answer, release) for release, answer in zip(RELEASES, said, strict=True)]
+        flat += [(*row, answer, release) for release, answer in zip(RECORDED, said, strict=True)]
     return flat
 
 
@@ -144,7 +144,7 @@ def test_targets_of_tracing_programs(btf, target, attach, sleepable, said, relea
     flags = ProgFlag.SLEEPABLE if sleepable else 0
     tracing = program(btf, target, attach, flags=flags)
     expected = (EINVAL, (said or "").format(id=tracing.attach_btf_id)) if said != "" else (0, "")
-    assert answer(check_attach_btf_id, tracing, KernelView(release, btf)) == expected
+    assert answer(check_attach_btf_id, tracing, kernel_view(release, btf)) == expected
 
 
 @pytest.mark.parametrize(
@@ -164,13 +164,13 @@ def test_hooks_of_lsm_programs(btf, hook, sleepable, license, said, release):
     flags = ProgFlag.SLEEPABLE if sleepable else 0
     lsm = program(btf, hook, AttachType.LSM_MAC, ProgType.LSM, flags=flags, license=license)
     expected = (EINVAL, said.format(id=lsm.attach_btf_id)) if said else (0, "")
-    assert answer(check_attach_btf_id, lsm, KernelView(release, btf)) == expected
+    assert answer(check_attach_btf_id, lsm, kernel_view(release, btf)) == expected
 
 
 def test_a_target_has_the_model_that_its_trampoline_is_made_for(btf):
-    target = check_attach_btf_id(program(btf, "vfs_read"), KernelView("6.12", btf))
+    target = check_attach_btf_id(program(btf, "vfs_read"), kernel_view("6.12", btf))
     assert (target.name, target.model.arg_sizes, target.model.ret_size) == ("vfs_read", (4,), 4)
-    assert check_attach_btf_id(program(prog_type=ProgType.KPROBE, attach=0), KernelView("6.12", btf)) is None
+    assert check_attach_btf_id(program(prog_type=ProgType.KPROBE, attach=0), kernel_view("6.12", btf)) is None
 
 
 ATTRIBUTES = (
@@ -196,14 +196,15 @@ ATTRIBUTES = (
 @pytest.mark.parametrize("release", RELEASES)
 def test_load_attributes(btf, fields, errno, release):
     loaded = replace(program(), **fields)
-    assert answer(check_load_attributes, loaded, KernelView(release, btf), Capabilities(), 2)[0] == errno
+    assert answer(check_load_attributes, loaded, kernel_view(release, btf), Capabilities(), 2)[0] == errno
 
 
 def test_flags_that_a_release_knows(btf):
-    for release, errno in zip(RELEASES, (EINVAL, 0, 0), strict=True):
-        kernel = KernelView(release, btf)
+    for release, errno in zip(RECORDED, (EINVAL, 0, 0), strict=True):
+        kernel = kernel_view(release, btf)
         assert answer(check_load_attributes, program(flags=0x80), kernel, Capabilities(), 2)[0] == errno
-    assert answer(check_load_attributes, program(prog_type=32, attach=45), KernelView("6.1", btf), Capabilities(), 2)[0]
+    netfilter = program(prog_type=32, attach=45)
+    assert answer(check_load_attributes, netfilter, kernel_view("6.1", btf), Capabilities(), 2)[0]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_flags_that_a_release_knows(btf):
 )
 def test_capabilities_and_length(btf, prog_type, capabilities, insn_cnt, errno):
     loaded = program(prog_type=prog_type, attach=0)
-    assert answer(check_load_attributes, loaded, KernelView("6.12", btf), capabilities, insn_cnt)[0] == errno
+    assert answer(check_load_attributes, loaded, kernel_view("6.12", btf), capabilities, insn_cnt)[0] == errno
 
 
 CALLS = parse("call pc+2\nr0 = 0\nexit\nr0 = 0\nexit")
@@ -245,7 +246,7 @@ def test_func_info(btf, funcs, said):
     ids = {"int": number, "main": w.func("main", number, linkage=1), "sub": w.func("sub", number)}
     infos = tuple(FuncInfo(slot, ids[name]) for slot, name in funcs)
     loaded = replace(program(prog_type=ProgType.SOCKET_FILTER, attach=0), insns=CALLS, btf=w.btf(), funcs=infos)
-    assert answer(bpf_prog_load, loaded, KernelView("6.12", btf)) == ((EINVAL, said) if said else (0, ""))
+    assert answer(bpf_prog_load, loaded, kernel_view("6.12", btf)) == ((EINVAL, said) if said else (0, ""))
 
 
 @pytest.mark.parametrize(
@@ -261,14 +262,14 @@ def test_func_info(btf, funcs, said):
 def test_line_info(btf, slots, said):
     lines = tuple(LineInfo(slot, "a.c", 1, 1, "") for slot in slots)
     loaded = replace(program(prog_type=ProgType.SOCKET_FILTER, attach=0), insns=CALLS, lines=lines)
-    assert answer(bpf_prog_load, loaded, KernelView("6.12", btf)) == ((EINVAL, said) if said else (0, ""))
+    assert answer(bpf_prog_load, loaded, kernel_view("6.12", btf)) == ((EINVAL, said) if said else (0, ""))
 
 
 def test_maps_of_sleepable_programs(btf):
     insns = (Insn(LD_IMM64, 1, Imm64.MAP_FD), *RETURN_0)
     lpm = MapSpec("m", MapType.LPM_TRIE, 8, 8, 8, flags=1)
-    for release, errno in zip(RELEASES, (EINVAL, EINVAL, 0), strict=True):
-        kernel = KernelView(release, btf)
+    for release, errno in zip(RECORDED, (EINVAL, EINVAL, 0), strict=True):
+        kernel = kernel_view(release, btf)
         lsm = program(btf, "bpf_lsm_file_open", AttachType.LSM_MAC, ProgType.LSM, flags=ProgFlag.SLEEPABLE, maps=(lpm,))
         assert answer(bpf_prog_load, replace(lsm, insns=insns), kernel)[0] == errno
         assert answer(bpf_prog_load, replace(lsm, insns=insns, flags=0), kernel)[0] == 0
@@ -279,8 +280,8 @@ def test_maps_of_types_that_a_release_does_not_have(btf):
     insns = (Insn(LD_IMM64, 1, Imm64.MAP_FD), *RETURN_0)
     local = MapSpec("m", MapType.CGRP_STORAGE, 4, 8, 0, flags=1)
     taken = program(prog_type=ProgType.SOCKET_FILTER, attach=0, maps=(local,))
-    for release, errno in zip(RELEASES, (EBADF, 0, 0), strict=True):
-        assert answer(bpf_prog_load, replace(taken, insns=insns), KernelView(release, btf))[0] == errno
+    for release, errno in zip(RECORDED, (EBADF, 0, 0), strict=True):
+        assert answer(bpf_prog_load, replace(taken, insns=insns), kernel_view(release, btf))[0] == errno
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +319,7 @@ def test_extensions_fit_what_they_replace(btf, replaced, function, params, said)
             types[name] = w.add(BtfKind.PTR, third=w.struct(tag, 8, ("a", 1, 0)))
         new = w.func("new", types["int"], *(("", types[param]) for param in params), linkage=1)
         extension = replace(extension, btf=w.btf(), funcs=(FuncInfo(0, new),))
-    assert answer(check_attach_btf_id, extension, KernelView("6.12", btf)) == ((EINVAL, said) if said else (0, ""))
+    assert answer(check_attach_btf_id, extension, kernel_view("6.12", btf)) == ((EINVAL, said) if said else (0, ""))
 
 
 def test_tracing_programs_as_targets(btf, replaced):
@@ -331,22 +332,22 @@ def test_tracing_programs_as_targets(btf, replaced):
     nested = "Cannot nest tracing program attach more than once"
     said = {"6.1": ("Cannot recursively attach",) * 2, "6.12": ("", nested)}
     for release, expected in said.items():
-        kernel = KernelView(release, btf)
+        kernel = kernel_view(release, btf)
         assert tuple(answer(check_attach_btf_id, one, kernel)[1] for one in (second, third)) == expected
     extension = replace(first, prog_type=ProgType.EXT, attach=0, attach_prog=first, attach_btf_id=main)
-    assert answer(check_attach_btf_id, extension, KernelView("6.12", btf))[1] == "Cannot extend fentry/fexit"
+    assert answer(check_attach_btf_id, extension, kernel_view("6.12", btf))[1] == "Cannot extend fentry/fexit"
     modify = replace(first, attach=MODIFY, attach_prog=replaced, attach_btf_id=replaced.funcs[1].type_id)
-    said = answer(check_attach_btf_id, modify, KernelView("6.12", btf))[1]
+    said = answer(check_attach_btf_id, modify, kernel_view("6.12", btf))[1]
     assert said == "can't modify return codes of BPF programs"
     missing = replace(first, attach_prog=replaced, attach_btf_id=1)
-    assert answer(check_attach_btf_id, missing, KernelView("6.12", btf))[1] == "Subprog int doesn't exist"
+    assert answer(check_attach_btf_id, missing, kernel_view("6.12", btf))[1] == "Subprog int doesn't exist"
     assert answer(check_attach_btf_id, replace(extension, attach_prog=None, attach_btf_id=id_of(btf, "vfs_read")),
-                  KernelView("6.12", btf))[1] == "Cannot replace kernel functions"  # fmt: skip
+                  kernel_view("6.12", btf))[1] == "Cannot replace kernel functions"  # fmt: skip
 
 
 def loaded(btf, release, target="", attach=FENTRY, prog_type=ProgType.TRACING, *, read=0, **fields):
     """A program that a kernel has taken, without the walk."""
-    taken, kernel = program(btf, target, attach, prog_type, **fields), KernelView(release, btf)
+    taken, kernel = program(btf, target, attach, prog_type, **fields), kernel_view(release, btf)
     return VerifiedLoad(taken, kernel, check_attach_btf_id(taken, kernel), Verified(taken, [], [], max_ctx_offset=read))
 
 
@@ -402,12 +403,12 @@ ATTACHED = (
 @pytest.mark.parametrize(("fields", "request_", "errno", "release"), per_release(ATTACHED))
 def test_attaching(btf, fields, request_, errno, release):
     one = loaded(btf, release, **fields)
-    assert answer(Links(one.kernel, FLAVOURS[release]).attach, one, request_)[0] == errno
+    assert answer(Links(one.kernel, RELEASES[release].trampoline).attach, one, request_)[0] == errno
 
 
 @pytest.mark.parametrize(("release", "limit"), [("6.1", 38), ("6.12", 38), ("7.2", 36)])
 def test_a_function_takes_so_many_programs(btf, release, limit):
-    links = Links(KernelView(release, btf), FLAVOURS[release])
+    links = Links(kernel_view(release, btf), RELEASES[release].trampoline)
     many = [loaded(btf, release, "vfs_read", kind) for kind in (FENTRY, FEXIT)]
     for number in range(limit):
         links.attach(many[number % 2], LinkCreate())
@@ -418,13 +419,13 @@ def test_a_function_takes_so_many_programs(btf, release, limit):
 
 
 def test_a_replaced_function_takes_no_other_program(btf, replaced):
-    kernel = KernelView("6.12", btf)
+    kernel = kernel_view("6.12", btf)
     gsub = replaced.funcs[1].type_id
     target = AttachTarget("gsub", replaced.btf, gsub, prog=replaced)
     extension = BpfProgram("new", RETURN_0, ProgType.EXT, attach_prog=replaced, attach_btf_id=gsub)
     tracing = replace(extension, prog_type=ProgType.TRACING, attach=FENTRY)
     first, second = (VerifiedLoad(one, kernel, target, Verified(one, [], [])) for one in (extension, tracing))
-    links = Links(kernel, FLAVOURS["6.12"])
+    links = Links(kernel, RELEASES["6.12"].trampoline)
     links.attach(first, LinkCreate())
     assert answer(links.attach, second, LinkCreate())[0] == EBUSY
     links.detach(first)
@@ -438,9 +439,31 @@ def test_the_size_of_an_event_is_where_its_last_field_ends(btf):
 
 
 def test_lists_by_release():
-    assert ["__rcu_read_lock" in names("btf_id_deny", release) for release in RELEASES] == [False, True, True]
-    assert ["kthread_exit" in names("noreturn_deny", release) for release in RELEASES] == [False, True, False]
-    assert "exc_int3" in names("no_site", "6.1")
-    assert "vfs_read" not in names("no_site", "6.1")
-    with pytest.raises(ValueError, match="no release 9"):
-        names("no_site", "9.9")
+    versions = [RELEASES[name].version for name in RECORDED]
+    assert ["__rcu_read_lock" in names("btf_id_deny", version) for version in versions] == [False, True, True]
+    assert ["kthread_exit" in names("noreturn_deny", version) for version in versions] == [False, True, False]
+    assert "exc_int3" in names("no_site", versions[0])
+    assert "vfs_read" not in names("no_site", versions[0])
+
+
+@pytest.mark.parametrize(
+    ("mark", "holding"),
+    [
+        ("name", ["6.1", "6.9", "6.12", "6.12.107", "6.18", "7.2"]),
+        ("name@6.12", ["6.12", "6.12.107", "6.18", "7.2"]),
+        ("name@6.12..7.0", ["6.12", "6.12.107", "6.18"]),
+        ("name@6.12..6.12", ["6.12", "6.12.107"]),
+        ("name@6.1..6.9", ["6.1", "6.9"]),
+    ],
+)
+def test_marks_hold_for_releases_between_those_that_they_name(mark, holding):
+    name, span = marked(mark)
+    versions = ["6.1", "6.9", "6.12", "6.12.107", "6.18", "7.2"]
+    assert name == "name"
+    assert [version for version in versions if KernelVersion.parse(version) in span] == holding
+
+
+@pytest.mark.parametrize("text", ["", "6", "6.x", "6.12.1.2", "6.-1"])
+def test_what_is_no_version(text):
+    with pytest.raises(ValueError, match="is no kernel version"):
+        KernelVersion.parse(text)

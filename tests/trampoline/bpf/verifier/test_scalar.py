@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_releases import RELEASES as ALL_RELEASES
 
 from trampoline.bpf.isa.insn import Alu, Jmp
-from trampoline.bpf.verifier.rules.engine_rules import RULES
 from trampoline.bpf.verifier.values import arith, branches, tnum
 from trampoline.bpf.verifier.values.bounds import Bounds, truncated
 from trampoline.bpf.verifier.values.scalar import Scalar, known, s32, s64
@@ -77,14 +77,14 @@ def concrete(op, a, b, is32):
     return result & full
 
 
-RELEASES = pytest.mark.parametrize("release", RULES)
+RELEASES = pytest.mark.parametrize("release", ALL_RELEASES)
 
 
 @RELEASES
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_syncing_loses_no_number(release, data):
-    scalar, number = data.draw(scalars(RULES[release].arithmetic.sync))
+    scalar, number = data.draw(scalars(ALL_RELEASES[release].verifier.engine.arithmetic.sync))
     assert holds(scalar, number)
 
 
@@ -95,7 +95,7 @@ def test_syncing_loses_no_number(release, data):
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), is32=st.booleans())
 def test_a_result_holds_what_the_machine_computes(release, op, data, is32):
-    how = RULES[release].arithmetic
+    how = ALL_RELEASES[release].verifier.engine.arithmetic
     a, left = data.draw(scalars(how.sync))
     if op in (Alu.LSH, Alu.RSH, Alu.ARSH) and data.draw(st.booleans()):
         right = data.draw(st.integers(0, 31 if is32 else 63))
@@ -107,22 +107,26 @@ def test_a_result_holds_what_the_machine_computes(release, op, data, is32):
 
 @RELEASES
 @settings(max_examples=80, deadline=None)
-@given(data=st.data(), is32=st.booleans(), op=st.sampled_from([Alu.DIV, Alu.MOD]), divisor=_NUMBERS)
-def test_a_quotient_and_a_remainder_are_held(release, data, is32, op, divisor):
-    how = RULES[release].arithmetic
+@given(
+    data=st.data(), is32=st.booleans(), signed=st.booleans(), op=st.sampled_from([Alu.DIV, Alu.MOD]), divisor=_NUMBERS
+)
+def test_a_quotient_and_a_remainder_are_held(release, data, is32, signed, op, divisor):
+    how = ALL_RELEASES[release].verifier.engine.arithmetic
     a, left = data.draw(scalars(how.sync))
     full = U32 if is32 else U64
     x, y = left & full, divisor & full
-    quotient, remainder = divmod(x, y) if y else (0, x)
-    result = quotient if op == Alu.DIV else remainder
-    assert holds(arith.divided(op, a, known(divisor), is32, False, how), result)
+    if signed:
+        x, y = (s32(x), s32(y)) if is32 else (s64(x), s64(y))
+    quotient = abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) if y else 0
+    result = quotient if op == Alu.DIV else x - quotient * y
+    assert holds(arith.divided(op, a, known(divisor), is32, signed, how), result & full)
 
 
 @RELEASES
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), is32=st.booleans(), size=st.sampled_from([1, 2, 4]))
 def test_a_narrowed_number_is_held(release, data, is32, size):
-    how = RULES[release].arithmetic
+    how = ALL_RELEASES[release].verifier.engine.arithmetic
     a, number = data.draw(scalars(how.sync))
     low = number & (1 << 8 * size) - 1
     assert holds(truncated(a, size, how.sync), low)
@@ -136,7 +140,7 @@ def test_a_narrowed_number_is_held(release, data, is32, size):
 @settings(max_examples=50, deadline=None)
 @given(data=st.data(), is32=st.booleans(), width=st.sampled_from([16, 32, 64]))
 def test_a_negated_and_a_swapped_number_are_held(release, data, is32, width):
-    how = RULES[release].arithmetic
+    how = ALL_RELEASES[release].verifier.engine.arithmetic
     a, number = data.draw(scalars(how.sync))
     assert holds(arith.negated(a, is32, how), -number & (U32 if is32 else U64))
     low = (number & (1 << width) - 1).to_bytes(width // 8, "little")
@@ -149,7 +153,7 @@ def test_a_negated_and_a_swapped_number_are_held(release, data, is32, width):
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), is32=st.booleans())
 def test_a_decided_jump_is_decided_so_by_every_number_and_the_other_side_loses_none(release, op, data, is32):
-    rules = RULES[release]
+    rules = ALL_RELEASES[release].verifier.engine
     sync = rules.arithmetic.sync
     a, left = data.draw(scalars(sync))
     b, right = data.draw(scalars(sync))

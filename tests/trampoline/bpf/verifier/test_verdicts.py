@@ -178,7 +178,7 @@ def test_the_target_of_extensions_has_its_functions_where_they_were():
     ("fields", "said"),
     [
         ({"verdict": "perhaps"}, "'verdict' is 'perhaps'"),
-        ({"kernel": "5.4.0"}, "no flavour for kernel '5.4.0'"),
+        ({"kernel": "5.4.0"}, "no release for kernel '5.4.0'"),
         ({"caps_dropped": "all"}, "'caps_dropped' is 'all'"),
         ({"insns": "b7"}, "'insns' has 1 bytes"),
         ({"insns": "zz"}, "'insns' is not hexadecimal"),
@@ -245,7 +245,7 @@ def test_tramp_verify_says_what_a_kernel_would(verify):
         ("r0 = = 0", (), "line 1, column 6"),
         ("exit", ("--section", "nonsense"), "no kind of program has a section of this name"),
         ("exit", ("--section", "fentry/nobody"), "the kernel's BTF has no nobody"),
-        ("exit", ("--flavour", "5.4"), "no flavour '5.4'"),
+        ("exit", ("--flavour", "5.4"), "no kernel release '5.4'"),
     ],
 )
 def test_tramp_verify_names_bad_input_in_one_line(verify, text, options, said):

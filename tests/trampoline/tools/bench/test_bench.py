@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from kernel_releases import RELEASES
 
 from paths import FIXTURES
 from trampoline.bpf.btf.btf import Btf
@@ -11,7 +12,6 @@ from trampoline.bpf.uapi import AttachType
 from trampoline.designs import DESIGNS
 from trampoline.lab import Lab
 from trampoline.lab.btf_functions import attachable
-from trampoline.rules import FLAVOURS
 from trampoline.tools.bench import bench as bench_module
 from trampoline.tools.bench.bench import ROWS, bench, measure
 from trampoline.tools.bench.reference_figures import anchor
@@ -132,7 +132,7 @@ def test_every_function_of_a_btf_is_hooked():
     rows = bench(["6.12"], ["voluntary"], designs=["batched"], btf=btf)
     functions = {row.name: row.functions for row in rows}
     # And the function that is called, which the BTF does not have.
-    attached, _ = attachable(FLAVOURS["6.12"], btf, AttachType.TRACE_FENTRY_MULTI)
+    attached, _ = attachable(RELEASES["6.12"], btf, AttachType.TRACE_FENTRY_MULTI)
     assert functions["fentry-multi-all"] == len(attached) + 1 == 44
     assert (functions["fentry"], functions["fentry-multi"]) == (1, 2)
     assert {row.instructions for row in rows if row.kind.startswith("fentry")} == {92}

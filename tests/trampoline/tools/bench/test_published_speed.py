@@ -113,7 +113,11 @@ def test_the_command(capsys, posted_figures):
 
 @pytest.mark.parametrize(
     ("argv", "message"),
-    [(["--design", "fast"], "no design 'fast'"), (["--flavour", "5.4"], "no flavour '5.4'"), (["x"], "unrecognized")],
+    [
+        (["--design", "fast"], "no design 'fast'"),
+        (["--flavour", "5.4"], "no kernel release '5.4'"),
+        (["x"], "unrecognized"),
+    ],
 )
 def test_bad_input(capsys, argv, message):
     assert main(["compare", *argv]) == 2

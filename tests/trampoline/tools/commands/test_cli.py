@@ -134,7 +134,10 @@ def run_python(*arguments, **options):
     [
         (["--help"], {"asm", "capstone", "dataclasses", "emu.kernel.kernel", "keystone", "trampoline.lab", "unicorn"}),
         (["show", "--help"], {"asm", "capstone", "keystone", "trampoline.tools.commands.explore", "unicorn"}),
-        (["show", "bpf_fentry_test1", "--fentry"], {"trampoline.bpf.verifier", "trampoline.tools.commands.explore"}),
+        (
+            ["show", "bpf_fentry_test1", "--fentry"],
+            {"trampoline.bpf.verifier.walk", "trampoline.tools.commands.explore"},
+        ),
     ],
 )
 def test_a_command_imports_only_what_it_needs(argv, unwanted):

@@ -8,6 +8,7 @@ import pytest
 
 from paths import FIXTURES
 from trampoline.designs import DESIGNS
+from trampoline.releases import release_names
 from trampoline.tools.bench.bench import ROWS
 from trampoline.tools.cli import main
 
@@ -75,7 +76,7 @@ def test_bench_as_json_has_every_design(capsys):
 
 def test_bench_on_all_kernels(capsys):
     _, out, _ = tramp(capsys, "bench", "--json", "--design", "per-function", "--flavour", "all", "--config", "all")
-    assert len(json.loads(out)["rows"]) == 3 * 3 * len(ROWS)
+    assert len(json.loads(out)["rows"]) == len(release_names()) * 3 * len(ROWS)
 
 
 def test_show_prints_the_listing_with_comments_and_phases(capsys):
@@ -139,7 +140,7 @@ def test_golden_shows_a_difference_side_by_side(capsys, tmp_path):
     [
         (["bench", "--nr-args", "13"], "13 arguments"),
         (["bench", "--nr-args", "x"], "invalid int"),
-        (["bench", "--flavour", "5.4"], "no flavour '5.4'"),
+        (["bench", "--flavour", "5.4"], "no kernel release '5.4'"),
         (["bench", "--flavour", "6.1", "--nr-args", "7"], "7 argument slots"),
         (["bench", "--programs", "39"], "takes 38"),
         (["bench", "--programs", "0"], "at least one"),

@@ -7,12 +7,12 @@ import lzma
 import struct
 
 import pytest
+from real_kernels import kernel_folder
 
 from emu.vmlinux import prepared_state
 from emu.vmlinux.kernel_image import KernelImage
 from paths import ROOT
 from real_cores import CORES, HOW
-from real_kernels import kernel_folder
 from trampoline.tools.cli import main
 
 SELFTESTS = ROOT / "tests" / "selftests"
@@ -133,7 +133,8 @@ def test_verdicts_are_a_table_program_by_kernel(tramp):
 
 
 def _elf(machine, kind=2):
-    return b"\x7fELF\2\1\1" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", kind, machine, 1, 0, 64, 0, 0, 64, 56, 0, 0, 0, 0)
+    header = struct.pack("<HHIQQQIHHHHHH", kind, machine, 1, 0, 64, 0, 0, 64, 56, 0, 0, 0, 0)
+    return b"\x7fELF\2\1\1" + bytes(9) + header
 
 
 @pytest.mark.parametrize(

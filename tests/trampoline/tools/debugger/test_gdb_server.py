@@ -126,7 +126,7 @@ def test_symbols_that_can_no_longer_be_written(target, tool, tmp_path):
     printed = served.session(
         tool("gdb"), ["target remote :0", "thread 2", "monitor next patch", "continue", "monitor symbols", "x/i $pc"]
     )
-    assert f"the symbols have changed, but {file} can't be written: No such file or directory\n" in printed
+    assert f"the symbols have changed, but {file} cannot be written: No such file or directory\n" in printed
     assert f"\nerror: {file}: No such file or directory\n" in printed
     assert "(gdb) x/i $pc" in printed
 
@@ -170,7 +170,7 @@ def test_a_signal_ends_the_server(tmp_path, number, status):
         (["--port", "70000"], "'70000' is no port: 0 to 65535"),
         (["--host", "0.0.0.0"], "0.0.0.0 is not loopback: "),
         (["--host", "192.0.2.1"], "192.0.2.1 is not loopback: "),
-        (["--host", "example.org"], "'example.org' is no address: 127.0.0.1 and ::1 are"),
+        (["--host", "example.org"], "'example.org' is not an address: use 127.0.0.1 or ::1"),
         (["--symbols", "/nowhere/at/all.elf"], "/nowhere/at/all.elf: No such file or directory"),
         (["--symbols", "/dev/null"], "/dev/null: not a regular file"),
         (["--flavour", "5.0"], "5.0"),

@@ -189,9 +189,9 @@ def test_a_factory_is_named_by_where_it_is():
     ("design", "what"),
     [
         ("nonsense", "no 'nonsense'"),
-        ("specialised+", "which metadata"),
-        ("no.such.module:mine", "can't be imported"),
-        ("no/such/file.py:mine", "can't be imported"),
+        ("specialised+", "no metadata back end"),
+        ("no.such.module:mine", "cannot be imported"),
+        ("no/such/file.py:mine", "cannot be imported"),
         ("{path}:missing", "no DesignInfo or factory 'missing'"),
         ("{path}:broken", "no DesignInfo or factory 'broken'"),
         ("specialised+nonsense", "no metadata 'nonsense'"),

@@ -214,4 +214,4 @@ def test_what_there_is_not_is_refused(capsys):
 def test_what_a_design_can_not_do_is_said(capsys):
     arguments = ["explore", "--design", "tracing-multi-v1", "--flavour", "6.1", "--schedules", "1"]
     assert main([*arguments, "--scenario", "attach-during-call"]) == 0
-    assert "can't be: functions of this kernel have no padding" in capsys.readouterr().out
+    assert "cannot run: functions of this kernel have no padding" in capsys.readouterr().out

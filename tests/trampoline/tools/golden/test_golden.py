@@ -11,6 +11,8 @@ from trampoline.tools.golden.report import GoldenReport, compare_files
 from trampoline.tools.golden.trampoline_case import read_cases
 from trampoline.tools.golden.trampoline_images import compare_image, regenerate
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = FIXTURES / "golden"
 TOTALS = {"6.1": (330, 2118, 330), "6.12": (615, 3960, 618), "7.2": (954, 6603, 747)}
 
@@ -145,7 +147,7 @@ def test_a_damaged_or_foreign_file(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(kernel="5.4.0"), "no flavour"),
+        (lambda c: c.update(kernel="5.4.0"), "no release"),
         (lambda c: c.update(targets=[{}]), "missing"),
         (lambda c: c["targets"][0].update(addr="zz"), "hexadecimal"),
         (lambda c: c["targets"][0].update(addr=5), "'addr'"),

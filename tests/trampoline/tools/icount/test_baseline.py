@@ -74,7 +74,7 @@ def test_the_order_does_not_depend_on_the_order_of_checks():
 
 @pytest.mark.parametrize("name", ["", " a", "a ", "# a", "a\nb", "a\x1b"])
 def test_names_that_do_not_fit_on_a_line(name):
-    with pytest.raises(TrampolineError, match="can't name a count"):
+    with pytest.raises(TrampolineError, match="cannot name a count"):
         written(**{name: a_path()})
 
 
@@ -86,16 +86,16 @@ def test_names_that_do_not_fit_on_a_line(name):
         ("name = 7", "name = seven", 18, "'name = seven' is not NAME = N"),
         ("name = 7", "name = -7", 18, "is not NAME = N"),
         ("name = 7", "<<<<<<< ours\nname = 7", 18, "is not NAME = N"),
-        ("name = 7", "name = 7\nname = 8", 19, "name has a count in line 18 already"),
+        ("name = 7", "name = 7\nname = 8", 19, "name already has a count, in line 18"),
         ("unbalanced=0", "unbalanced=x", 14, "unbalanced=x"),
         ("unbalanced=0", "unbalanced", 14, "'unbalanced' is not KEY=VALUE"),
-        ("unbalanced=0", "unbalanced=0 soft=2%", 14, "soft=2% alone"),
-        ("unbalanced=0", "unbalanced=0 hard=x", 14, "'x' is no limit"),
+        ("unbalanced=0", "unbalanced=0 soft=2%", 14, "soft=2%: without"),
+        ("unbalanced=0", "unbalanced=0 hard=x", 14, "'x' is not a limit"),
         ("enter=6:", "enter=six:", 14, "is not PHASE=N:CODE"),
-        (f"# code {CALLEE.digest}", "# code 00000000", 14, f"there is no code {CALLEE.digest}"),
+        (f"# code {CALLEE.digest}", "# code 00000000", 14, f"no code {CALLEE.digest}"),
         (f"# code {CALLEE.digest}", "# code ", 4, "is neither code nor a path"),
         ("# made by: pytest --icount-update\n", "#   loose\n", 2, "belongs to no path"),
-        ("# path name", "# path name\n# path name", 15, "path name a second time"),
+        ("# path name", "# path name\n# path name", 15, "path name is repeated"),
     ],
 )
 def test_damage_is_named_with_its_line(old, new, line, reason):
@@ -109,7 +109,7 @@ def test_damage_is_named_with_its_line(old, new, line, reason):
 
 
 def test_what_is_no_file_or_no_text(tmp_path):
-    with pytest.raises(BaselineError, match="there is no such baseline"):
+    with pytest.raises(BaselineError, match="no such baseline"):
         Baseline.read(tmp_path / "none")
     with pytest.raises(BaselineError, match="Is a directory"):
         Baseline.read(tmp_path)
@@ -123,7 +123,7 @@ def test_the_count_lines_decide_not_the_header():
     edited, bare = (Baseline.parse(text, FILE).entries[name] for name in ("name", "bare"))
     found = compare("name", edited, a_path())
     assert (found.verdict, found.difference) == (CountVerdict.LONGER, 1)
-    assert "header are 7 together, its line 18 says 6: it was changed by hand" in explain([found])
+    assert "header add up to 7, its line 18 says 6: it was changed by hand" in explain([found])
     assert bare.path is None
     assert compare("bare", bare, a_path()).verdict is CountVerdict.EQUAL
     message = explain([compare("bare", bare, a_path(number=7))])
@@ -170,31 +170,31 @@ def test_verdicts(new, limits, verdict):
 @pytest.mark.parametrize(
     ("new", "limits", "first", "last"),
     [
-        ({"number": 7}, (), "name: longer: 7 -> 8 instructions (+1)", "If this is meant, update the baseline"),
-        ({"number": 5}, (), "name: shorter: 7 -> 6 instructions (-1)", "The baseline wants an update"),
+        ({"number": 7}, (), "name: longer: 7 -> 8 instructions (+1)", "If this is intended, update the baseline"),
+        ({"number": 5}, (), "name: shorter: 7 -> 6 instructions (-1)", "The baseline needs an update"),
         (
             {"unbalanced": 1},
             (),
             "name: other unbalanced returns: 7 -> 7 instructions (+0), unbalanced returns 0 -> 1 (+1)",
-            "If this is meant, update the baseline",
+            "If this is intended, update the baseline",
         ),
         (
             {"number": 5},
             (None, 1),
             "warning: name: shorter, beyond its soft limit (soft 0, hard 1): 7 -> 6 instructions (-1)",
-            "The baseline wants an update",
+            "The baseline needs an update",
         ),
         (
             {"number": 7},
             (1, 1),
             "name: longer, within its soft limit (soft 1, hard 1): 7 -> 8 instructions (+1)",
-            "The baseline wants an update",
+            "The baseline needs an update",
         ),
         (
             {"number": 5, "leave": 2},
             (),
             "name: as many instructions, in other phases: 7 -> 7 instructions (+0)",
-            "The baseline wants an update",
+            "The baseline needs an update",
         ),
     ],
 )
@@ -214,12 +214,12 @@ def test_the_limits_of_the_file_hold_unless_others_are_given():
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "%", "1.5", "1%%", True, 1.5])
 def test_what_is_no_limit(value):
-    with pytest.raises(TrampolineError, match="is no limit"):
+    with pytest.raises(TrampolineError, match="is not a limit"):
         Limit.parse(value)
 
 
 def test_a_soft_limit_needs_a_hard_one():
-    with pytest.raises(TrampolineError, match="soft=1 alone"):
+    with pytest.raises(TrampolineError, match="soft=1: without"):
         Limits.parse(1)
 
 

@@ -168,7 +168,7 @@ def test_a_shorter_path_is_status_3_and_asks_for_an_update(count, file):
     assert (status, err) == (3, "")
     assert out.startswith(f"{FEXIT}: shorter: 120 -> 111 instructions (-9)\n")
     assert "\n  whole path              120    111      -9\n" in out
-    assert out.endswith("The baseline wants an update: tramp count --baseline b --update\n6 of 7 paths as in b\n")
+    assert out.endswith("The baseline needs an update: tramp count --baseline b --update\n6 of 7 paths as in b\n")
     status, out, _ = count("--hard", "9", "--soft", "9")
     assert status == 0
     assert out.startswith(f"{FEXIT}: shorter, within its soft limit (soft 9, hard 9): 120 -> 111 instructions (-9)\n\n")
@@ -181,7 +181,7 @@ def test_other_phases_of_the_same_number_ask_for_an_update(count, file):
     status, out, _ = count()
     assert status == 0
     assert f"{FEXIT}: as many instructions, in other phases: 111 -> 111 instructions (+0)\n" in out
-    assert out.endswith("\nThe baseline wants an update: tramp count --baseline b --update\n5 of 7 paths as in b\n")
+    assert out.endswith("\nThe baseline needs an update: tramp count --baseline b --update\n5 of 7 paths as in b\n")
 
 
 @pytest.mark.parametrize(("before", "difference"), [(0, "0 -> 1 (+1)"), (2, "2 -> 1 (-1)")])
@@ -197,8 +197,8 @@ def test_names_that_are_missing_or_stale_are_status_2(count, file):
     edit(file, f"{FEXIT} = 111", "old = 111")
     status, out, _ = count()
     assert status == 2
-    assert f"b has no count of\n  {FEXIT}\n\nb is stale: nothing counts\n  old\n" in out
-    assert "To make the baseline anew: tramp count --baseline b --update" in out
+    assert f"b has no count of\n  {FEXIT}\n\nb is stale; no longer counted:\n  old\n" in out
+    assert "To rewrite the baseline: tramp count --baseline b --update" in out
 
 
 def test_a_part_of_the_paths_makes_nothing_stale(count, tmp_path):
@@ -269,7 +269,7 @@ def test_junit_xml(count, file, tmp_path):
     errors = {name: case[0].get("message") for name, case in cases.items() if len(case) and case[0].tag == "error"}
     assert errors == {
         "6.12/voluntary/per-function/fentry/1-arg": "the baseline has no count of it",
-        "6.12/voluntary/per-function/<other> &": "nothing counts it any more",
+        "6.12/voluntary/per-function/<other> &": "no longer counted",
     }
     assert sum(len(case) == 0 for case in suite) == 3
 
@@ -307,20 +307,20 @@ def test_githubs_annotations_name_the_line_of_the_baseline(count, file):
         (("--flavour", "7.2"), "b: this is a baseline of flavour 6.12, not of 7.2"),
         (("--config", "lazy", "--flavour", "6.12"), "b: this is a baseline of config voluntary, not of lazy"),
         (("--design", "batched"), "b: this is a baseline of design per-function, not of batched"),
-        (("--flavour", "5.4"), "no flavour '5.4'"),
+        (("--flavour", "5.4"), "no kernel release '5.4'"),
         (("--design", "fast"), "no design 'fast'"),
         (("--nr-args", "x"), "invalid int"),
-        (("--fexit",), "programs are attached to a TARGET"),
-        (("--call", "f(1)"), "--call is for a TARGET"),
-        (("bpf_fentry_test1", "--programs", "2"), "--programs is for the bench's rows"),
-        (("bpf_fentry_test1", "--live"), "--live is for stepping"),
-        (("bpf_fentry_test1", "--call", "bpf_fentry_test1(1)", "--call", "bpf_fentry_test1(1)"), "is given twice"),
+        (("--fexit",), "programs need a TARGET"),
+        (("--call", "f(1)"), "--call is only for a TARGET"),
+        (("bpf_fentry_test1", "--programs", "2"), "--programs is only for the bench's rows"),
+        (("bpf_fentry_test1", "--live"), "--live is only for stepping"),
+        (("bpf_fentry_test1", *["--call", "bpf_fentry_test1(1)"] * 2), "may be given only once"),
         (("no-such.o",), "No such file"),
-        (("--soft", "1"), "soft=1 alone"),
-        (("--hard", "a lot"), "'a lot' is no limit"),
+        (("--soft", "1"), "soft=1: without"),
+        (("--hard", "a lot"), "'a lot' is not a limit"),
         (("--json", "--github"), "not allowed with"),
         (("--junit", "none/out.xml"), "none/out.xml: No such file"),
-        (("--update", "--junit", "out.xml"), "--update compares nothing"),
+        (("--update", "--junit", "out.xml"), "--update does not compare"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_status_2(count, file, options, message):
@@ -336,7 +336,7 @@ def test_bad_input_is_one_line_and_status_2(count, file, options, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "b: there is no such baseline; tramp count --baseline b --update makes it"),
+        (None, "b: no such baseline; tramp count --baseline b --update makes it"),
         (b"# a page\n", "b: not a baseline of counts: its first line is not '# tramplab counts, format 1'"),
         (b"\xff\xfe", "b: not a baseline of counts"),
         (b"", "b: not a baseline of counts"),

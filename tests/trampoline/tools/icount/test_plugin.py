@@ -7,6 +7,8 @@ import pytest
 
 from paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 MODULE = """
     import pytest
 
@@ -20,7 +22,7 @@ MODULE = """
     @pytest.mark.tracing("7.2", config="lazy")
     def test_lazy(tracing, kernel, icount):
         assert kernel is tracing.kernel
-        assert (tracing.flavour.name, kernel.config.name, tracing.design.name) == ("7.2", "lazy", "per-function")
+        assert (tracing.release.name, kernel.config.name, tracing.design.name) == ("7.2", "lazy", "per-function")
         tracing.attach(tracing.prog("fentry", PROGRAM), "bpf_fentry_test1")
         icount.check("lazy", lambda: tracing.call("bpf_fentry_test1", 1))
 
@@ -87,7 +89,7 @@ def test_a_missing_baseline_is_an_error_that_says_how_to_make_it(run, pytester):
     result = run()
     result.assert_outcomes(passed=1, failed=3)
     result.stdout.fnmatch_lines(
-        ["test_x.icount: there is no such baseline", "To make it: pytest --icount-update test_x.py"]
+        ["test_x.icount: no such baseline", "To make it: pytest --icount-update test_x.py"]
     )
     assert not (pytester.path / "test_x.icount").exists()
 
@@ -119,7 +121,7 @@ def test_a_longer_path_fails_with_everything_about_it(run, baseline):
             "    enter                  37     37",
             "    origin                 18     18",
             "  unbalanced returns        1      1",
-            "If this is meant, update the baseline: pytest --icount-update test_x.py",
+            "If this is intended, update the baseline: pytest --icount-update test_x.py",
         ]
     )
 
@@ -132,7 +134,7 @@ def test_a_shorter_path_fails_and_asks_for_an_update(run, baseline, pytester):
         [
             "fexit: shorter: 118 -> 116 instructions (-2)",
             "  whole path              118    116      -2",
-            "The baseline wants an update: pytest --icount-update test_x.py",
+            "The baseline needs an update: pytest --icount-update test_x.py",
         ]
     )
     run("--icount-update").stdout.fnmatch_lines(["test_x.icount: fexit: 118 -> 116 (-2)"])
@@ -147,7 +149,7 @@ def test_limits_of_the_configuration_and_of_the_check(run, baseline, pytester):
     result.assert_outcomes(passed=4)
     result.stdout.fnmatch_lines(
         [
-            "fentry: shorter, within its soft limit (soft 1, hard 2%): 98 -> 97 instructions (-1): the baseline wants*",
+            "fentry: shorter, within its soft limit (soft 1, hard 2%): 98 -> 97 instructions (-1): the baseline needs*",
             "warning: fexit: longer, beyond its soft limit (soft 1, hard 2%): 114 -> 116 instructions (+2): the*",
         ]
     )
@@ -164,7 +166,7 @@ def test_names_that_nobody_checks_any_more_are_an_error(run, baseline):
     result.assert_outcomes(passed=4)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
-        ["ERROR: test_x.icount is stale: nothing counts", "  old", "To make*: pytest --icount-update test_x.py"]
+        ["ERROR: test_x.icount is stale; no longer counted:", "  old", "To rewrite*: pytest --icount-update test_x.py"]
     )
     result = run("--icount-update")
     assert result.ret == 0
@@ -199,7 +201,7 @@ def test_a_baseline_without_its_module_is_stale(run, baseline, pytester):
     (pytester.path / "test_gone.icount").write_text(baseline.read_text())
     result = run()
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["ERROR: test_gone.icount is stale: there is no test_gone.py; delete it"])
+    result.stdout.fnmatch_lines(["ERROR: test_gone.icount is stale: no test_gone.py; delete it"])
 
 
 def test_a_module_without_checks_loses_its_baseline(run, baseline, pytester):
@@ -217,7 +219,7 @@ def test_a_baseline_of_another_flavour(run, baseline, pytester):
         [
             "test_x.icount is another kernel's or design's baseline: fentry: flavour 6.12, not 6.1;"
             " design per-function, not batched",
-            "To make the baseline anew: pytest --icount-update test_x.py",
+            "To rewrite the baseline: pytest --icount-update test_x.py",
         ]
     )
 
@@ -229,7 +231,7 @@ def test_a_damaged_baseline(run, baseline):
     result.stdout.fnmatch_lines(["test_x.icount:*: damaged: '<<<<<<< ours' is not NAME = N"])
     result = run("--icount-update", "-k", "lazy")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["ERROR: test_x.icount:*run all tests of test_x.py to make it anew, or delete it"])
+    result.stdout.fnmatch_lines(["ERROR: test_x.icount:*run all tests of test_x.py to rewrite it, or delete it"])
     assert "<<<<<<< ours" in baseline.read_text()
     assert run("--icount-update").ret == 0
     assert counts_of(baseline) == COUNTS
@@ -253,7 +255,7 @@ def test_other_numbers_of_one_name(run, pytester):
     edit(module, "icount.check(kind,", 'icount.check("same",')
     result = run("--icount-update")
     result.assert_outcomes(passed=3, failed=1)
-    result.stdout.fnmatch_lines(["*same is checked twice, and is not the same: 97 instructions in test_x.py::test_*"])
+    result.stdout.fnmatch_lines(["*same has two checks that differ: 97 instructions in test_x.py::test_*"])
 
 
 def test_what_cannot_be_checked(run, pytester):
@@ -276,9 +278,9 @@ def test_what_cannot_be_checked(run, pytester):
     result.assert_outcomes(failed=3)
     result.stdout.fnmatch_lines(
         [
-            "*none: where was it called? Use the fixture tracing, or give lab=",
-            "*number: a call or a path can be checked, not int",
-            "*soft=2 alone: without a hard limit every difference fails",
+            "*none: no laboratory; use the fixture tracing, or pass lab=",
+            "*number: expected a call or a path, not int",
+            "*soft=2: without a hard limit every difference is a failure",
         ]
     )
     assert counts_of(pytester.path / "test_x.icount") == {"own": 4}
@@ -291,7 +293,7 @@ def test_the_kernel_comes_from_the_marker_the_parameter_or_the_configuration(run
         import pytest
 
         def kind(tracing):
-            return tracing.flavour.name, tracing.kernel.config.name, tracing.design.name
+            return tracing.release.name, tracing.kernel.config.name, tracing.design.name
 
         def test_configuration(tracing):
             assert kind(tracing) == ("6.12", "lazy", "per-function")
@@ -330,7 +332,7 @@ def test_workers_of_xdist_share_a_baseline(run, pytester):
     result.stdout.fnmatch_lines(
         [
             "warning: lazy: shorter, beyond its soft limit * 60 -> 58*",
-            "ERROR: test_x.icount is stale: nothing counts",
+            "ERROR: test_x.icount is stale; no longer counted:",
             "  old",
         ]
     )

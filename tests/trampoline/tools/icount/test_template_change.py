@@ -122,7 +122,7 @@ def test_one_instruction_less_fails_as_well(own, monkeypatch):
     assert all(finding.difference == -1 for finding in failures.values())
     assert "batched/fentry/1-arg: shorter: 92 -> 91 instructions (-1)" in message
     assert re.search(r"\n  dec dword ptr gs:\[rax\] +<\n", message)
-    assert message.endswith(f"The baseline wants an update: {REMEDY}")
+    assert message.endswith(f"The baseline needs an update: {REMEDY}")
 
 
 def test_a_test_of_rows_fails_with_it(pytester, monkeypatch):
@@ -156,6 +156,6 @@ def test_a_test_of_rows_fails_with_it(pytester, monkeypatch):
             "6.12/voluntary/per-function/fentry/1-arg/2-programs: longer: 172 -> 174 instructions (+2)",
             "phase enter, code that changed, 7 paths (*",
             "*> nop",
-            "If these are meant, update the baseline: pytest --icount-update *test_rows.py",
+            "If these are intended, update the baseline: pytest --icount-update *test_rows.py",
         ]
     )

@@ -98,21 +98,21 @@ def test_a_process_that_dies_and_what_raises_when_something_boots(tmp_path, text
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("MUTANTS = 3", "MUTANTS is no list"),
-        ("MUTANTS = ['x']", "MUTANTS[0] is 'x', no Mutant"),
+        ("MUTANTS = 3", "MUTANTS is not a list"),
+        ("MUTANTS = ['x']", "MUTANTS[0] is 'x', not a Mutant"),
         ("x = 1", "defines no MUTANTS"),
         ("1 / 0", "ZeroDivisionError"),
         ("def (", "SyntaxError"),
         ("import sys\nsys.exit(3)", "ended the program"),
-        ("from trampoline.tools.mutants import Mutant\nMUTANTS = [Mutant('a', '', '', [])] * 2", "two mutants 'a'"),
-        ("from trampoline.tools.mutants import Mutant\nMUTANTS = [Mutant('a b', '', '', [])]", "'a b' is no name"),
+        ("from trampoline.tools.mutants import Mutant\nMUTANTS = [Mutant('a', '', '', [])] * 2", "two mutants have"),
+        ("from trampoline.tools.mutants import Mutant\nMUTANTS = [Mutant('a b', '', '', [])]", "'a b' is not a valid"),
         (
             "from trampoline.tools.mutants import Mutant, replace\n"
             "MUTANTS = [Mutant('a', '', '', replace('emu.not.there', 1))]",
-            "there is no emu.not.there",
+            "emu.not.there: ",
         ),
-        ("from trampoline.tools.mutants import Mutant\nMUTANTS = [Mutant('a', '', '', 5)]", "5 is no patch"),
-        ("from trampoline.tools.mutants import Mutant\nMUTANTS = [Mutant('a', '', '', [])]", "a: there is no patch"),
+        ("from trampoline.tools.mutants import Mutant\nMUTANTS = [Mutant('a', '', '', 5)]", "5 is not a patch"),
+        ("from trampoline.tools.mutants import Mutant\nMUTANTS = [Mutant('a', '', '', [])]", "a: it has no patch"),
         (
             "from trampoline.tools.mutants import Mutant, wrap\n"
             "MUTANTS = [Mutant('a', '', '', wrap('emu.kernel.rcu.Rcu.call', lambda old: 1 / 0))]",
@@ -149,7 +149,7 @@ def test_the_list(capsys):
     assert main(["mutants", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(catalogue())
-    assert any(line.startswith("nop-not-atomic") and "B6, b90829704780" in line for line in lines)
+    assert any(line.startswith("nop-not-atomic") and "b90829704780" in line for line in lines)
 
 
 def test_a_file_adds_mutants_and_its_names_come_first(tmp_path):

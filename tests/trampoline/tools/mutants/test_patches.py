@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from unittest import mock
 
 import pytest
+from kernel_releases import RELEASES
 
 from trampoline import text_poke, tramp_links
 from trampoline.designs import DESIGNS
 from trampoline.image import tramp_image
 from trampoline.image.generator import TrampFlag
-from trampoline.rules import FLAVOURS, Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.tools.mutants import Mutant, MutantError, mutant, replace, replace_item, wrap
 from trampoline.tools.mutants.catalogue import AREAS, catalogue
 from trampoline.tramp_links import flags_of
@@ -63,7 +64,7 @@ def test_a_function_is_replaced_wherever_it_was_imported():
 def test_methods_properties_and_static_methods_stay_what_they_are():
     before = state()
     patches = [
-        replace("trampoline.rules.Flavour.max_slots", lambda flavour: 3),
+        replace("trampoline.rules.TrampolineRules.max_slots", lambda rules: 3),
         wrap("trampoline.update.bpf_trampoline.BpfTrampoline._add", lambda old: lambda self, link: old(self, link) + 1),
         replace("emu.kernel.ftrace.direct.Ftrace._check_direct", lambda ops: "seen"),
         replace("emu.kernel.ftrace.direct.Ftrace.register_ftrace_function", lambda self, ops: None),
@@ -71,26 +72,26 @@ def test_methods_properties_and_static_methods_stay_what_they_are():
     from emu.kernel.ftrace.direct import Ftrace
 
     with Mutant("m", "", "", patches).applied():
-        assert FLAVOURS["6.12"].max_slots == 3
-        assert isinstance(vars(Flavour)["max_slots"], property)
+        assert RELEASES["6.12"].trampoline.max_slots == 3
+        assert isinstance(vars(TrampolineRules)["max_slots"], property)
         assert isinstance(vars(Ftrace)["_check_direct"], staticmethod)
         assert Ftrace._check_direct(None) == "seen"
         assert "register_ftrace_function" in vars(Ftrace)
     assert "register_ftrace_function" not in vars(Ftrace)
-    assert FLAVOURS["6.12"].max_slots == 12
+    assert RELEASES["6.12"].trampoline.max_slots == 12
     assert different(before) == []
 
 
 def test_what_is_remembered_of_code_is_forgotten():
     asked = {"calls_original": False, "uses_func_ip": False, "kept": TrampFlag.TAIL_CALL_CTX}
-    right = flags_of(FLAVOURS["6.12"], **asked)
-    lost = replace("trampoline.tramp_links.uses_jmp", lambda flavour, flags: True)
+    right = flags_of(RELEASES["6.12"].trampoline, **asked)
+    lost = replace("trampoline.tramp_links.uses_jmp", lambda rules, flags: True)
     with Mutant("m", "", "", lost).applied():
         assert tramp_links.flags_of.cache_info().currsize == 0
-        assert flags_of(FLAVOURS["6.12"], **asked) == right & ~TrampFlag.SKIP_FRAME
-        wrong = flags_of(FLAVOURS["6.12"], calls_original=True, uses_func_ip=False)
+        assert flags_of(RELEASES["6.12"].trampoline, **asked) == right & ~TrampFlag.SKIP_FRAME
+        wrong = flags_of(RELEASES["6.12"].trampoline, calls_original=True, uses_func_ip=False)
         assert not wrong & TrampFlag.SKIP_FRAME
-    assert flags_of(FLAVOURS["6.12"], calls_original=True, uses_func_ip=False) & TrampFlag.SKIP_FRAME
+    assert flags_of(RELEASES["6.12"].trampoline, calls_original=True, uses_func_ip=False) & TrampFlag.SKIP_FRAME
 
 
 def test_items_objects_and_patches_of_other_kinds():
@@ -139,9 +140,9 @@ def test_a_patch_is_taken_back_where_the_next_does_not_fit():
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("nowhere.at.all", "no module of that name"),
+        ("nowhere.at.all", "no such module"),
         ("trampoline.text_poke.BpfTextPokeType.there_is_not.more", "BpfTextPokeType has no there_is_not"),
-        ("trampoline", "no module of that name"),
+        ("trampoline", "no such module"),
     ],
 )
 def test_paths_that_lead_nowhere(path, says):

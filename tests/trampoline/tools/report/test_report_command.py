@@ -84,21 +84,21 @@ def test_baselines_beside_it(capsys, tmp_path):
     ("argv", "message"),
     [
         (["bpf_fentry_test1"], "-o/--output"),
-        (["-o", "{}/r.html"], "a TARGET, or --bench"),
-        (["bpf_fentry_test1", "-o", "{}/r.pdf"], "which format?"),
+        (["-o", "{}/r.html"], "pass a TARGET or --bench"),
+        (["bpf_fentry_test1", "-o", "{}/r.pdf"], "unknown format"),
         (["bpf_fentry_test1", "-o", "{}/r.html", "--format", "pdf"], "invalid choice: 'pdf'"),
         (["bpf_fentry_test1", "-o", "{}/no/r.html"], "no/r.html: No such file or directory"),
         (["bpf_fentry_test1", "-o", "{}", "--format", "html"], "Is a directory"),
         (["bpf_fentry_test1", "-o", "{}/a.html", "-o", "{}/no/r.json"], "no/r.json: No such file or directory"),
-        (["bpf_fentry_test1", "-o", "{}/r.json", "--compare", "specialised"], "room for one design"),
+        (["bpf_fentry_test1", "-o", "{}/r.json", "--compare", "specialised"], "shows one design"),
         (["bpf_fentry_test1", "-o", "{}/r.html", "--compare", "fast"], "no design or kernel 'fast'"),
-        (["bpf_fentry_test1", "-o", "{}/r.html", "--baseline", "{}/no"], "there is no such baseline"),
+        (["bpf_fentry_test1", "-o", "{}/r.html", "--baseline", "{}/no"], "no such baseline"),
         (["bpf_fentry_test1", "-o", "{}/r.html", "--live"], "--live"),
         (["bpf_fentry_test1", "-o", "{}/r.html", "--call", "f("], "is no call"),
         (["no_such_function", "-o", "{}/r.html"], "no_such_function"),
         (["no-such.o", "-o", "{}/r.html"], "no-such.o"),
-        (["bpf_fentry_test1", "--bench", "-o", "{}/r.html"], "in place of a TARGET"),
-        (["--bench", "-o", "{}/r.json"], "is written as html"),
+        (["bpf_fentry_test1", "--bench", "-o", "{}/r.html"], "--bench: without a TARGET"),
+        (["--bench", "-o", "{}/r.json"], "to an html file only"),
         (["--bench", "--design", "fast", "-o", "{}/r.html"], "no design 'fast'"),
         (["bpf_fentry_test1", "--design", "tracing-multi-v2", "--fsession", "-o", "{}/r.html"], "fsession"),
     ],
@@ -142,7 +142,7 @@ def test_a_schedule(capsys, tmp_path):
 def test_a_schedule_is_no_page(capsys, tmp_path):
     status, out, err = tramp(capsys, "replay", SCHEDULE, "-o", tmp_path / "r.html")
     assert (status, out, len(err.splitlines())) == (2, "", 1)
-    assert "any other format" in err
+    assert "only tramp report writes pages" in err
 
 
 def test_a_run(capsys, tmp_path):

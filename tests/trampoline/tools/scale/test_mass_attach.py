@@ -189,9 +189,9 @@ def test_the_command_as_json(capsys):
         (["bpf_*", "--kind", "fsession"], "no fsession"),
         (["bpf_*", "--metadata", "hash", "--design", "batched"], "no metadata 'hash'"),
         (["bpf_*", "--gp-ms", "1,2"], "three or four"),
-        (["bpf_*", "--gp-ms", "1,2,x"], "'x' is no duration"),
-        (["bpf_*", "--ipi-us", "-1"], "is no duration"),
-        (["bpf_*", "--check", "-1"], "can't be checked"),
+        (["bpf_*", "--gp-ms", "1,2,x"], "'x' is not a duration"),
+        (["bpf_*", "--ipi-us", "-1"], "is not a duration"),
+        (["bpf_*", "--check", "-1"], "is negative"),
     ],
 )
 def test_bad_input(capsys, argv, message):

@@ -112,7 +112,7 @@ def test_the_same_points_give_the_same_picture(drawn):
     root = ET.fromstring(picture)
     assert root.tag.endswith("svg")
     text = " ".join(element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text"))
-    for label in ("wall time (s)", "memory (bytes per function)", "batched, attach", "tramplab, detach"):
+    for label in ("wall time (s)", "memory (bytes per function)", "batched, attach", "specialised, detach"):
         assert label in text
 
 
@@ -155,8 +155,8 @@ def test_the_command_says_what_is_left_out(capsys, tmp_path):
         (["--points", "10,x"], "'x' is neither"),
         (["--points", "0"], "'0' is neither"),
         (["--points", ""], "'' is neither"),
-        (["--seconds-per-point", "soon"], "'soon' is no number"),
-        (["--seconds-per-point", "nan"], "'nan' is no number"),
+        (["--seconds-per-point", "soon"], "'soon' is not a number"),
+        (["--seconds-per-point", "nan"], "'nan' is not a number"),
         (["--gp-ms", "1"], "three or four"),
         (["--output", __file__], "File exists"),
     ],

@@ -12,9 +12,9 @@ from trampoline.bpf.errors import TrampolineError
 from trampoline.bpf.helpers.runtime import current_task, loops, map_lookup, printing, probe_read, ringbuf
 from trampoline.bpf.helpers.runtime.definition import GuestHelper, Helper, HelperCall, PythonHelper
 from trampoline.bpf.helpers.runtime.printing import TraceLine
-from trampoline.bpf.maps.layout import MapLayout
 from trampoline.bpf.maps.map_memory import MapMemory
 from trampoline.bpf.maps.map_table import KINDS, Maps
+from trampoline.bpf.maps.rules import MapRules
 from trampoline.bpf.prog import BpfPrograms
 from trampoline.bpf.uapi import MapType
 
@@ -50,7 +50,7 @@ class Runtime:
     """The helpers and maps of one kernel. Their code is put into the kernel's text when this is made."""
 
     def __init__(
-        self, programs: BpfPrograms, kernel: Kernel, layout: MapLayout, helpers: Iterable[Helper] = ()
+        self, programs: BpfPrograms, kernel: Kernel, layout: MapRules, helpers: Iterable[Helper] = ()
     ) -> None:
         self.programs, self.kernel, self.layout = programs, kernel, layout
         self.memory = MapMemory(kernel)

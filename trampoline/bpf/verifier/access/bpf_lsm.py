@@ -1,8 +1,7 @@
 """LSM hooks: what their programs may return, and whose arguments are trusted (kernel/bpf/bpf_lsm.c)."""
 
-from trampoline.bpf.function_lists import names
 from trampoline.bpf.uapi import AttachType, ProgType
-from trampoline.bpf.verifier.rules.call_rules import CALL_RULES
+from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.state.env import Env
 
 BOOL_HOOKS = frozenset({"bpf_lsm_xfrm_state_pol_flow_match", "bpf_lsm_audit_rule_known", "bpf_lsm_inode_xattr_skipcap"})
@@ -10,9 +9,9 @@ BOOL_HOOKS = frozenset({"bpf_lsm_xfrm_state_pol_flow_match", "bpf_lsm_audit_rule
 MAX_ERRNO = 4095
 
 
-def is_trusted_hook(release: str, hook: str) -> bool:
+def is_trusted_hook(kernel: KernelView, hook: str) -> bool:
     """Whether a hook's arguments are trusted (``bpf_lsm_is_trusted``)."""
-    return CALL_RULES[release].trusted and hook not in names("lsm_untrusted", release)
+    return kernel.rules.calls.trusted and hook not in kernel.names("lsm_untrusted")
 
 
 def returns_nothing(env: Env) -> bool:
@@ -25,6 +24,6 @@ def retval_range(env: Env) -> tuple[int, int] | None:
     program = env.program
     if program.prog_type != ProgType.LSM or program.attach != AttachType.LSM_MAC or env.target is None:
         return None
-    if not CALL_RULES[env.kernel.release].lsm_ranges or returns_nothing(env):
+    if not env.kernel.rules.calls.lsm_ranges or returns_nothing(env):
         return None
     return (0, 1) if env.target.name in BOOL_HOOKS else (-MAX_ERRNO, 0)

@@ -13,7 +13,6 @@ from trampoline.bpf.verifier.access.bpf_lsm import is_trusted_hook, retval_range
 from trampoline.bpf.verifier.access.context_field import ContextAccess, ContextField
 from trampoline.bpf.verifier.access.iterators import iterator_field
 from trampoline.bpf.verifier.access.struct_walk import pointee
-from trampoline.bpf.verifier.rules.call_rules import CALL_RULES
 from trampoline.bpf.verifier.rules.context_types import is_context, kernel_struct
 from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.target.check_attach_target import AttachTarget
@@ -122,9 +121,9 @@ def _argument(
         return ContextField()
     if kind.kind is not BtfKind.PTR or access.size != 8:
         return None
-    rules = CALL_RULES[env.kernel.release]
+    rules = env.kernel.rules.calls
     is_iter = env.program.prog_type == ProgType.TRACING and env.program.attach == AttachType.TRACE_ITER
-    listed = iterator_field(env.kernel.release, target.name, access.off) if is_iter and not is_return else None
+    listed = iterator_field(env.kernel.rules.calls, target.name, access.off) if is_iter and not is_return else None
     if listed is not None and listed[0] is RegKind.PTR_TO_BUF:
         return ContextField(*listed)
     pointed, tags = pointee(btf, kind)
@@ -154,7 +153,7 @@ def _argument(
 def _trusted(env: Env) -> bool:
     """``prog_args_trusted``."""
     if env.program.prog_type == ProgType.LSM:
-        return env.target is not None and is_trusted_hook(env.kernel.release, env.target.name)
+        return env.target is not None and is_trusted_hook(env.kernel, env.target.name)
     return env.program.attach in (AttachType.TRACE_RAW_TP, AttachType.TRACE_ITER)
 
 

@@ -8,6 +8,7 @@ from trampoline.bpf.uapi import ProgType
 from trampoline.bpf.verifier.access.btf_context import BTF_SLOTS, btf_field
 from trampoline.bpf.verifier.access.context_field import ContextAccess, ContextField
 from trampoline.bpf.verifier.access.packet_context import packet_field
+from trampoline.bpf.verifier.rules.call_rules import CallRules
 from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.state.state import UNKNOWN_REG, Reg
 from trampoline.bpf.verifier.values.kinds import Flag, RegKind
@@ -47,6 +48,10 @@ def context_type(env: Env) -> int:
     return program.prog_type
 
 
+def _no_stores(rules: CallRules) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class _Plain:
     """A context without fields: any aligned access to bytes ``first`` to ``end`` - 1 is one."""
@@ -55,15 +60,15 @@ class _Plain:
     end: int
     whole: bool
     """The access must end before ``end``, not only begin there."""
-    writable: frozenset[str] = frozenset()
-    """Releases that allow stores."""
+    writable: Callable[[CallRules], bool] = _no_stores
+    """Whether the rules allow stores."""
 
     def __call__(self, env: Env, access: ContextAccess) -> ContextField | None:
         if not self.first <= access.off < self.end or access.off % access.size:
             return None
         if self.whole and access.off + access.size > self.end:
             return None
-        if access.write and env.kernel.release not in self.writable:
+        if access.write and not self.writable(env.kernel.rules.calls):
             return None
         return ContextField()
 
@@ -100,13 +105,13 @@ def _tracing(env: Env, access: ContextAccess) -> ContextField | None:
 _FIELDS: MappingProxyType[int, Callable[[Env, ContextAccess], ContextField | None]] = MappingProxyType(
     {
         ProgType.SOCKET_FILTER: packet_field,
-        ProgType.KPROBE: _Plain(0, PT_REGS_SIZE, whole=True, writable=frozenset({"7.2"})),
+        ProgType.KPROBE: _Plain(0, PT_REGS_SIZE, whole=True, writable=lambda rules: rules.kprobe_writes),
         ProgType.TRACEPOINT: _Plain(8, _PERF_MAX_TRACE_SIZE, whole=False),
         ProgType.PERF_EVENT: _perf_event,
         ProgType.RAW_TRACEPOINT: _raw_tracepoint,
         ProgType.RAW_TRACEPOINT_WRITABLE: _writable_tracepoint,
         ProgType.TRACING: _tracing,
         ProgType.LSM: btf_field,
-        ProgType.SYSCALL: _Plain(0, _SYSCALL_SIZE, whole=False, writable=frozenset({"6.1", "6.12", "7.2"})),
+        ProgType.SYSCALL: _Plain(0, _SYSCALL_SIZE, whole=False, writable=lambda _: True),
     }
 )

@@ -1,6 +1,6 @@
 """Contexts of iterators: what ``bpf_iter_reg_target`` says of the arguments of each ``bpf_iter_*`` function."""
 
-from trampoline.bpf.verifier.rules.call_rules import CALL_RULES
+from trampoline.bpf.verifier.rules.call_rules import CallRules
 from trampoline.bpf.verifier.values.kinds import Flag, RegKind
 
 _BTF = RegKind.PTR_TO_BTF_ID
@@ -31,9 +31,9 @@ _FIELDS: dict[str, dict[int, tuple[RegKind, Flag]]] = {
 }
 
 
-def iterator_field(release: str, target: str, off: int) -> tuple[RegKind, Flag] | None:
+def iterator_field(rules: CallRules, target: str, off: int) -> tuple[RegKind, Flag] | None:
     """What an iterator's target says of the argument at ``off``; None: nothing."""
     found = _FIELDS.get(target, {}).get(off)
-    if found is not None and not CALL_RULES[release].trusted:
+    if found is not None and not rules.trusted:
         return found[0], found[1] & ~Flag.PTR_TRUSTED
     return found

@@ -7,14 +7,12 @@ from trampoline.bpf.btf.btf import Btf
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
 from trampoline.bpf.verifier.access.struct_walk import StructWalkResult, WalkFault, find_field
-from trampoline.bpf.verifier.rules.call_rules import CALL_RULES
 from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.state.result import Pointee
 from trampoline.bpf.verifier.state.sections import in_rcu_section
 from trampoline.bpf.verifier.state.state import UNKNOWN_REG, Reg
 from trampoline.bpf.verifier.values.kinds import Flag, RegKind
 from trampoline.bpf.verifier.values.scalar import ZERO
-from trampoline.bpf.verifier.values.type_names import type_name
 
 ENOTSUPP = 524
 TRUSTED_MODIFIERS = Flag.MEM_ALLOC | Flag.PTR_TRUSTED | Flag.NON_OWN_REF
@@ -78,14 +76,14 @@ def check_btf_access(env: Env, regno: int, off: int, size: int, write: bool, val
     """
     reg = env.reg(regno)
     if reg.maybe_null:
-        name = type_name(env.kernel.release, reg.kind, reg.flags)
+        name = env.type_name(reg)
         env.denied(f"R{regno} invalid mem access '{name}'")
     btf = reg.btf or env.kernel.btf
     struct = btf.type(reg.btf_id).name
     where = f"R{regno} is ptr_{struct}"
     if not env.capabilities.ptr_leaks:
         env.refuse(EPERM, f"'struct {struct}' access is allowed only to CAP_PERFMON and CAP_SYS_ADMIN")
-    if CALL_RULES[env.kernel.release].trusted and not is_gpl(env) and btf is env.kernel.btf:
+    if env.kernel.rules.calls.trusted and not is_gpl(env) and btf is env.kernel.btf:
         env.invalid(f"Cannot access kernel 'struct {struct}' from non-GPL compatible program")
     if reg.off + off < 0:
         env.denied(f"{where} invalid negative access: off={reg.off + off}")
@@ -114,14 +112,14 @@ def is_gpl(env: Env) -> bool:
 
 def _find(env: Env, btf: Btf, struct_id: int, off: int, size: int) -> StructWalkResult:
     try:
-        return find_field(btf, struct_id, off, size, unions_untrusted=CALL_RULES[env.kernel.release].trusted)
+        return find_field(btf, struct_id, off, size, unions_untrusted=env.kernel.rules.calls.trusted)
     except WalkFault as fault:
         env.refuse(fault.errno, fault.message)
 
 
 def _loaded(env: Env, reg: Reg | None, btf: Btf, found: StructWalkResult) -> Reg:
     """What a register holds that was loaded from a field; without ``reg`` from a map's struct."""
-    rules = CALL_RULES[env.kernel.release]
+    rules = env.kernel.rules.calls
     if not found.pointer:
         return UNKNOWN_REG
     if not found.struct_id:
@@ -137,7 +135,7 @@ def _loaded(env: Env, reg: Reg | None, btf: Btf, found: StructWalkResult) -> Reg
 
 def _trust(env: Env, reg: Reg, btf: Btf, found: StructWalkResult, flags: Flag) -> Flag:
     """Flags of a pointer that was loaded through another one."""
-    if not CALL_RULES[env.kernel.release].trusted:
+    if not env.kernel.rules.calls.trusted:
         return flags | reg.flags & Flag.PTR_UNTRUSTED
     if reg.has(Flag.PTR_UNTRUSTED):
         return Flag.PTR_UNTRUSTED

@@ -14,7 +14,6 @@ from trampoline.bpf.verifier.access.memory import (
 from trampoline.bpf.verifier.access.struct_walk import same_struct
 from trampoline.bpf.verifier.calls.const_args import check_const_str, constant_key
 from trampoline.bpf.verifier.calls.dynptrs import held_at, use_dynptr
-from trampoline.bpf.verifier.rules.call_rules import CALL_RULES
 from trampoline.bpf.verifier.state.call_meta import CallMeta
 from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.state.state import Reg
@@ -86,8 +85,7 @@ def _map_arg(env: Env, meta: CallMeta, spec: ArgSpec) -> HelperArg:
 
 def _check_type(env: Env, meta: CallMeta, regno: int, reg: Reg, kind: HelperArg, spec: ArgSpec) -> None:
     """``check_reg_type``."""
-    release = env.kernel.release
-    rules = CALL_RULES[release]
+    rules = env.kernel.rules.calls
     flags = reg.flags
     if spec.has(ArgFlag.RDONLY):
         flags &= ~Flag.MEM_RDONLY
@@ -95,13 +93,13 @@ def _check_type(env: Env, meta: CallMeta, regno: int, reg: Reg, kind: HelperArg,
         flags &= ~Flag.PTR_MAYBE_NULL
     accepted = rules.arg_types[kind]
     if (reg.kind, flags) not in accepted:
-        expected = ", ".join(type_name(release, *one) for one in accepted)
-        env.denied(f"R{regno} type={type_name(release, reg.kind, reg.flags)} expected={expected}")
+        expected = ", ".join(type_name(*one, rules.ringbuf_word) for one in accepted)
+        env.denied(f"R{regno} type={env.type_name(reg)} expected={expected}")
     if reg.kind is not RegKind.PTR_TO_BTF_ID:
         return
     if (RegKind.PTR_TO_STACK, Flag.NONE) in accepted:
         if not spec.has(ArgFlag.RDONLY):
-            name = type_name(release, reg.kind, reg.flags)
+            name = env.type_name(reg)
             env.denied(f"{_function(meta)}() may write into memory pointed by R{regno} type={name}")
         return
     if reg.has(Flag.MEM_PERCPU):
@@ -130,7 +128,7 @@ def _check_struct(env: Env, regno: int, reg: Reg, need: str, *, strict: bool) ->
 def _check_offset(env: Env, regno: int, reg: Reg, kind: HelperArg, spec: ArgSpec) -> None:
     """``check_func_arg_reg_off``."""
     released = spec.has(ArgFlag.RELEASE)
-    if CALL_RULES[env.kernel.release].release_zero_off:
+    if env.kernel.rules.calls.release_zero_off:
         if released and not (kind is HelperArg.DYNPTR and reg.kind is RegKind.PTR_TO_STACK):
             if reg.off:
                 env.invalid(f"R{regno} must have zero offset when passed to release func or trusted arg to kfunc")

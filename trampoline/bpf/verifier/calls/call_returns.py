@@ -8,7 +8,6 @@ from trampoline.bpf.btf.btf import BtfKind as BtfKind
 from trampoline.bpf.errors import BtfError
 from trampoline.bpf.helpers.protos import Ret
 from trampoline.bpf.verifier.access.value_regions import special_fields
-from trampoline.bpf.verifier.rules.call_rules import CALL_RULES
 from trampoline.bpf.verifier.state import refs
 from trampoline.bpf.verifier.state.call_meta import CallMeta
 from trampoline.bpf.verifier.state.env import Env
@@ -73,7 +72,7 @@ def _number(env: Env, meta: CallMeta) -> Reg:
     """A number, as far as its range is known (``do_refine_retval_range``)."""
     if meta.name in _GIVES_SIZE and meta.largest_size is not None:
         return scalar_reg(from_error(meta.largest_size))
-    if meta.name == "get_smp_processor_id" and CALL_RULES[env.kernel.release].cpu_number_bounded:
+    if meta.name == "get_smp_processor_id" and env.kernel.rules.calls.cpu_number_bounded:
         return scalar_reg(signed_range(0, env.kernel.cpus - 1))
     env.mark_unknown(0)
     return env.reg(0)

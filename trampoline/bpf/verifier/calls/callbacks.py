@@ -3,7 +3,6 @@
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
 from trampoline.bpf.verifier.calls.frames import Setup, push_async_callback, push_callback
-from trampoline.bpf.verifier.rules.call_rules import CALL_RULES
 from trampoline.bpf.verifier.state.call_meta import CallMeta
 from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.state.state import NOT_INIT, UNKNOWN_REG, FuncFrame, Reg
@@ -71,7 +70,7 @@ def _timer(spec: MapSpec, uid: int) -> Setup:
 
 def _find_vma(env: Env, caller: FuncFrame, callee: FuncFrame) -> None:
     btf = env.kernel.btf
-    trust = Flag.PTR_TRUSTED if CALL_RULES[env.kernel.release].trusted else Flag.NONE
+    trust = Flag.PTR_TRUSTED if env.kernel.rules.calls.trusted else Flag.NONE
     task = Reg(RegKind.PTR_TO_BTF_ID, trust, btf=btf, btf_id=btf.struct_named("task_struct"))
     vma = Reg(RegKind.PTR_TO_BTF_ID, trust, btf=btf, btf_id=btf.struct_named("vm_area_struct"))
     _set(callee, task, vma, caller.regs[4])

@@ -15,13 +15,11 @@ from trampoline.bpf.verifier.calls.dynptrs import release_dynptr
 from trampoline.bpf.verifier.calls.frames import check_leaks
 from trampoline.bpf.verifier.calls.helper_allowed import is_allowed
 from trampoline.bpf.verifier.calls.map_calls import check_map_func_compatibility, record_map
-from trampoline.bpf.verifier.rules.call_rules import CALL_RULES
 from trampoline.bpf.verifier.state import refs
 from trampoline.bpf.verifier.state.call_meta import CallMeta
 from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.state.sections import atomic_section, may_sleep
 from trampoline.bpf.verifier.values.kinds import RegKind
-from trampoline.bpf.verifier.values.type_names import type_name
 
 _ENOTSUPP = 524
 _UNDER_LOCK = ("spin_unlock", "kptr_xchg")
@@ -77,17 +75,16 @@ def caller_of(env: Env) -> Caller:
         attach = env.target.prog.attach
     name = env.target.name if env.target is not None else ""
     able = env.capabilities
-    return Caller(env.kernel.release, kind, attach, program.sleepable, name, able.bpf, able.perfmon)
+    return Caller(env.kernel.rules.helpers, kind, attach, program.sleepable, name, able.bpf, able.perfmon)
 
 
 def _find(env: Env, number: int) -> CallMeta:
-    release = env.kernel.release
-    if not is_known(release, number):
+    if not is_known(env.kernel.rules.helpers, number):
         env.invalid(f"invalid func unknown#{number}")
     name = helper_names()[number]
     proto = helper_for(caller_of(env), number)
     if proto is None:
-        env.invalid(CALL_RULES[release].unavailable.format(name=f"bpf_{name}", number=number))
+        env.invalid(env.kernel.rules.calls.unavailable.format(name=f"bpf_{name}", number=number))
     return CallMeta(name, number, proto)
 
 
@@ -100,7 +97,7 @@ def _check_allowed(env: Env, meta: CallMeta) -> None:
     if not meta.proto.sleeps:
         return
     section = atomic_section(env)
-    if not CALL_RULES[env.kernel.release].names_context:
+    if not env.kernel.rules.calls.names_context:
         if not may_sleep(env):
             env.invalid("helper call might sleep in a non-sleepable prog")
     elif not section and not may_sleep(env):
@@ -128,7 +125,7 @@ def _check_special(env: Env, meta: CallMeta) -> None:
     elif meta.name == "snprintf":
         check_format(env)
     elif meta.name == "dynptr_from_mem" and env.reg(1).kind is not RegKind.PTR_TO_MAP_VALUE:
-        name = type_name(env.kernel.release, env.reg(1).kind, env.reg(1).flags)
+        name = env.type_name(env.reg(1))
         env.denied(f"Unsupported reg type {name} for bpf_dynptr_from_mem data")
     elif meta.name == "set_retval" and env.program.attach == AttachType.LSM_CGROUP:
         env.unsupported("bpf_set_retval in LSM programs of cgroups")
@@ -139,7 +136,7 @@ def _check_func_ip(env: Env, meta: CallMeta) -> None:
     caller = caller_of(env)
     if caller.prog_type == ProgType.TRACING:
         if not caller.has_trampoline:
-            kinds = CALL_RULES[env.kernel.release].func_ip_kinds
+            kinds = env.kernel.rules.calls.func_ip_kinds
             env.refuse(_ENOTSUPP, f"func {meta.shown} supported only for {kinds} programs")
     elif caller.prog_type != ProgType.KPROBE:
         env.refuse(_ENOTSUPP, f"func {meta.shown} not supported for program type {int(caller.prog_type)}")

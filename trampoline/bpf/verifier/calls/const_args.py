@@ -6,7 +6,6 @@ from errno import EINVAL
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
 from trampoline.bpf.verifier.access.value_regions import check_map_access
-from trampoline.bpf.verifier.rules.call_rules import CALL_RULES
 from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.values.kinds import RegKind, SlotKind
 
@@ -18,7 +17,7 @@ _SPEC = re.compile(rb"%(?:%|[0 +-]*[0-9]*(?:p[ku]s|p(?:[Bsbi][46]?|[KxIi][46])?|
 
 def constant_key(env: Env, regno: int, spec: MapSpec) -> int | None:
     """The key of an array that is known to stand on the stack (``get_constant_map_key``, since 6.14)."""
-    if not CALL_RULES[env.kernel.release].elides_null or spec.type not in _ELIDING:
+    if not env.kernel.rules.calls.elides_null or spec.type not in _ELIDING:
         return None
     reg = env.reg(regno)
     if reg.kind is not RegKind.PTR_TO_STACK or not reg.var.is_const:

@@ -21,7 +21,7 @@ def use_dynptr(env: Env, regno: int, spec: ArgSpec) -> Reg:
         return _make(env, regno, reg, RINGBUF if spec.has(ArgFlag.RINGBUF) else LOCAL)
     shown = f"arg #{regno}"
     if reg.kind is RegKind.CONST_PTR_TO_DYNPTR:
-        if not spec.has(ArgFlag.RDONLY) and env.kernel.release != "6.1":
+        if not spec.has(ArgFlag.RDONLY) and env.kernel.rules.calls.const_dynptrs:
             env.invalid("cannot pass pointer to const bpf_dynptr, the helper mutates it")
         if spec.has(ArgFlag.RINGBUF):
             env.invalid(f"Expected a dynptr of type ringbuf as {shown}")

@@ -10,7 +10,6 @@ from trampoline.bpf.uapi import ProgType
 from trampoline.bpf.verifier.access.context import check_ctx_access, context_type
 from trampoline.bpf.verifier.access.memory import check_helper_mem_access, check_ptr_off_reg
 from trampoline.bpf.verifier.errors import VerifierError
-from trampoline.bpf.verifier.rules.call_rules import CALL_RULES
 from trampoline.bpf.verifier.rules.context_types import is_context
 from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.state.state import UNKNOWN_REG, Reg
@@ -74,7 +73,7 @@ def check_global_call(env: Env, subprog: int) -> None:
     The caller marks R0 to R5 afterwards.
     """
     if env.state.preempt_disabled or any(ref.kind == "irq" for ref in env.state.refs):
-        if CALL_RULES[env.kernel.release].names_context:
+        if env.kernel.rules.calls.global_calls_by_sleep:
             env.unsupported("calls of global functions where the program may not be interrupted")
         env.invalid("global function calls are not allowed with preemption disabled,\nuse static function instead")
     try:
@@ -85,7 +84,7 @@ def check_global_call(env: Env, subprog: int) -> None:
             raise
         assert env.program.btf is not None
         name = env.program.btf.type(env.subprog_types[subprog]).name
-        shown = "" if env.kernel.release == "6.1" else f" ('{name}')"
+        shown = f" ('{name}')" if env.kernel.rules.calls.names_global else ""
         env.invalid(f"Caller passes invalid args into func#{subprog}{shown}")
 
 
@@ -98,7 +97,7 @@ def _params(env: Env, subprog: int) -> list[_Param]:
     if len(types) > _MAX_ARGS:
         env.invalid(f"Global function {func.name}() with {len(types)} > {_MAX_ARGS} args. Buggy compiler.")
     if btf.unmodified(ret).kind not in _SCALARS:
-        if ret == 0 and env.kernel.release == "7.2":
+        if ret == 0 and env.kernel.rules.calls.void_globals:
             env.unsupported("global functions without a return value")
         env.invalid(f"Global function {func.name}() doesn't return scalar. Only those are supported.")
     tags: dict[int, set[str]] = {}
@@ -110,7 +109,7 @@ def _params(env: Env, subprog: int) -> list[_Param]:
 
 def _param(env: Env, btf: Btf, function: str, index: int, type_id: int, tags: set[str]) -> _Param:
     kind = btf.unmodified(type_id)
-    if env.kernel.release == "6.1":
+    if not env.kernel.rules.calls.arg_tags:
         tags = set()
     if tags - {"ctx", "nonnull"}:
         env.unsupported(f"arguments tagged {', '.join(sorted(tags))}")
@@ -163,7 +162,7 @@ def _check_memory(env: Env, regno: int, reg: Reg, size: int) -> None:
     """``check_mem_reg``: the function may read and write that much there, where it is not NULL."""
     if reg.is_null:
         return
-    plain = context_type(env) in _PLAIN_CONTEXTS and CALL_RULES[env.kernel.release].contexts_are_memory
+    plain = context_type(env) in _PLAIN_CONTEXTS and env.kernel.rules.calls.contexts_are_memory
     if reg.kind is RegKind.PTR_TO_CTX and plain:
         for write in (False, True):
             if size:

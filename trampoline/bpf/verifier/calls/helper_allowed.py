@@ -1,6 +1,5 @@
 """What decides beside the program type whether a helper may be called (``bpf_func_proto.allowed``)."""
 
-from trampoline.bpf.function_lists import names
 from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.bpf.verifier.state.env import Env
 
@@ -27,7 +26,7 @@ def is_allowed(env: Env, condition: str) -> bool:
     if not condition:
         return True
     hook = env.target.name if env.target is not None else ""
-    sleepable_hook = hook in names("lsm_sleepable", env.kernel.release)
+    sleepable_hook = hook in env.kernel.names("lsm_sleepable")
     if condition == "sleepable_hooks":
         return sleepable_hook
     if condition == "d_path":

@@ -8,7 +8,6 @@ from trampoline.bpf.btf.btf import Type
 from trampoline.bpf.helpers.kfuncs import Kf
 from trampoline.bpf.verifier.access.memory import check_mem_access
 from trampoline.bpf.verifier.calls.frames import push_iteration
-from trampoline.bpf.verifier.rules.kfunc_rules import KFUNC_RULES
 from trampoline.bpf.verifier.state import refs
 from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.state.state import FuncFrame, Reg, SlotKinds, StackSlot, known_reg
@@ -26,7 +25,7 @@ _EMPTY: SlotKinds = (SlotKind.INVALID,) * 8
 def use_iterator(env: Env, call: KfuncCall, regno: int, struct: Type) -> None:
     """``process_iter_arg``: makes an iterator's state, uses it or ends it."""
     reg = env.reg(regno)
-    newer = KFUNC_RULES[env.kernel.release].names_registers
+    newer = env.kernel.rules.kfuncs.names_registers
     where = f"R{regno}" if newer else f"arg#{regno - 1}"
     shown = f"R{regno}" if newer else f"arg #{regno - 1}"
     if reg.kind is not RegKind.PTR_TO_STACK:

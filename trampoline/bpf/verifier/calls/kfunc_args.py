@@ -11,12 +11,9 @@ from trampoline.bpf.verifier.access.pointers import TRUSTED_MODIFIERS, is_truste
 from trampoline.bpf.verifier.access.struct_walk import same_struct
 from trampoline.bpf.verifier.calls.irq_slots import use_irq_flag
 from trampoline.bpf.verifier.calls.iter_slots import use_iterator
-from trampoline.bpf.verifier.rules.call_rules import CALL_RULES
-from trampoline.bpf.verifier.rules.kfunc_rules import KFUNC_RULES
 from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.state.state import Reg
 from trampoline.bpf.verifier.values.kinds import Flag, RegKind
-from trampoline.bpf.verifier.values.type_names import type_name
 
 _SCALARS = (BtfKind.INT, BtfKind.ENUM, BtfKind.ENUM64)
 _STRUCTS = (BtfKind.STRUCT, BtfKind.UNION)
@@ -41,7 +38,7 @@ class KfuncCall:
 
 def argument(env: Env, index: int) -> str:
     """How messages name an argument."""
-    return f"R{index + 1}" if KFUNC_RULES[env.kernel.release].names_registers else f"arg#{index}"
+    return f"R{index + 1}" if env.kernel.rules.kfuncs.names_registers else f"arg#{index}"
 
 
 def check_kfunc_args(env: Env, call: KfuncCall) -> None:
@@ -55,7 +52,7 @@ def check_kfunc_args(env: Env, call: KfuncCall) -> None:
         if not name.endswith("__ign"):
             _check(env, call, index, btf.unmodified(type_id), name)
     if call.kfunc.has(Kf.RELEASE) and not call.release_regno:
-        newer = KFUNC_RULES[env.kernel.release].names_registers
+        newer = env.kernel.rules.kfuncs.names_registers
         what = "kfunc" if newer else "kernel function"
         need = "referenced PTR_TO_BTF_ID passed to R1" if newer else "refcounted PTR_TO_BTF_ID"
         env.invalid(f"release {what} {call.kfunc.name} expects {need}")
@@ -71,7 +68,7 @@ def _check(env: Env, call: KfuncCall, index: int, kind: Type, name: str) -> None
         env.invalid(f"Unrecognized {argument(env, index)} type {kind.kind.name}")
     nullable = name.endswith(_NULLABLE)
     if _wants_trust(env, call) and (reg.is_null or reg.maybe_null) and not nullable:
-        where = f"R{regno}" if KFUNC_RULES[env.kernel.release].names_registers else f"arg{index}"
+        where = f"R{regno}" if env.kernel.rules.kfuncs.names_registers else f"arg{index}"
         env.denied(f"Possibly NULL pointer passed to trusted {where}")
     if nullable and reg.is_null:
         return
@@ -96,7 +93,7 @@ def _check(env: Env, call: KfuncCall, index: int, kind: Type, name: str) -> None
 
 def _wants_trust(env: Env, call: KfuncCall) -> bool:
     flags = Kf.TRUSTED_ARGS | Kf.RELEASE | Kf.RCU
-    return KFUNC_RULES[env.kernel.release].trusted_by_default or call.kfunc.has(flags)
+    return env.kernel.rules.kfuncs.trusted_by_default or call.kfunc.has(flags)
 
 
 def _number(env: Env, call: KfuncCall, regno: int, reg: Reg, name: str) -> None:
@@ -110,7 +107,7 @@ def _number(env: Env, call: KfuncCall, regno: int, reg: Reg, name: str) -> None:
 
 def _context(env: Env, call: KfuncCall, index: int, reg: Reg) -> None:
     if reg.kind is not RegKind.PTR_TO_CTX:
-        got = type_name(env.kernel.release, reg.kind, reg.flags)
+        got = env.type_name(reg)
         env.invalid(f"{argument(env, index)} expected pointer to ctx, but got {got}")
     check_ptr_off_reg(env, index + 1)
     call.context = True
@@ -119,7 +116,6 @@ def _context(env: Env, call: KfuncCall, index: int, reg: Reg) -> None:
 def _struct(env: Env, call: KfuncCall, index: int, reg: Reg, pointed: Type) -> None:
     """A pointer to a struct of the kernel (``KF_ARG_PTR_TO_BTF_ID``)."""
     regno = index + 1
-    release = env.kernel.release
     if reg.kind is not RegKind.PTR_TO_BTF_ID:
         if reg.kind in (RegKind.PTR_TO_SOCK_COMMON, RegKind.PTR_TO_SOCKET, RegKind.PTR_TO_TCP_SOCK):
             env.unsupported("sockets as arguments of kernel functions")
@@ -127,9 +123,9 @@ def _struct(env: Env, call: KfuncCall, index: int, reg: Reg, pointed: Type) -> N
             env, call
         ):
             env.unsupported("memory as an argument of kernel functions")
-        got = type_name(release, reg.kind, reg.flags)
+        got = env.type_name(reg)
         env.invalid(f"{argument(env, index)} is {got} expected ptr_ or socket")
-    if _wants_trust(env, call) and CALL_RULES[release].trusted and not is_trusted(reg):
+    if _wants_trust(env, call) and env.kernel.rules.calls.trusted and not is_trusted(reg):
         if not call.kfunc.has(Kf.RCU):
             env.invalid(f"R{regno} must be referenced or trusted")
         if not reg.has(Flag.MEM_RCU):
@@ -141,13 +137,13 @@ def _struct(env: Env, call: KfuncCall, index: int, reg: Reg, pointed: Type) -> N
     else:
         check_ptr_off_reg(env, regno, fixed_off_ok=True)
     if reg.flags & ~TRUSTED_MODIFIERS and not reg.has(Flag.MEM_RCU):
-        got = type_name(release, reg.kind, reg.flags)
+        got = env.type_name(reg)
         env.invalid(f"{argument(env, index)} is {got} expected ptr_ or socket")
     btf = reg.btf or env.kernel.btf
     strict = call.kfunc.has(Kf.RELEASE) and bool(reg.ref_obj_id)
     if not same_struct(btf, reg.btf_id, reg.off, env.kernel.btf, pointed.id, strict=strict):
         held = btf.type(reg.btf_id)
-        which = f"R{regno}" if KFUNC_RULES[release].names_registers else f"args#{index}"
+        which = f"R{regno}" if env.kernel.rules.kfuncs.names_registers else f"args#{index}"
         wanted = f"expected pointer to {pointed.kind.name} {pointed.name}"
         has = f"but R{regno} has a pointer to {held.kind.name} {held.name}"
         env.invalid(f"kernel function {call.kfunc.name} {which} {wanted} {has}")

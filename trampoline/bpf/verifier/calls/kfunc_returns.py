@@ -7,7 +7,6 @@ from trampoline.bpf.helpers.kfuncs import Kf
 from trampoline.bpf.verifier.access.context import context_type
 from trampoline.bpf.verifier.calls.kfunc_args import KfuncCall
 from trampoline.bpf.verifier.rules.context_types import kernel_struct
-from trampoline.bpf.verifier.rules.kfunc_rules import KFUNC_RULES
 from trampoline.bpf.verifier.state import refs
 from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.state.state import Reg
@@ -65,7 +64,7 @@ def _pointer(env: Env, call: KfuncCall, pointed: Type) -> Reg:
 def _cast(env: Env, call: KfuncCall) -> Reg:
     """bpf_rdonly_cast: an untrusted pointer to the struct whose type id is given."""
     type_id = call.constant or 0
-    if type_id == 0 and KFUNC_RULES[env.kernel.release].void_cast:
+    if type_id == 0 and env.kernel.rules.kfuncs.void_cast:
         return Reg(RegKind.PTR_TO_MEM, Flag.MEM_RDONLY | Flag.PTR_UNTRUSTED)
     try:
         kind = env.kernel.btf.type(type_id)

@@ -9,7 +9,6 @@ from trampoline.bpf.verifier.calls.iter_slots import give_next
 from trampoline.bpf.verifier.calls.kfunc_args import KfuncCall, check_kfunc_args
 from trampoline.bpf.verifier.calls.kfunc_returns import set_kfunc_result
 from trampoline.bpf.verifier.calls.return_code import check_return_code
-from trampoline.bpf.verifier.rules.kfunc_rules import KFUNC_RULES
 from trampoline.bpf.verifier.state import refs
 from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.state.sections import atomic_section, may_sleep
@@ -63,10 +62,10 @@ def check_kfunc_call(env: Env, insn: Insn) -> None:
 
 def _find(env: Env, type_id: int) -> KfuncCall:
     """The function, which must be one that this program may call."""
-    release, btf = env.kernel.release, env.kernel.btf
+    rules, btf = env.kernel.rules.helpers, env.kernel.btf
     func = btf.function(type_id)
-    kfunc = kfuncs(release).get(func.name)
-    if kfunc is not None and may_call(release, kfunc, context_type(env), env.program.attach):
+    kfunc = kfuncs(rules.version).get(func.name)
+    if kfunc is not None and may_call(rules, kfunc, context_type(env), env.program.attach):
         return KfuncCall(kfunc, func)
     if kfunc is None and (
         any(tag.name == _KFUNC_TAG for tag in btf.decl_tags(type_id))
@@ -82,7 +81,7 @@ def _regions(env: Env, kfunc: Kfunc) -> None:
     state, name = env.state, kfunc.name
     said = f"(kernel function {name})"
     if name == "bpf_rcu_read_lock":
-        if state.rcu_read_locks and not KFUNC_RULES[env.kernel.release].nested_rcu:
+        if state.rcu_read_locks and not env.kernel.rules.kfuncs.nested_rcu:
             env.invalid(f"nested rcu read lock {said}")
         state.rcu_read_locks += 1
     elif name == "bpf_rcu_read_unlock":

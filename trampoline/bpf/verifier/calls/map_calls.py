@@ -7,7 +7,6 @@ from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType as M
 from trampoline.bpf.uapi import ProgType
 from trampoline.bpf.verifier.access.value_regions import special_fields
-from trampoline.bpf.verifier.rules.call_rules import CALL_RULES
 from trampoline.bpf.verifier.state.call_meta import CallMeta
 from trampoline.bpf.verifier.state.env import Env
 
@@ -101,35 +100,6 @@ _RECORDED = (
 )
 _WRITERS = ("map_delete_elem", "map_update_elem", "map_push_elem", "map_pop_elem")
 
-_SLEEPABLE_6_1 = frozenset(
-    {
-        M.HASH,
-        M.LRU_HASH,
-        M.ARRAY,
-        M.PERCPU_HASH,
-        M.PERCPU_ARRAY,
-        M.LRU_PERCPU_HASH,
-        M.ARRAY_OF_MAPS,
-        M.HASH_OF_MAPS,
-        M.RINGBUF,
-        M.USER_RINGBUF,
-        M.INODE_STORAGE,
-        M.SK_STORAGE,
-        M.TASK_STORAGE,
-    }
-)
-_SLEEPABLE_6_12 = _SLEEPABLE_6_1 | {M.CGRP_STORAGE, M.QUEUE, M.STACK, M.ARENA}
-SLEEPABLE_MAPS = {
-    "6.1": _SLEEPABLE_6_1,
-    "6.12": _SLEEPABLE_6_12,
-    "7.2": _SLEEPABLE_6_12 | {M.LPM_TRIE, M.PROG_ARRAY, M.INSN_ARRAY},
-}
-"""Maps that sleepable programs may use, by release."""
-_SLEEPABLE_FAULT = {
-    "6.1": "Sleepable programs can only use array, hash, and ringbuf maps",
-    "6.12": "Sleepable programs can only use array, hash, ringbuf and local storage maps",
-    "7.2": "Sleepable programs can only use array, hash, ringbuf and local storage maps",
-}
 _TRACING = frozenset(
     {
         ProgType.KPROBE,
@@ -144,7 +114,7 @@ _NOT_IN_TRACING = ("bpf_spin_lock", "bpf_timer", "bpf_wq", "bpf_list_head", "bpf
 
 def check_map_prog_compatibility(env: Env, spec: MapSpec) -> None:
     """``check_map_prog_compatibility``: whether a program of this type may use the map at all."""
-    release, kind = env.kernel.release, env.program.prog_type
+    rules, kind = env.kernel.rules.load, env.program.prog_type
     fields = {name for _, _, name in special_fields(env.program.btf, spec)}
     if kind in _TRACING:
         for name in _NOT_IN_TRACING:
@@ -154,8 +124,8 @@ def check_map_prog_compatibility(env: Env, spec: MapSpec) -> None:
         env.invalid("socket filter progs cannot use bpf_spin_lock yet")
     if spec.type == M.STRUCT_OPS:
         env.invalid("bpf_struct_ops map cannot be used in prog")
-    if env.program.sleepable and spec.type not in SLEEPABLE_MAPS[release]:
-        env.invalid(_SLEEPABLE_FAULT[release])
+    if env.program.sleepable and spec.type not in rules.sleepable_maps:
+        env.invalid(rules.sleepable_maps_fault)
 
 
 def check_map_func_compatibility(env: Env, meta: CallMeta) -> None:
@@ -186,7 +156,7 @@ def record_map(env: Env, meta: CallMeta) -> None:
     key = None
     if meta.name == "tail_call":
         if meta.map.type != M.PROG_ARRAY:
-            env.invalid(CALL_RULES[env.kernel.release].map_owner_fault)
+            env.invalid(env.kernel.rules.calls.map_owner_fault)
         index = env.reg(3)
         if index.is_scalar and index.var.is_const and index.var.value < meta.map.max_entries:
             key = index.var.value

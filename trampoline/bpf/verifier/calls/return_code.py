@@ -9,7 +9,6 @@ from trampoline.bpf.verifier.state.state import Reg
 from trampoline.bpf.verifier.values.kinds import RegKind
 from trampoline.bpf.verifier.values.scalar import S64_MAX, S64_MIN
 from trampoline.bpf.verifier.values.tnum import UNKNOWN, contains, tnum_range
-from trampoline.bpf.verifier.values.type_names import type_name
 
 _ENOTSUPP = 524
 _UPROBE_SESSION = 57
@@ -37,9 +36,9 @@ def check_return_code(env: Env, regno: int = 0, entity: str = "program exit") ->
     reg = env.read(regno)
     if reg.kind is not RegKind.SCALAR_VALUE and not env.capabilities.ptr_leaks:
         env.refuse(EACCES, f"R{regno} leaks addr as return value")
-    name = type_name(env.kernel.release, reg.kind, reg.flags)
+    name = env.type_name(reg)
     if frame.in_async_callback:
-        where = "async callback" if env.kernel.release == "6.1" else "async callback return"
+        where = "async callback return" if env.kernel.rules.calls.return_ranges else "async callback"
         _enforce(env, reg, regno, where, (0, 0))
         return
     if in_subprog and not frame.in_exception_callback:
@@ -78,11 +77,11 @@ def _enforce(env: Env, reg: Reg, regno: int, entity: str, allowed: tuple[int, in
     """Refuses a register that may hold something else than ``allowed``; ``narrow``: as an int."""
     low, high = allowed
     if not reg.is_scalar:
-        name = type_name(env.kernel.release, reg.kind, reg.flags)
+        name = env.type_name(reg)
         env.refuse(EINVAL, f"At {entity} the register R{regno} is not a known value ({name})")
     number = reg.var
     said = f"At {entity} the register R{regno} has"
-    if env.kernel.release == "6.1":
+    if not env.kernel.rules.calls.return_ranges:
         bits = tnum_range(low, high)
         if not contains(bits, number.bits):
             what = "unknown scalar value" if number.bits == UNKNOWN else f"value {number.bits}"

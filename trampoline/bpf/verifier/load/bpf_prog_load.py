@@ -17,7 +17,6 @@ from trampoline.bpf.verifier.prepass.func_info import check_btf_info
 from trampoline.bpf.verifier.rules.load_rules import (
     ATTACH_TYPES,
     FIXED_UP,
-    LOAD_RULES,
     MAX_INSNS,
     MAX_INSNS_UNPRIVILEGED,
     MAX_TYPE_ID,
@@ -60,7 +59,7 @@ def bpf_prog_load(
     capabilities = capabilities or Capabilities()
     slots = sum(insn.slots for insn in program.insns)
     check_load_attributes(program, kernel, capabilities, slots if insn_cnt is None else insn_cnt)
-    rules = LOAD_RULES[kernel.release]
+    rules = kernel.rules.load
     check_btf_info(program, slots)
     target = check_attach_btf_id(program, kernel)
     _check_maps(program, rules)
@@ -70,7 +69,7 @@ def bpf_prog_load(
 
 def check_load_attributes(program: BpfProgram, kernel: KernelView, capabilities: Capabilities, insn_cnt: int) -> None:
     """What ``bpf_prog_load`` asks of its attributes; nothing of it reaches the log. Raises VerifierError."""
-    rules = LOAD_RULES[kernel.release]
+    rules = kernel.rules.load
     kind = program.prog_type
     # A complement of flags has only those that there are.
     if program.flags & ~int(rules.flags):

@@ -23,7 +23,7 @@ from trampoline.bpf.isa.insn import (
     Size,
     X,
 )
-from trampoline.bpf.verifier.rules.engine_rules import Rules
+from trampoline.bpf.verifier.rules.engine_rules import EngineRules
 from trampoline.bpf.verifier.state.env import Env
 
 _ATOMICS = frozenset(Atomic) - {Atomic.LOAD_ACQ, Atomic.STORE_REL}
@@ -31,7 +31,7 @@ _NARROW_ATOMICS = frozenset(Cls.STX | Mode.ATOMIC | size for size in (Size.B, Si
 _EXTENDED = frozenset({*(Cls.LDX | Mode.MEMSX | size for size in Size), Cls.ALU64 | Alu.END})
 
 
-def is_known(code: int, rules: Rules) -> bool:
+def is_known(code: int, rules: EngineRules) -> bool:
     """``bpf_opcode_in_insntable``."""
     if code not in LOADABLE:
         return False

@@ -39,6 +39,6 @@ def check_kfunc_ids(env: Env) -> None:
             kind = env.kernel.btf.type(0)
         if kind.kind is not BtfKind.FUNC:
             env.invalid(f"kernel btf_id {insn.imm & 0xFFFFFFFF} is not a function")
-        kfunc = kfuncs(env.kernel.release).get(kind.name)
+        kfunc = kfuncs(env.kernel.rules.version).get(kind.name)
         if kfunc is not None and kfunc.has(Kf.ITER_NEXT):
             env.force_checkpoints.add(slot)

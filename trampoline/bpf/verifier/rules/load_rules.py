@@ -1,8 +1,8 @@
-"""What BPF_PROG_LOAD asks before it verifies: types, attach types, flags and capabilities, by release."""
+"""Checks of BPF_PROG_LOAD before verification: types, attach types, flags, capabilities; a release's rules for them."""
 
 from dataclasses import dataclass
 
-from trampoline.bpf.uapi import MapType, ProgFlag, ProgType
+from trampoline.bpf.uapi import MapType, ProgType
 
 MAX_INSNS = 1_000_000
 """``BPF_COMPLEXITY_LIMIT_INSNS``: instructions (slots) at most with CAP_BPF."""
@@ -70,37 +70,9 @@ set to 2 first (``bpf_prog_load_fixup_attach_type``).
 FIXED_UP = {ProgType.CGROUP_SOCK: 2, ProgType.SK_REUSEPORT: 39}
 """Expected attach type that stands for 0."""
 
-_SLEEPABLE_MAPS = frozenset(
-    {
-        MapType.HASH,
-        MapType.LRU_HASH,
-        MapType.ARRAY,
-        MapType.PERCPU_HASH,
-        MapType.PERCPU_ARRAY,
-        MapType.LRU_PERCPU_HASH,
-        MapType.ARRAY_OF_MAPS,
-        MapType.HASH_OF_MAPS,
-        MapType.RINGBUF,
-        MapType.USER_RINGBUF,
-        MapType.INODE_STORAGE,
-        MapType.SK_STORAGE,
-        MapType.TASK_STORAGE,
-    }
-)
-_FLAGS = (
-    ProgFlag.STRICT_ALIGNMENT
-    | ProgFlag.ANY_ALIGNMENT
-    | ProgFlag.TEST_RND_HI32
-    | ProgFlag.TEST_STATE_FREQ
-    | ProgFlag.SLEEPABLE
-    | ProgFlag.XDP_HAS_FRAGS
-)
-_LATER_FLAGS = ProgFlag.XDP_DEV_BOUND_ONLY | ProgFlag.TEST_REG_INVARIANTS | ProgFlag.TOKEN_FD
-
-
 @dataclass(frozen=True, slots=True)
 class LoadRules:
-    """One release's BPF_PROG_LOAD. A new release is a new value here."""
+    """One release's BPF_PROG_LOAD."""
 
     flags: int
     """Flags that it knows; others are EINVAL."""
@@ -112,31 +84,3 @@ class LoadRules:
     """Maps that a sleepable program may use."""
     sleepable_maps_fault: str
     """What the log says of others."""
-
-
-LOAD_RULES = {
-    "6.1": LoadRules(_FLAGS, 32, 32, _SLEEPABLE_MAPS, "Sleepable programs can only use array, hash, and ringbuf maps"),
-    "6.12": LoadRules(
-        _FLAGS | _LATER_FLAGS,
-        33,
-        34,
-        _SLEEPABLE_MAPS | {MapType.CGRP_STORAGE, MapType.QUEUE, MapType.STACK, MapType.ARENA},
-        "Sleepable programs can only use array, hash, ringbuf and local storage maps",
-    ),
-    "7.2": LoadRules(
-        _FLAGS | _LATER_FLAGS,
-        33,
-        35,
-        _SLEEPABLE_MAPS
-        | {
-            MapType.CGRP_STORAGE,
-            MapType.QUEUE,
-            MapType.STACK,
-            MapType.ARENA,
-            MapType.INSN_ARRAY,
-            MapType.PROG_ARRAY,
-            MapType.LPM_TRIE,
-        },
-        "Sleepable programs can only use array, hash, ringbuf and local storage maps",
-    ),
-}

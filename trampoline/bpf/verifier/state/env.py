@@ -9,11 +9,12 @@ from trampoline.bpf.program import BpfProgram, MapSpec
 from trampoline.bpf.uapi import ProgFlag
 from trampoline.bpf.verifier.errors import Unsupported, VerifierError
 from trampoline.bpf.verifier.kernel_view import KernelView
-from trampoline.bpf.verifier.rules.engine_rules import RULES, Rules
+from trampoline.bpf.verifier.rules.engine_rules import EngineRules
 from trampoline.bpf.verifier.state.result import InsnFacts, SubprogFacts
 from trampoline.bpf.verifier.state.state import NOT_INIT, UNKNOWN_REG, FuncFrame, Reg, VerifierState
 from trampoline.bpf.verifier.target.check_attach_target import AttachTarget
 from trampoline.bpf.verifier.values.kinds import RegKind
+from trampoline.bpf.verifier.values.type_names import type_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Env:
     ) -> None:
         self.program = program
         self.kernel = kernel
-        self.rules: Rules = RULES[kernel.release]
+        self.rules: EngineRules = kernel.rules.engine
         self.target = target
         self.capabilities = capabilities or Capabilities()
         self.log_level = log_level
@@ -177,6 +178,10 @@ class Env:
         return other
 
     # What is said
+
+    def type_name(self, reg: Reg) -> str:
+        """A register's type in the words of this release's messages."""
+        return type_name(reg.kind, reg.flags, self.kernel.rules.calls.ringbuf_word)
 
     def say(self, text: str) -> None:
         """A line of the log."""

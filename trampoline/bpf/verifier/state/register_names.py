@@ -8,7 +8,7 @@ from trampoline.bpf.verifier.values.scalar import UNKNOWN_SCALAR, ZERO, describe
 
 def type_name(reg: Reg) -> str:
     """``rdonly_mem_or_null``: what its kind and flags are called. The struct is left out."""
-    name = type_names.type_name("", reg.kind, reg.flags)
+    name = type_names.type_name(reg.kind, reg.flags)
     return name.removesuffix("_") if reg.kind is RegKind.PTR_TO_BTF_ID and reg.maybe_null else name
 
 

@@ -14,7 +14,7 @@ from trampoline.bpf.program import BpfProgram
 from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.bpf.verifier.errors import Unsupported, VerifierError
 from trampoline.bpf.verifier.kernel_view import KernelView
-from trampoline.bpf.verifier.rules.target_rules import SECURITY_PREFIX, SYSCALL_PREFIX, TARGET_RULES, TargetRules
+from trampoline.bpf.verifier.rules.target_rules import SECURITY_PREFIX, SYSCALL_PREFIX, TargetRules
 from trampoline.bpf.verifier.target.extension import check_type_match
 
 TRACE_PREFIX = "btf_trace_"
@@ -53,7 +53,7 @@ def check_attach_btf_id(program: BpfProgram, kernel: KernelView) -> AttachTarget
 
     Raises VerifierError where the kernel refuses (``summary`` is its log's line), Unsupported for struct_ops.
     """
-    rules = TARGET_RULES[kernel.release]
+    rules = kernel.rules.target
     if program.prog_type == ProgType.SYSCALL:
         if not program.sleepable:
             _refuse("Syscall programs can only be sleepable")
@@ -88,7 +88,7 @@ def check_attach_target(program: BpfProgram, kernel: KernelView) -> AttachTarget
     """
     if not program.attach_btf_id:
         _refuse("Tracing programs must provide btf_id")
-    rules = TARGET_RULES[kernel.release]
+    rules = kernel.rules.target
     btf = kernel.btf if program.attach_prog is None else program.attach_prog.btf
     if btf is None:
         _refuse("FENTRY/FEXIT program can only be attached to another program annotated with BTF")
@@ -163,7 +163,7 @@ def _tracepoint(program: BpfProgram, kernel: KernelView, btf: Btf, found: Type, 
     if pointer.kind is not BtfKind.PTR or btf.type(pointer.type_id).kind is not BtfKind.FUNC_PROTO:
         _refuse("")
     name = found.name.removeprefix(TRACE_PREFIX)
-    if program.sleepable and rules.faultable_at_load and name not in kernel.names("faultable_tracepoints"):
+    if program.sleepable and rules.faultable and name not in kernel.names("faultable_tracepoints"):
         _refuse(f"Sleepable program cannot attach to non-faultable tracepoint {name}")
     return AttachTarget(name, btf, found.id)
 

@@ -22,6 +22,8 @@ class Tightness:
     sync: Sync
     needs_known_source: frozenset[int]
     """Operations whose result is unknown unless the second operand is one number (all but add, sub and and: 6.1)."""
+    extends_unknown: bool = False
+    """A division by, or too wide a shift by, one number is unknown in its low half and zero above (6.1)."""
     keeps_double_overflow: bool = False
     """Bounds of a sum that surely overflows stay (6.17)."""
     signed_products: bool = False
@@ -170,15 +172,12 @@ def binary(op: int, a: Scalar, b: Scalar, is32: bool, how: Tightness) -> Scalar:
         return UNKNOWN_SCALAR
     source_known = not (b.bits.mask & U32 if is32 else b.bits.mask)
     if op in how.needs_known_source and not source_known:
-        return _unknown_result(is32, how)
+        return UNKNOWN_SCALAR
     if op in _OPS:
         return _ranged(op, a, b, is32, how)
-    if op in (Alu.LSH, Alu.RSH, Alu.ARSH):
-        shift = b.u32_min if is32 else b.umin
-        if not source_known or shift >= (32 if is32 else 64):
-            return _unknown_result(is32, how)
-        return _shifted(op, a, shift, is32, how)
-    return _unknown_result(is32, how)
+    if op in (Alu.LSH, Alu.RSH, Alu.ARSH) and source_known and b.umax < (32 if is32 else 64):
+        return _shifted(op, a, b.u32_min if is32 else b.umin, is32, how)
+    return _not_computed(source_known, is32, how)
 
 
 def _inconsistent(b: Scalar, is32: bool) -> bool:
@@ -192,8 +191,11 @@ def _inconsistent(b: Scalar, is32: bool) -> bool:
     return b.smin > b.smax or b.umin > b.umax
 
 
-def _unknown_result(is32: bool, how: Tightness) -> Scalar:
-    return low32(UNKNOWN_SCALAR, how) if is32 else UNKNOWN_SCALAR
+def _not_computed(source_known: bool, is32: bool, how: Tightness) -> Scalar:
+    """Result of an operation that the kernel does not follow: unknown in all 64 bits, also of a 32-bit operation, since
+    ``adjust_scalar_min_max_vals()`` returns after ``__mark_reg_unknown()``, before ``zext_32_to_64()``.
+    """
+    return low32(UNKNOWN_SCALAR, how) if is32 and source_known and how.extends_unknown else UNKNOWN_SCALAR
 
 
 def low32(a: Scalar, how: Tightness) -> Scalar:
@@ -257,27 +259,59 @@ def _shifted(op: int, a: Scalar, shift: int, is32: bool, how: Tightness) -> Scal
 
 
 def divided(op: int, a: Scalar, b: Scalar, is32: bool, signed: bool, how: Tightness) -> Scalar:
-    """``a / b`` or ``a % b``; by 0 the quotient is 0 and the remainder ``a``."""
-    if not how.divides or signed or not b.is_const:
-        return _unknown_result(is32, how)
-    divisor = b.bits.value & (U32 if is32 else U64)
+    """``a / b`` or ``a % b``; by 0 the quotient is 0 and the remainder ``a`` (``scalar_min_max_udiv()`` and others)."""
+    width = _W32 if is32 else _W64
+    source_known = not b.bits.mask & width.full
+    if not how.divides or not source_known:
+        return _not_computed(source_known, is32, how)
+    divisor = b.bits.value & width.full
+    unchanged = low32(a, how) if is32 else a
     if not divisor:
-        return _unknown_result(is32, how)
+        return known(0) if op == Alu.DIV else unchanged
+    values = _range32(a) if is32 else _range64(a)
     out = Bounds()
-    out.bits = tnum.UNKNOWN
-    umin, umax = (a.u32_min, a.u32_max) if is32 else (a.umin, a.umax)
-    if op == Alu.DIV:
-        low, high = umin // divisor, umax // divisor
-    elif umax < divisor:
-        low, high = umin, umax
+    if signed:
+        low, high = values.smin, values.smax
+        by = width.signed(divisor)
+        limit = abs(by) - 1
+        if op == Alu.DIV:
+            if low == width.smin and by == -1:  # the smallest number stays itself
+                high = low if high == low else width.smax
+            else:
+                low, high = sorted((_truncated(low, by), _truncated(high, by)))
+        elif low >= -limit and high <= limit:
+            return unchanged
+        elif low >= 0:
+            low, high = 0, min(high, limit)
+        elif high <= 0:
+            low, high = max(low, -limit), 0
+        else:
+            low, high = -limit, limit
+        if is32:
+            out.s32_min, out.s32_max = low, high
+            if (low < 0) == (high < 0):
+                out.u32_min, out.u32_max = low & U32, high & U32
+        else:
+            out.smin, out.smax = low, high
     else:
-        low, high = 0, min(umax, divisor - 1)
+        low, high = values.umin // divisor, values.umax // divisor
+        if op == Alu.MOD:
+            if values.umax < divisor:
+                return unchanged
+            low, high = 0, divisor - 1
+        if is32:
+            out.u32_min, out.u32_max = low, high
+        else:
+            out.umin, out.umax = low, high
     if is32:
-        out.u32_min, out.u32_max = low, high
         out.zero_extend()
-    else:
-        out.umin, out.umax = low, high
     return how.sync(out)
+
+
+def _truncated(number: int, divisor: int) -> int:
+    """The quotient of C, rounded to 0."""
+    quotient = abs(number) // abs(divisor)
+    return quotient if (number < 0) == (divisor < 0) else -quotient
 
 
 def negated(a: Scalar, is32: bool, how: Tightness) -> Scalar:

@@ -13,12 +13,10 @@ _PREFIXES = (
 )
 
 
-def type_name(release: str, kind: RegKind, flags: Flag = Flag.NONE) -> str:
-    """``rdonly_mem_or_null``: a register's type with its flags."""
+def type_name(kind: RegKind, flags: Flag, ringbuf_word: str = "ringbuf_") -> str:
+    """``rdonly_mem_or_null``: a register's type with its flags. ``ringbuf_word``: prefix of a ring buffer's memory."""
     prefix = "".join(name for flag, name in _PREFIXES if flags & flag)
-    if release == "6.1":
-        # The memory of ring buffers was the only one that MEM_ALLOC was said of.
-        prefix = prefix.replace("ringbuf_", "alloc_")
+    prefix = prefix.replace("ringbuf_", ringbuf_word)
     postfix = ""
     if flags & Flag.PTR_MAYBE_NULL:
         postfix = "or_null_" if kind is RegKind.PTR_TO_BTF_ID else "_or_null"

@@ -1,4 +1,4 @@
-"""The full-screen view: panes, keys and a command line over a Session. What is painted is what ``panes`` says."""
+"""The full-screen view: panes, keys and a command line over a Session. ``panes`` supplies the text."""
 
 import asyncio
 from collections import deque
@@ -24,17 +24,17 @@ from trampoline.tools.debugger.terminal.widgets import CodePane, Pane, TextLine
 
 _T = TypeVar("_T")
 IN_TURN = ("registers", "chain", "cpus", "events", "schedule")
-"""Panes of which a small terminal shows one at a time."""
+"""Panes that a small terminal shows one at a time."""
 BUSY_AFTER = 0.3
-"""Seconds after which it is said that something runs."""
+"""Seconds after which a running command is reported as running."""
 BYTES_FROM = 100
-"""Columns of a code pane that has room for the instructions' bytes."""
+"""Least width, in columns, of a code pane that shows instruction bytes."""
 
 
 class StepApp(App[None]):
-    """``tramp step``. The session is used in ``executor``, which has one thread, so that what runs can be interrupted.
+    """``tramp step``. ``executor`` has one thread, in which the session is used, so that the screen can interrupt it.
 
-    ``begin``: commands to be done first.
+    ``begin``: commands that are executed first.
     """
 
     CSS = CSS
@@ -56,19 +56,19 @@ class StepApp(App[None]):
         self.session = session
         self.seen: Seen | None = None
         self.cursor: int | None = None
-        """Address of the user's place in the code; None while it goes with the present instruction."""
+        """Address of the cursor in the code; None while it follows the present instruction."""
         self.failure: Exception | None = None
-        """What came up that no command may raise; the app has ended with it."""
+        """An exception that commands may not raise; it has ended the app."""
         self.answer = CommandResult()
-        """What came of the last command."""
+        """Result of the last command."""
         self._executor = executor
         self._wanted = deque(begin)
         self._works = False
         self._prefix = ""
         self._chosen: Widget | None = None
-        """The pane that is returned to from the command line."""
+        """The pane that gets the focus back from the command line."""
         self._submits = False
-        """Whether a command has been typed and not yet been taken; keys behind it wait in ``_early``."""
+        """True from typing a command until it is taken; keys pressed meanwhile wait in ``_early``."""
         self._early = list[events.Key]()
 
     # Layout ---------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class StepApp(App[None]):
         yield TextLine(id="small")
 
     def on_mount(self) -> None:
-        """Show the beginning."""
+        """Show the initial state."""
         self.query_one("#prompt").display = False
         self.set_class(self.session.along is not None, "-scheduled")
         self._line("hints").show(HINTS if self.session.along is None else SCHEDULE_HINTS)
@@ -96,7 +96,7 @@ class StepApp(App[None]):
         self._go_on()
 
     def on_resize(self, event: events.Resize) -> None:
-        """Say what is missing where the terminal is too small."""
+        """Lay out the panes anew; a terminal that is too small shows the required size."""
         size = event.size
         text = f"{size.width}x{size.height} is too small: {LEAST_COLUMNS}x{LEAST_LINES} at least (q: quit)"
         self._line("small").show(line(text))
@@ -106,7 +106,7 @@ class StepApp(App[None]):
     # Keys -----------------------------------------------------------------------------------------------------------
 
     async def on_event(self, event: events.Event) -> None:
-        """Keys are taken in the order in which they were pressed, also where they come faster than widgets answer."""
+        """Handle keys in the order in which they were pressed, also if they arrive faster than widgets respond."""
         if not isinstance(event, events.Key) or event.is_forwarded or len(self.screen_stack) != 1:
             await super().on_event(event)
         elif self._submits:
@@ -121,7 +121,7 @@ class StepApp(App[None]):
                 await super().on_event(event)
 
     def _press(self, key: str) -> bool:
-        """A key of ``keys.KEYS``, on its own or behind a prefix; whether it is one."""
+        """Handle a key of ``keys.KEYS``, alone or after a prefix; false if it is not one."""
         prefix, self._prefix = self._prefix, ""
         if not prefix and key in PREFIXES:
             self._prefix = key
@@ -142,14 +142,14 @@ class StepApp(App[None]):
         return True
 
     def on_input_submitted(self, event: CommandLine.Submitted) -> None:
-        """A command was typed."""
+        """Execute the command that was typed."""
         self.query_one(CommandLine).remember(event.value)
         self._close_prompt()
         self.want(event.value)
 
     @property
     def _types(self) -> bool:
-        """Whether the command line is open."""
+        """True while the command line is open."""
         return bool(self.query_one(CommandLine).display)
 
     def _prompt(self, begin: str) -> None:
@@ -177,10 +177,10 @@ class StepApp(App[None]):
             self._paint_code()
 
     def _choose(self, rest: str) -> None:
-        """Move to the pane of a number."""
+        """Move to the pane with this number."""
         name = list(panes.PANES)[int(rest) - 1]
         if name == "schedule" and self.session.along is None:
-            self._say(line("there is no schedule: tramp replay STRING --step has one"))
+            self._say(line("no schedule to follow: tramp replay STRING --step has one"))
             return
         self._show_in_turn(name)
         self.screen.set_focus(self.query_one(f"#{name}"))
@@ -227,10 +227,10 @@ class StepApp(App[None]):
         if self._works:
             self.session.interrupt()
         else:
-            self._say(line("nothing runs; q leaves"))
+            self._say(line("no command is running; q leaves"))
 
     def _repaint(self, rest: str) -> None:
-        """Send everything again, whatever the terminal shows."""
+        """Paint the whole screen again, to repair a terminal that shows something else."""
         for widget in self.screen.walk_children(with_self=True):
             widget.refresh()
 
@@ -240,7 +240,7 @@ class StepApp(App[None]):
         self.want("quit")
 
     def on_code_pane_cursor_moved(self, event: CodePane.CursorMoved) -> None:
-        """Move the user's place in the code."""
+        """Move the cursor in the code."""
         if self.seen is None or not self.seen.code:
             return
         addresses = [row.address for row in self.seen.code]
@@ -252,7 +252,7 @@ class StepApp(App[None]):
     # Commands -------------------------------------------------------------------------------------------------------
 
     def want(self, text: str) -> None:
-        """Do a command as soon as those before it are done."""
+        """Execute a command as soon as those before it are done."""
         self._wanted.append(text)
         if not self._works:
             self._go_on()
@@ -262,7 +262,7 @@ class StepApp(App[None]):
         self.run_worker(self._work())
 
     async def _work(self) -> None:
-        """Do what is wanted, then show what there is: typing ahead costs no painting."""
+        """Execute the waiting commands, then paint once, so that typing ahead costs no painting."""
         busy = self.set_timer(BUSY_AFTER, lambda: self._say(line("running; Ctrl-C stops it")))
         answer = CommandResult()
         try:
@@ -331,4 +331,4 @@ _ACTIONS: Mapping[str, Callable[[StepApp, str], None]] = {
     "suspend": lambda app, rest: app.action_suspend_process(),
     "quit": StepApp._leave,
 }
-"""What keys do beside commands."""
+"""Actions of keys that are not commands."""

@@ -1,4 +1,4 @@
-"""Commands about where to stop."""
+"""Commands for breakpoints and watchpoints."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -19,18 +19,18 @@ from trampoline.tools.debugger.terminal.styled_text import line
 
 _IF = re.compile(r"(?:^|\s)if\s+")
 MOST_WATCHED = 4096
-"""Bytes that one breakpoint watches at most."""
+"""Largest number of bytes that one watchpoint covers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """An expression that is not 0, as a breakpoint's condition."""
+    """Condition of a breakpoint: an expression that is not 0."""
 
     text: str
     expression: StepperExpression
 
     def __call__(self, debugger: KernelDebugger) -> bool:
-        """Whether it holds."""
+        """True if the condition holds."""
         return self.expression.value(debugger, debugger.kernel.kallsyms) != 0
 
     def __str__(self) -> str:
@@ -45,12 +45,12 @@ def add(session: StepperSession, rest: str) -> CommandResult:
 def until(session: StepperSession, rest: str) -> CommandResult:
     """``until PLACE``"""
     if not rest:
-        raise TrampolineError("until where? a symbol, *EXPR, phase NAME, program NAME, event KIND")
+        raise TrampolineError("until: no place; pass a symbol, *EXPR, phase NAME, program NAME or event KIND")
     return to_breakpoint(session, place(session, rest))
 
 
 def watch(how: str) -> Callable[[StepperSession, str], CommandResult]:
-    """Makes ``watch EXPR [BYTES]`` for accesses of a kind: ``r``, ``w`` or ``rw``."""
+    """Make the command ``watch EXPR [BYTES]`` for one kind of access: ``r``, ``w`` or ``rw``."""
     return lambda session, rest: _watched(session, rest, how)
 
 
@@ -66,12 +66,12 @@ def delete(session: StepperSession, rest: str) -> CommandResult:
 
 
 def place(session: StepperSession, text: str) -> Breakpoint:
-    """The breakpoint that ``PLACE [if CONDITION]`` means. TrampolineError; KernelError for an unknown symbol."""
+    """The breakpoint for ``PLACE [if CONDITION]``. Raises TrampolineError; KernelError for an unknown symbol."""
     where, *rest = _IF.split(text, maxsplit=1)
     where = where.strip()
     condition = Condition(rest[0].strip(), StepperExpression(rest[0])) if rest else None
     if condition is not None:
-        condition(session.debugger)  # an unknown name is refused now, not when it is reached
+        condition(session.debugger)  # an unknown name is rejected now, not at the breakpoint
     word, _, of = where.partition(" ")
     if word in _KINDS:
         if condition is not None:
@@ -89,7 +89,7 @@ def _phase(session: StepperSession, name: str) -> Breakpoint:
 def _program(session: StepperSession, name: str) -> Breakpoint:
     known = [prog.name for prog in session.debugger.lab.programs.loaded.values()]
     if name and name not in known:
-        raise TrampolineError(f"no program {name!r}; there are {', '.join(known)}")
+        raise TrampolineError(f"no program {name!r}; the programs are {', '.join(known)}")
     return AtProgram(name or None)
 
 
@@ -102,7 +102,7 @@ _KINDS: Mapping[str, Callable[[StepperSession, str], Breakpoint]] = {
     "program": _program,
     "event": _event,
 }
-"""Places that are no addresses, by their first word."""
+"""Parsers of places that are not addresses, by first word."""
 
 
 def _address(session: StepperSession, where: str) -> int | str:
@@ -111,7 +111,7 @@ def _address(session: StepperSession, where: str) -> int | str:
         return debugger.registers()["rip"]
     expression = StepperExpression(where.removeprefix("*"))
     address = expression.value(debugger, debugger.kernel.kallsyms)
-    # A symbol keeps its name, so that the list of breakpoints says it.
+    # A symbol keeps its name for the list of breakpoints.
     return where if re.fullmatch(r"[A-Za-z_][\w.:]*", where) else address
 
 
@@ -126,14 +126,14 @@ def _event_kind(name: str) -> str | None:
     bare = name.replace("-", "").replace("_", "").lower()
     found = next((kind for kind in kinds if kind.lower() == bare), None)
     if found is None:
-        raise TrampolineError(f"no event {name!r}; there are {', '.join(kinds)}")
+        raise TrampolineError(f"no event {name!r}; the kinds are {', '.join(kinds)}")
     return found
 
 
 def _watched(session: StepperSession, rest: str, how: str) -> CommandResult:
     if not rest:
-        raise TrampolineError("watch what? an address, and how many bytes")
-    # A number behind an operand is the size; behind an operator it belongs to the address.
+        raise TrampolineError("watch: no address; pass an expression and a number of bytes")
+    # A number after an operand is the size; after an operator it belongs to the address.
     match = re.fullmatch(r"(.*[\w)])\s+(\d+)", rest)
     where, size = (match[1], number(match[2], "bytes", least=1, most=MOST_WATCHED)) if match else (rest, WORD)
     debugger = session.debugger

@@ -1,4 +1,4 @@
-"""Breakpoints in a few words."""
+"""Short descriptions of breakpoints."""
 
 from trampoline.tools.debugger import AtAddress, AtEvent, AtPhase, Breakpoint, DataAccess, When
 from trampoline.tools.debugger.debugger import AtProgram
@@ -7,7 +7,7 @@ ACCESS = {"r": "read of", "w": "write to", "rw": "access to"}
 
 
 def breakpoint_text(breakpoint: Breakpoint) -> str:
-    """Where it stops."""
+    """One-line description of a breakpoint: its place and condition."""
     match breakpoint:
         case AtAddress(where, condition):
             place = where if isinstance(where, str) else f"{where:#x}"

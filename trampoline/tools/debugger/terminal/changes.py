@@ -1,15 +1,16 @@
-"""What an instruction, or a command, did to registers and to the present frame."""
+"""Changes of registers and of the present frame by an instruction or a command."""
 
 from trampoline.tools.debugger.terminal.view_model import ViewBaseline
 
 _UNSAID = ("rip", "rsp", "eflags")
-"""Registers that nearly every instruction changes."""
+"""Registers that are left out: nearly every instruction changes them."""
 _PUSHED = 8
 
 
 def effects(before: ViewBaseline, after: ViewBaseline, *, pushes: bool = False) -> list[str]:
-    """Registers but for rip, rsp and eflags, and the frame's words, that are not what they were: ``rax=0x1``,
-    ``[nr_args]=0x1``. ``pushes``: it was one instruction, which may have put a word on the stack.
+    """Changed registers (except rip, rsp and eflags) and frame words: ``rax=0x1``, ``[nr_args]=0x1``.
+
+    ``pushes``: a single instruction was executed, which may have pushed a word.
     """
     if before.thread != after.thread:
         return []

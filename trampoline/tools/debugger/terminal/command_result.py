@@ -1,4 +1,4 @@
-"""What came of a command."""
+"""Result of a command."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from trampoline.tools.debugger.terminal.styled_text import Line
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """Text to show, and whether anything moved or changed."""
+    """Text to show, and flags for the changes that a command made."""
 
     lines: tuple[Line, ...] = ()
     is_error: bool = False
     moved: bool = False
     leaves: bool = False
-    """Whether the user wants to be gone."""
+    """True if the user quits."""

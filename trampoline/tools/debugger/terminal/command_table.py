@@ -1,4 +1,4 @@
-"""The command line: commands by name, as gdb has them, and what each one does."""
+"""The command line: commands by name, as in gdb, and their implementations."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -19,19 +19,19 @@ _WORDS = re.compile(r"([A-Za-z][\w-]*)\s*(.*?)\s*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class StepperCommand:
-    """A command: its names, the full one first; what may stand behind it; what it does, in words."""
+    """A command: its names, the full one first; its arguments; a summary."""
 
     names: tuple[str, ...]
     usage: str
     summary: str
     do: Callable[[StepperSession, str], CommandResult]
     repeats: bool = False
-    """Whether an empty line does it again."""
+    """True if an empty line repeats it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Commands that belong together."""
+    """A group of commands in the help text."""
 
     title: str
     commands: tuple[StepperCommand, ...]
@@ -88,18 +88,18 @@ GROUPS = (
         ),
         _command("goto", "POSITION", "to a position that was reached before", motions.goto),
     )),
-    Group("Where to stop", (
+    Group("Breakpoints", (
         _command("break b br", "[PLACE] [if EXPR]", "there; without PLACE here", breakpoints.add),
-        _command("watch", "EXPR [BYTES]", "behind writes to memory there", breakpoints.watch("w")),
-        _command("rwatch", "EXPR [BYTES]", "behind reads", breakpoints.watch("r")),
-        _command("awatch", "EXPR [BYTES]", "behind both", breakpoints.watch("rw")),
-        _command("delete d", "[NUMBER]", "take a breakpoint away, or all", breakpoints.delete),
+        _command("watch", "EXPR [BYTES]", "after writes to memory there", breakpoints.watch("w")),
+        _command("rwatch", "EXPR [BYTES]", "after reads", breakpoints.watch("r")),
+        _command("awatch", "EXPR [BYTES]", "after both", breakpoints.watch("rw")),
+        _command("delete d", "[NUMBER]", "delete a breakpoint, or all", breakpoints.delete),
     )),
     Group("Threads and CPUs", (
-        _command("thread t", "[NUMBER]", "step that one; without NUMBER: list them", scheduling.thread),
+        _command("thread t", "[NUMBER]", "step this thread; without NUMBER: list", scheduling.thread),
         _command("preempt", "[THREAD]", "take its CPU from it", scheduling.preempt),
-        _command("wake", "[THREAD]", "let a sleeping task go on", scheduling.wake),
-        _command("place", "CPU", "let a task that was preempted go on there", scheduling.place),
+        _command("wake", "[THREAD]", "wake a sleeping task", scheduling.wake),
+        _command("place", "CPU", "continue a preempted task on this CPU", scheduling.place),
         _command("adopt", "[CPU]", "let a CPU see what was written to text", scheduling.adopt),
         _command("grace", "KIND", "end a grace period; its callbacks are a thread", scheduling.grace),
     )),
@@ -115,7 +115,7 @@ GROUPS = (
 COMMANDS: Mapping[str, StepperCommand] = {
     name: command for group in GROUPS for command in group.commands for name in command.names
 }
-"""By every name."""
+"""Commands by each of their names."""
 PLACES = (
     "PLACE is a symbol, *EXPR, phase NAME, program [NAME] or event [KIND].",
     "EXPR is C on 64-bit words: $rax + 8, vfs_read, *($rbp - 8), $rdi == 2.",
@@ -123,7 +123,7 @@ PLACES = (
 
 
 def perform(session: StepperSession, text: str) -> CommandResult:
-    """Do what a line of the user's says; an empty one repeats the last move. What is refused is an answer as well."""
+    """Execute a command line; an empty one repeats the last move. The result of a rejected command is its error."""
     text = text.strip() or session.last
     if not text or text[0] == "#":
         return CommandResult()
@@ -157,7 +157,7 @@ def _found(text: str) -> tuple[StepperCommand, str]:
 
 
 def help_lines() -> tuple[Line, ...]:
-    """All commands, by group."""
+    """Help lines of all commands, by group."""
     rows = list[Line]()
     for group in GROUPS:
         rows += [line(Span(group.title, Role.NAME)), *map(_summary, group.commands), line()]

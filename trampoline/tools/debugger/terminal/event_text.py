@@ -1,4 +1,4 @@
-"""Events in a few words."""
+"""Short descriptions of events."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -16,7 +16,7 @@ from emu.events import (
 
 
 def event_text(event: Event, symbol: Callable[[int], str]) -> str:
-    """What happened, on one line; ``symbol`` names a guest address."""
+    """One-line description of an event; ``symbol`` names a guest address."""
     match event:
         case TextPatched(phase, address, old, new):
             return f"text patched at {symbol(address)}, {phase.name.lower()}: {old.hex()} -> {new.hex()}"

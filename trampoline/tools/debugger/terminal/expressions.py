@@ -1,7 +1,7 @@
-"""Expressions as one types them at a debugger: ``$rax + 8``, ``vfs_read+0x10``, ``*($rbp - 8)``, ``$rdi == 2``.
+"""Expressions in C syntax, as in gdb: ``$rax + 8``, ``vfs_read+0x10``, ``*($rbp - 8)``, ``$rdi == 2``.
 
-They are C, read by pycparser (whose nodes are Any), on unsigned 64-bit words: a name is a kernel symbol's address,
-``$name`` a register, ``*X`` the word at X.
+pycparser parses them (its nodes have type Any). Values are unsigned 64-bit words: a name is the address of a kernel
+symbol, ``$name`` a register, ``*X`` the word at X.
 """
 
 import operator
@@ -15,7 +15,7 @@ from trampoline.bpf.errors import TrampolineError
 MASK = (1 << 64) - 1
 WORD = 8
 _DOTTED = re.compile(r"(?<![\w$.])[A-Za-z_.][\w.]*[.:][\w.]+")
-"""Symbols that are no names in C: a module's, a compiler's clone of a function."""
+"""Symbols that are not C identifiers: a module's, a compiler's clone of a function."""
 _STANDS_FOR = re.compile(r"\$\$(\d+)")
 _TWO: Mapping[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -42,32 +42,32 @@ _ONE: Mapping[str, Callable[[int], int]] = {
     "!": operator.not_,
 }
 _ALIASES = {"pc": "rip", "sp": "rsp", "fp": "rbp"}
-"""gdb's names for registers of any machine."""
+"""Machine-independent register names of gdb."""
 
 
 class ExpressionState(Protocol):
-    """What an expression is about."""
+    """Registers and memory that an expression is evaluated on."""
 
     def registers(self) -> Mapping[str, int]:
-        """The present thread's."""
+        """Registers of the present thread."""
         ...
 
     def read(self, address: int, size: int) -> bytes:
-        """Guest memory."""
+        """Read ``size`` bytes of guest memory."""
         ...
 
 
 def register(name: str, known: Mapping[str, int]) -> str:
-    """The name of a register as the debugger has it. TrampolineError where there is none."""
+    """The debugger's name of a register. Raises TrampolineError for an unknown one."""
     bare = name.removeprefix("$")
     bare = _ALIASES.get(bare, bare)
     if bare not in known:
-        raise TrampolineError(f"no register {name}; there are {', '.join(known)}")
+        raise TrampolineError(f"no register {name}; the registers are {', '.join(known)}")
     return bare
 
 
 class StepperExpression:
-    """An expression that was read; symbols are looked up where it is used. TrampolineError for what is none."""
+    """A parsed expression; symbols are looked up on evaluation. Raises TrampolineError for a syntax error."""
 
     def __init__(self, text: str) -> None:
         from pycparser import c_ast, c_parser
@@ -84,7 +84,7 @@ class StepperExpression:
         self._check(self._tree)
 
     def value(self, state: ExpressionState, symbols: Kallsyms) -> int:
-        """The value, 64 bits unsigned. TrampolineError for an unknown register; what looking up and reading raise."""
+        """The value, 64 bits unsigned. Raises TrampolineError for an unknown register; what lookups and reads raise."""
         return self._of(self._tree, state, symbols)
 
     def _stand_in(self, found: re.Match[str]) -> str:
@@ -92,7 +92,7 @@ class StepperExpression:
         return f"$${len(self._names) - 1}"
 
     def _refused(self) -> TrampolineError:
-        return TrampolineError(f"{self.text!r} is no expression: $rax + 8, vfs_read, *($rbp - 8), $rdi == 2")
+        return TrampolineError(f"{self.text!r} is not an expression: $rax + 8, vfs_read, *($rbp - 8), $rdi == 2")
 
     def _check(self, node: Any) -> None:
         c = self._ast

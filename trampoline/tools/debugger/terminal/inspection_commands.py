@@ -1,4 +1,4 @@
-"""Commands that show something, or change a register or memory."""
+"""Commands that show state, or change a register or memory."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -16,17 +16,17 @@ from trampoline.tools.debugger.terminal.view_model import Seen
 _FORMAT = re.compile(r"/(\d*)([a-z]*)\s*(.*)", re.DOTALL)
 _SET = re.compile(r"(\$\w+|\*.+?)\s*=(?!=)\s*(.+)", re.DOTALL)
 MOST_WORDS = 1024
-"""That ``x`` shows at once."""
+"""Largest number of words or instructions that ``x`` shows."""
 _PER_LINE = 2
 
 
 def info(session: StepperSession, rest: str) -> CommandResult:
-    """``info registers`` and the like; the beginning of a word is enough."""
+    """``info registers`` and the like; a unique prefix of the topic is enough."""
     if not rest:
-        raise TrampolineError(f"info about what? {', '.join(SHOWN)}")
+        raise TrampolineError(f"info: no topic; the topics are {', '.join(SHOWN)}")
     found = next((show for name, show in SHOWN.items() if name.startswith(rest)), None)
     if found is None:
-        raise TrampolineError(f"no info about {rest!r}; there is {', '.join(SHOWN)}")
+        raise TrampolineError(f"no info about {rest!r}; the topics are {', '.join(SHOWN)}")
     return CommandResult(found(session) or (line("nothing"),))
 
 
@@ -73,7 +73,7 @@ def change(session: StepperSession, rest: str) -> CommandResult:
     """``set $rax = 5``, ``set *($rbp - 8) = 5``"""
     match = _SET.fullmatch(rest)
     if match is None:
-        raise TrampolineError("set what? $REG = EXPRESSION, *ADDRESS = EXPRESSION")
+        raise TrampolineError("set: no assignment; pass $REG = EXPRESSION or *ADDRESS = EXPRESSION")
     what, text = match.groups()
     value = _value(session, text)
     debugger = session.debugger

@@ -1,4 +1,4 @@
-"""Keys of the screen: those of gdb's TUI, whose commands are single keys after Ctrl-X s."""
+"""Keys of the screen, after the single-key mode of gdb's TUI (Ctrl-X s)."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from trampoline.tools.debugger.terminal.styled_text import Line, Role, Span, lin
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key, or two in a row, as Textual names them: what it does, as a command or an action of the screen (``@``)."""
+    """A key, or a sequence of two, in Textual's names, with its command or its screen action (``@``)."""
 
     keys: tuple[str, ...]
     does: str
@@ -22,7 +22,7 @@ KEYS = (
     Key(("f",), "finish", "until the present function has returned"),
     Key(("c",), "continue", "to a breakpoint, the end, a fault"),
     Key(("p",), "phase", "to the next phase"),
-    Key(("u",), "@until", "to the cursor; without one, to a place that is asked for"),
+    Key(("u",), "@until", "to the cursor; without one, to a place that you type"),
     Key(("r", "s"), "reverse-stepi", "back an instruction", "rs"),
     Key(("r", "n"), "reverse-nexti", "back over a call", "rn"),
     Key(("r", "f"), "reverse-finish", "back to the call of the present function", "rf"),
@@ -48,7 +48,7 @@ KEYS = (
 )
 BY_KEYS = {key.keys: key for key in KEYS}
 PREFIXES = frozenset(key.keys[0] for key in KEYS if len(key.keys) > 1)
-"""Keys after which another one is waited for."""
+"""First keys of two-key sequences."""
 MARKS = (
     ("=>", "the instruction that is executed next; the present thread"),
     ("b", "a breakpoint"),
@@ -56,14 +56,14 @@ MARKS = (
     ("*", "changed by the last command"),
 )
 ALWAYS = frozenset({"ctrl+c", "escape", "tab", "shift+tab"})
-"""Keys that are the screen's in the command line as well."""
+"""Keys that the screen handles in the command line as well."""
 HINTS = line("s step n over f out c run p phase rs rn rf rc back b break : command ? help")
 SCHEDULE_HINTS = line("s step a along rs ra back n over f out c run b break : command ? help")
-"""What stands on the bottom line: of a schedule, whose other keys leave it."""
+"""Contents of the bottom line. The schedule's hints leave out keys that depart from the schedule."""
 
 
 def shown(key: str) -> str:
-    """A key as people write it."""
+    """Readable name of a key."""
     return {"ctrl+x": "Ctrl-X", "ctrl+c": "Ctrl-C", "question_mark": "?", "colon": ":"}.get(key, key)
 
 

@@ -1,4 +1,4 @@
-"""``--plain``: the same, line by line, for pipes, logs and terminals that can do no more."""
+"""``--plain``: stepping line by line, for pipes, logs and simple terminals."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,28 +16,28 @@ from trampoline.tools.debugger.terminal.styled_text import plain
 from trampoline.tools.debugger.terminal.view_model import TRAPPED, ViewBaseline
 
 HERE = "=>"
-"""In front of the instruction that is executed next."""
+"""Mark before the instruction that is executed next."""
 PROMPT = "(tramp) "
-"""In front of a command, where commands are printed."""
+"""Prefix of echoed commands."""
 _TEXT = 36
-"""Columns of an instruction, before what it changed."""
+"""Width of the instruction column, in front of the changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where things stood: what was to be executed next, or what an operation was doing."""
+    """State at one position: the next instruction, or the point that an operation has reached."""
 
     position: int
     thread: Thread
     code: CodeLine | None
     phase: str | None
-    """What the instruction is executed for, where that matters."""
+    """Phase that the instruction belongs to; None without one."""
     state: str
     marks: ViewBaseline
 
 
 class Plain:
-    """What happens, as lines of text. ``phase``: instructions of this phase only; ``most``: so many lines of them."""
+    """Execution as lines of text. ``phase``: only instructions of this phase; ``most``: their largest number."""
 
     def __init__(self, session: StepperSession, *, phase: str | None = None, most: int | None = None) -> None:
         self._session, self._debugger = session, session.debugger
@@ -46,10 +46,10 @@ class Plain:
         self._function = self._source = ""
         self._events = len(self._debugger.events)
         self.faulted = False
-        """Whether the guest did what its kernel would die of."""
+        """True if the guest faulted in a way that is fatal to the kernel."""
 
     def everything(self) -> Iterator[str]:
-        """All threads to their ends, an instruction or a point of an operation a line."""
+        """Run all threads to their ends; one line per instruction or point of an operation."""
         debugger, waiting = self._debugger, set[Thread]()
         yield self._session.title
         if self._session.along is not None:
@@ -70,7 +70,7 @@ class Plain:
                 if others:
                     debugger.select(others[0])
                     continue
-                stop = debugger.run(1)  # whoever can: a grace period that ends, a sleeper that wakes
+                stop = debugger.run(1)  # any thread that can run: the end of a grace period, a task to wake
                 yield from self._happened()
                 if stop.reason is DebugStopReason.BLOCKED:
                     return
@@ -88,7 +88,7 @@ class Plain:
                 yield from self._told(before, reason(self._session, stop))
 
     def _followed(self, along: Along) -> Iterator[str]:
-        """A schedule, every instruction and point of its steps."""
+        """Follow a schedule: every instruction and point of its steps."""
         debugger, told = self._debugger, -1
         while self._left != 0:
             along.choose()
@@ -109,7 +109,7 @@ class Plain:
             yield from self._happened()
 
     def commands(self, texts: Iterable[str]) -> Iterator[str]:
-        """Commands and what came of them; behind each that moves, where one stands then."""
+        """Execute commands and print their results; after each move, the new position."""
         yield self._session.title
         yield from self._here()
         for text in texts:
@@ -147,13 +147,13 @@ class Plain:
         return Position(debugger.position, thread, code, phase, state, ViewBaseline.of(debugger))
 
     def _phase_of(self, code: CodeLine) -> str | None:
-        """Its own, or that of the call in which it runs: programs and originals may have none."""
+        """Phase of the instruction, or of its caller: programs and original functions may have none."""
         debugger = self._debugger
         calls = (debugger.phase(site.address - 1) for site in debugger.backtrace()[1:])
         return next((phase for phase in (code.phase, *calls) if phase is not None), None)
 
     def _executed(self, before: Position) -> Iterator[str]:
-        """What was executed at a place, once it has been, and what happened with it."""
+        """The instruction that was executed at a place, with its effects."""
         code = before.code
         if code is None:
             yield from self._told(before, before.state)
@@ -165,7 +165,7 @@ class Plain:
         yield from self._happened()
 
     def _here(self, before: Position | None = None) -> Iterator[str]:
-        """Where one stands; what has changed since a place."""
+        """The present position; with ``before``, the changes since then."""
         place = self._place()
         if place.code is None:
             yield from self._told(place, place.state)
@@ -198,7 +198,7 @@ class Plain:
         self._thread = thread
 
     def _happened(self) -> Iterator[str]:
-        """Events since the last time."""
+        """Events since the last call."""
         events = self._debugger.events
         for position, event in events[self._events :]:
             yield f"{position:>7} ! {event_text(event, self._debugger.symbol)}"

@@ -1,4 +1,4 @@
-"""Commands that move: forwards, backwards, to the next something."""
+"""Commands that move: forwards, backwards, to the next program, call, patch or event."""
 
 from collections.abc import Callable
 from typing import Literal, get_args
@@ -14,11 +14,11 @@ from trampoline.tools.debugger.terminal.session import StepperSession
 from trampoline.tools.debugger.terminal.styled_text import Role, Span, line
 
 Next = Literal["program", "call", "patch", "event"]
-"""What ``to`` goes to, beside phases."""
+"""Targets of ``to``, apart from phases."""
 Move = Callable[[StepperSession, str], CommandResult]
-"""A command: it takes what stands after its name."""
+"""A command; its argument is the text after its name."""
 MOST = 10_000_000
-"""Steps that a count may ask for."""
+"""Largest step count."""
 
 
 def step(session: StepperSession, rest: str) -> CommandResult:
@@ -40,12 +40,12 @@ def step(session: StepperSession, rest: str) -> CommandResult:
 
 
 def repeated(move: str) -> Move:
-    """Makes the command that does a move of the debugger once or N times, until one ends otherwise: ``nexti [N]``."""
+    """Make the command for a debugger move that is repeated N times, until one ends otherwise: ``nexti [N]``."""
     return lambda session, rest: _repeated(session, getattr(session.debugger, move), rest)
 
 
 def once(move: str) -> Move:
-    """Makes the command that does a move of the debugger, and takes nothing: ``finish``."""
+    """Make the command for a debugger move without arguments: ``finish``."""
 
     def do(session: StepperSession, rest: str) -> CommandResult:
         if rest:
@@ -56,15 +56,15 @@ def once(move: str) -> Move:
 
 
 def scheduled(move: str) -> Move:
-    """Makes the command that follows a schedule, once or N times: ``along [N]``."""
+    """Make the command that follows a schedule, once or N times: ``along [N]``."""
     return lambda session, rest: _repeated(session, getattr(_schedule(session), move), rest)
 
 
 def _schedule(session: StepperSession) -> ScheduleDebugger:
     if session.along is None:
-        raise TrampolineError("there is no schedule to follow: tramp replay STRING --step has one")
+        raise TrampolineError("no schedule to follow: tramp replay STRING --step has one")
     if session.along.is_left:
-        raise TrampolineError("a step went another way: goto 0 begins again, without the schedule")
+        raise TrampolineError("a step has left the schedule: goto 0 starts again, without it")
     return session.along.debugger
 
 
@@ -90,12 +90,12 @@ def to(session: StepperSession, rest: str) -> CommandResult:
     """``to program``, ``to call``, ``to patch``, ``to event``"""
     found: Next | None = next((what for what in get_args(Next) if what == rest), None)
     if found is None:
-        raise TrampolineError(f"to what? {', '.join(get_args(Next))}")
+        raise TrampolineError(f"to: no target; pass one of {', '.join(get_args(Next))}")
     return moved(session, session.debugger.run_to(found))
 
 
 def to_breakpoint(session: StepperSession, wanted: Breakpoint) -> CommandResult:
-    """Run until a breakpoint is met that is there for this once."""
+    """Run to a temporary breakpoint, which is removed afterwards."""
     debugger = session.debugger
     if wanted in debugger.breakpoints:
         return moved(session, debugger.run())
@@ -110,9 +110,9 @@ def to_breakpoint(session: StepperSession, wanted: Breakpoint) -> CommandResult:
 
 
 def moved(session: StepperSession, stop: DebugStop) -> CommandResult:
-    """What a move's end is told as."""
+    """The command result for the end of a move."""
     if stop.position < session.start:
-        # In front of it there is nobody whom one could look at.
+        # At the start no thread has a state to compare with.
         stop = session.debugger.goto(session.start)._replace(reason=DebugStopReason.START)
     if session.along is not None:
         session.along.note()
@@ -123,7 +123,7 @@ def moved(session: StepperSession, stop: DebugStop) -> CommandResult:
 
 
 def reason(session: StepperSession, stop: DebugStop) -> str:
-    """Why a move ended, in words; nothing where it did what was asked for."""
+    """Reason for the end of a move; empty if the move was completed."""
     match stop.reason:
         case DebugStopReason.STEP:
             return stop.message
@@ -134,7 +134,7 @@ def reason(session: StepperSession, stop: DebugStop) -> str:
         case DebugStopReason.DONE:
             return stop.message or f"{stop.thread.name if stop.thread else 'it'} has ended{_value(stop)}"
         case DebugStopReason.START:
-            return "at the start: nothing is further back"
+            return "at the start"
         case _:
             return ": ".join(part for part in (str(stop.reason), stop.message) if part)
 
@@ -155,11 +155,11 @@ def _repeated(session: StepperSession, move: Callable[[], DebugStop], rest: str)
 
 
 def _count(rest: str) -> int:
-    return number(rest, "how often", least=1) if rest else 1
+    return number(rest, "count", least=1) if rest else 1
 
 
 def number(text: str, what: str, *, least: int, most: int = MOST) -> int:
-    """A decimal number. TrampolineError."""
+    """Parse a decimal number. Raises TrampolineError if it is none or out of range."""
     if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-        raise TrampolineError(f"{what}: a number from {least} is wanted, not {text!r}")
+        raise TrampolineError(f"{what}: expected a number from {least} to {most}, not {text!r}")
     return int(text)

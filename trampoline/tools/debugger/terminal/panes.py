@@ -1,4 +1,4 @@
-"""The panes as lines of text, from what was seen: pure functions, for the screen and for ``--plain``."""
+"""The panes as lines of text, from a snapshot (``Seen``): pure functions, for the screen and for ``--plain``."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ REGISTERS = (
     *(("rax", "r8"), ("rbx", "r9"), ("rcx", "r10"), ("rdx", "r11"), ("rsi", "r12")),
     *(("rdi", "r13"), ("rbp", "r14"), ("rsp", "r15"), ("rip", "gs_base")),
 )
-"""Registers beside each other."""
+"""Registers per row."""
 FLAGS = ((0, "CF"), (2, "PF"), (4, "AF"), (6, "ZF"), (7, "SF"), (9, "IF"), (10, "DF"), (11, "OF"))
-"""Bits of eflags, as gdb names them."""
+"""Names of the eflags bits, as in gdb."""
 CODE_COLUMNS = 20
-"""Of an instruction's bytes: ten are the longest in a trampoline."""
+"""Width of the instruction bytes: the longest instruction of a trampoline has ten."""
 TEXT_COLUMNS = 34
-"""Of an instruction, before its comment."""
+"""Width of the instruction text, before its comment."""
 NAME_COLUMNS = 10
-"""Of a stack slot's name, at least."""
+"""Least width of a stack slot's name."""
 CHANGED = "*"
-"""Behind what is not as it was."""
+"""Mark after a changed value."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaneRow:
-    """A line of a pane, and the guest address that it is about."""
+    """A line of a pane, and the guest address that it shows."""
 
     spans: Line
     address: int | None = None
@@ -34,7 +34,7 @@ class PaneRow:
 
 @dataclass(frozen=True, slots=True)
 class PaneText:
-    """What a pane shows: its title, its rows, and the row that must be seen."""
+    """Contents of a pane: title, rows, and the index of the row that must be visible."""
 
     title: str
     rows: tuple[PaneRow, ...]
@@ -42,7 +42,7 @@ class PaneText:
 
 
 def code(seen: Seen, *, cursor: int | None = None, with_bytes: bool = False) -> PaneText:
-    """The listing around the present instruction. ``cursor`` is the address of the user's."""
+    """The listing around the present instruction. ``cursor``: guest address of the user's cursor."""
     rows = list[PaneRow]()
     function, source = "", ""
     at = None
@@ -68,7 +68,7 @@ def code(seen: Seen, *, cursor: int | None = None, with_bytes: bool = False) -> 
 def _no_code(seen: Seen) -> Iterator[str]:
     thread = seen.thread
     if thread is None:
-        yield "Nobody is there to be stepped."
+        yield "No thread to step."
     elif thread.is_done:
         yield f"{thread.name} has ended. rs and rc go back, t to the next thread, q leaves."
     else:
@@ -101,18 +101,18 @@ def code_line(found: CodeLine, seen: Seen, *, with_bytes: bool = False, cursor: 
 
 
 def place_of(found: CodeLine) -> tuple[str, str]:
-    """The function that an instruction is in, and where: ``+0x1c``."""
+    """The function of an instruction, and the offset in it: ``+0x1c``."""
     name, _, offset = found.symbol.partition("+")
     return name, f"+{offset or '0x0'}"
 
 
 def remark(found: CodeLine) -> str:
-    """What is said behind an instruction: what is being patched, the listing's comment, the eBPF that it was."""
+    """Text after an instruction: the patch in progress, the listing's comment, the source eBPF instruction."""
     return " | ".join(part for part in (found.patch, found.comment, found.ebpf) if part)
 
 
 def registers(seen: Seen) -> PaneText:
-    """All registers, two in a row, changed ones marked."""
+    """All registers, two in a row, with changed ones marked."""
     rows = [PaneRow((*_register(seen, one), *_register(seen, other))) for one, other in REGISTERS if seen.registers]
     if seen.registers:
         flags = seen.registers["eflags"]
@@ -137,7 +137,7 @@ def _register_changed(seen: Seen, name: str) -> bool:
 
 
 def stack(seen: Seen) -> PaneText:
-    """The words of the present function's frame, the highest address first, each by its name."""
+    """The words of the present function's frame with their names, the highest address first."""
     if seen.frame is None:
         return PaneText("stack", ())
     rsp = seen.registers.get("rsp")
@@ -160,7 +160,7 @@ def _slot(slot: FrameSlot, seen: Seen, *, is_top: bool) -> Line:
 
 
 def chain(seen: Seen) -> PaneText:
-    """Who called whom, the innermost first."""
+    """The call chain, innermost first."""
     rows = [
         PaneRow(line(Span(f"#{depth:<2}", Role.FAINT), Span(site.name), Span(f"  {site.phase or ''}", Role.PHASE)))
         for depth, site in enumerate(seen.chain)
@@ -169,7 +169,7 @@ def chain(seen: Seen) -> PaneText:
 
 
 def events(seen: Seen) -> PaneText:
-    """What happened, the last at the end; new ones marked."""
+    """The events, the last at the end, with new ones marked."""
     first = seen.event_count - len(seen.events)
     rows = []
     for number, (position, event) in enumerate(seen.events, first):
@@ -180,7 +180,7 @@ def events(seen: Seen) -> PaneText:
 
 
 def cpus(seen: Seen) -> PaneText:
-    """The threads, and what each vCPU is doing."""
+    """The threads, and the state of each vCPU."""
     rows = []
     for thread in seen.threads:
         here = seen.thread is not None and thread.number == seen.thread.number
@@ -203,7 +203,7 @@ def cpus(seen: Seen) -> PaneText:
 
 
 def schedule(seen: Seen) -> PaneText:
-    """The steps of a schedule: who goes on, from where; the present one marked."""
+    """The steps of a schedule with their actors and places, the present one marked."""
     found = seen.schedule
     if found is None:
         return PaneText("schedule", ())
@@ -220,7 +220,7 @@ def schedule(seen: Seen) -> PaneText:
 
 
 def status(seen: Seen) -> Line:
-    """Where everything stands, in one line."""
+    """The status line: position, thread, CPU, title."""
     parts = [f"position {seen.position}" + (f" of {seen.end}" if seen.end != seen.position else "")]
     if seen.thread is not None:
         cpu = f" on cpu {seen.thread.cpu}" if seen.thread.is_task else ""
@@ -231,7 +231,7 @@ def status(seen: Seen) -> Line:
 
 
 def about(seen: Seen) -> Line:
-    """What is to be said of the present instruction: all of its remarks, for which the listing may be too narrow."""
+    """Full annotation of the current instruction, which the listing may have to cut."""
     current = seen.current
     if seen.thread is not None and seen.thread.state == TRAPPED:
         return line(Span(TRAPPED, Role.WARNING))
@@ -250,4 +250,4 @@ PANES: Mapping[str, Callable[[Seen], PaneText]] = {
     "events": events,
     "schedule": schedule,
 }
-"""All panes by name, in the order of their numbers."""
+"""All panes by name; their order is that of their numbers."""

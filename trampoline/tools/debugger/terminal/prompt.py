@@ -1,4 +1,4 @@
-"""What comes over the screen: a page of text, and the command line's input."""
+"""Widgets above the panes: a page of text, and the command line's input."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from trampoline.tools.debugger.terminal.widgets import Pane
 
 
 class Page(ModalScreen[None]):
-    """Text that covers the screen until it is left."""
+    """Text that covers the screen until the user closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(key, "dismiss", show=False) for key in ("q", "escape", "enter", "space", "f1", "question_mark")
@@ -35,7 +35,7 @@ class Page(ModalScreen[None]):
 
 
 class CommandLine(Input):
-    """The command line; up and down go through what was typed before."""
+    """The command line; up and down move through its history."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "earlier(-1)", show=False),
@@ -49,18 +49,18 @@ class CommandLine(Input):
         self._at = 0
 
     def begin(self, text: str) -> None:
-        """Wait for a command that begins like this."""
+        """Open the input with this text."""
         self._at = len(self._typed)
         self.value = text
         self.cursor_position = len(text)
 
     def remember(self, text: str) -> None:
-        """Keep a command for ``up``."""
+        """Add a command to the history."""
         if text.strip() and self._typed[-1:] != [text]:
             self._typed.append(text)
 
     def action_earlier(self, steps: int) -> None:
-        """Show the command before, or behind."""
+        """Show an older command, or a newer one."""
         self._at = min(max(self._at + steps, 0), len(self._typed))
         self.value = (*self._typed, "")[self._at]
         self.cursor_position = len(self.value)

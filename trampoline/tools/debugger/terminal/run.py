@@ -1,4 +1,4 @@
-"""``tramp step`` from options to the end: which of screen, lines and picture it is, and where the debugger lives."""
+"""``tramp step``: chooses screen, lines or picture, and runs the debugger in its host thread."""
 
 import os
 import sys
@@ -22,9 +22,10 @@ from trampoline.tools.debugger.terminal.session import StepperSession
 
 @dataclass(frozen=True, slots=True)
 class Stepping:
-    """How to show it. ``commands`` are done first, then those of the file ``script`` ("-": standard input).
+    """Options of the output. ``commands`` are executed first, then those of the file ``script`` ("-": standard input).
 
-    ``most`` lines of instructions, of ``phase`` only: line by line. ``screenshot`` of ``size`` characters: no screen.
+    ``most`` (lines of instructions) and ``phase`` (only this one) imply line mode; ``screenshot`` makes a picture of
+    ``size`` (columns, lines) and opens no screen.
     """
 
     plain: bool = False
@@ -37,20 +38,20 @@ class Stepping:
 
     @property
     def is_plain(self) -> bool:
-        """Whether to print lines: asked for, or there is no terminal that could do more."""
+        """True if lines are printed: on request, or if the terminal cannot show the screen."""
         return self.plain or self.most is not None or self.phase is not None or not has_screen()
 
 
 def has_screen() -> bool:
-    """Whether a terminal is there that a screen can be drawn on, and keys read from."""
+    """True if standard input and output are a terminal that can show the screen."""
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
     return all(stream is not None and stream.isatty() for stream in streams) and os.environ.get("TERM") != "dumb"
 
 
 def step_schedule(address: str, how: Stepping) -> int:
-    """Step through a schedule that ``tramp explore`` printed. Exit status: 1 where it breaks something, printed.
+    """Step through a schedule that ``tramp explore`` printed. Exit status: 1 if it has a violation, which is printed.
 
-    BadSchedule, TrampolineError and KernelError for an address that names nothing.
+    Raises BadSchedule, TrampolineError or KernelError if a part of the address is unknown.
     """
 
     @contextmanager
@@ -62,13 +63,13 @@ def step_schedule(address: str, how: Stepping) -> int:
 
 
 Opening = Callable[[], AbstractContextManager[StepperSession]]
-"""What makes a session, and ends it."""
+"""Context manager that opens and closes a session."""
 
 
 def step_target(options: Workload, how: Stepping) -> int:
-    """Step through what the options ask for. Exit status: 1 where the guest faulted under ``--plain``.
+    """Step through a workload. Exit status: 1 if the guest faulted under ``--plain``.
 
-    TrampolineError and what opening the target raises, before anything is shown; OSError for a file.
+    Raises TrampolineError and what opening the workload raises, before any output; OSError for a file.
     """
 
     @contextmanager
@@ -81,12 +82,12 @@ def step_target(options: Workload, how: Stepping) -> int:
 
 
 def step(opening: Opening, how: Stepping) -> int:
-    """Step through a session: see ``step_target``."""
+    """Step through a session, as ``step_target`` does."""
     if how.phase is not None:
         check_phase(how.phase)
     if how.screenshot is not None:
         if how.plain or how.most is not None or how.phase is not None:
-            raise TrampolineError("--screenshot is of the screen: not with --plain, --max or --phase")
+            raise TrampolineError("--screenshot: not with --plain, --max or --phase, which print lines")
         return _screenshot(opening, how, how.screenshot)
     return _print(opening, how) if how.is_plain else _show(opening, how)
 
@@ -107,7 +108,7 @@ def _show(opening: Opening, how: Stepping) -> int:
         from trampoline.tools.debugger.terminal.app import StepApp
 
     if how.script == "-":
-        raise TrampolineError("-x -: standard input is the screen's keyboard; --plain reads commands from it")
+        raise TrampolineError("-x -: the screen reads keys from standard input; --plain reads commands from it")
     commands = tuple(_commands(how))
     with _elsewhere(opening) as (session, executor):
         app = StepApp(session, executor, commands)
@@ -132,7 +133,7 @@ def _screenshot(opening: Opening, how: Stepping, path: Path) -> int:
 def _commands(how: Stepping) -> Iterable[str]:
     given = [command for text in how.commands for command in text.split(";")]
     if how.script == "-":
-        return chain(given, sys.stdin)  # a line at a time: somebody may be typing
+        return chain(given, sys.stdin)  # a line at a time: the user may be typing
     if how.script is None:
         return given
     return (*given, *Path(how.script).read_text(encoding="utf-8").splitlines())
@@ -140,7 +141,7 @@ def _commands(how: Stepping) -> Iterable[str]:
 
 @contextmanager
 def _elsewhere(opening: Opening) -> Iterator[tuple[StepperSession, Executor]]:
-    """The session in a host thread of its own, from beginning to end: greenlets stay in the thread they began in."""
+    """The session in a host thread of its own, since greenlets cannot leave the thread that started them."""
     with ThreadPoolExecutor(1, "debugger") as executor:
         stack = ExitStack()
         session = executor.submit(lambda: stack.enter_context(opening())).result()

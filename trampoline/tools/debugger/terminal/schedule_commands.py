@@ -1,4 +1,4 @@
-"""Commands that are the scheduler's: who runs where, when a CPU sees patched text, which grace period ends."""
+"""Commands for scheduling: select, preempt and place threads, synchronise a CPU's text, end grace periods."""
 
 from trampoline.bpf.errors import TrampolineError
 from trampoline.tools.debugger import Thread
@@ -36,14 +36,14 @@ def place(session: StepperSession, rest: str) -> CommandResult:
     """``place CPU``"""
     found = session.debugger.thread
     session.debugger.place(found, number(rest, "which cpu", least=0))
-    return CommandResult((line(f"{found.name} goes on on cpu {found.cpu}"),), moved=True)
+    return CommandResult((line(f"{found.name} continues on cpu {found.cpu}"),), moved=True)
 
 
 def adopt(session: StepperSession, rest: str) -> CommandResult:
     """``adopt [CPU]``"""
     cpu = number(rest, "which cpu", least=0) if rest else session.debugger.thread.cpu
     if cpu is None:
-        raise TrampolineError("which cpu? this thread is in process context")
+        raise TrampolineError("adopt: the thread is in process context; pass a CPU")
     session.debugger.adopt(cpu)
     return CommandResult((line(f"cpu {cpu} sees all text as it is"),), moved=True)
 
@@ -51,7 +51,7 @@ def adopt(session: StepperSession, rest: str) -> CommandResult:
 def grace(session: StepperSession, rest: str) -> CommandResult:
     """``grace KIND``"""
     if not rest:
-        raise TrampolineError(f"which kind? {', '.join(session.debugger.grace_periods) or 'none can end'}")
+        raise TrampolineError(f"grace: no kind; {', '.join(session.debugger.grace_periods) or 'none'} can end")
     begun = session.debugger.end_grace_period(rest)
     return CommandResult((line(f"thread {begun.number}: {begun.name}"),), moved=True)
 

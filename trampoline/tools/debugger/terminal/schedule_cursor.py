@@ -1,30 +1,30 @@
-"""Along a schedule of ``tramp explore``: who goes on at each position, and whether the user still follows it."""
+"""Cursor along a schedule of ``tramp explore``: the next actor, and whether the user still follows the schedule."""
 
 from trampoline.tools.debugger import DebugStop, DebugStopReason, Thread
 from trampoline.tools.debugger.schedule import ScheduleDebugger
 
 
 class Along:
-    """A schedule that is being followed, or was until the user let somebody else go on."""
+    """A schedule that the user follows, or followed until a step departed from it."""
 
     def __init__(self, debugger: ScheduleDebugger) -> None:
         self.debugger = debugger
         self._end = debugger.end
         self.is_left = False
-        """Whether a step went another way: there is nothing to follow any more."""
+        """True once a step has departed from the schedule."""
 
     def note(self) -> None:
-        """Take note of what a command did: moves of one's own put an end to those that were to come."""
+        """Update the cursor after a command: a new recorded position means that the schedule was left."""
         if self.debugger.end != self._end:
             self.is_left = True
 
     @property
     def present(self) -> int | None:
-        """Which step of the schedule makes the next move, from 0; None behind its end, or off it."""
+        """Index of the step that makes the next move, from 0; None after the last, or off the schedule."""
         return None if self.is_left else self.debugger.present
 
     def choose(self) -> None:
-        """Make the thread the current one that the schedule lets go on."""
+        """Select the thread that the schedule runs next."""
         present = self.present
         if present is None:
             return
@@ -34,7 +34,7 @@ class Along:
             self.debugger.select(found[0])
 
     def step(self, count: int) -> DebugStop:
-        """So many moves of the schedule."""
+        """Make ``count`` moves along the schedule."""
         debugger = self.debugger
         if self.present is None:
             return self._over()
@@ -42,7 +42,7 @@ class Along:
         return debugger.stopped(DebugStopReason.STEP) if self.present is not None else self._over()
 
     def is_next(self, thread: Thread) -> bool:
-        """Whether the schedule lets this thread go on."""
+        """True if the schedule runs this thread next."""
         present = self.present
         return present is not None and self.debugger.schedule[present].name == thread.name
 

@@ -1,4 +1,4 @@
-"""How the screen looks: what each role is drawn as, and where the panes are at each size of the terminal.
+"""Styles of the screen: colours of each role, and the pane layout for each size of terminal.
 
 Only the terminal's own sixteen colours are used, on its own background: they fit light and dark terminals and are
 short on the wire. Without colour, reverse, bold and underline remain.
@@ -25,9 +25,9 @@ STYLES: Mapping[Role, Style] = {
 }
 
 LEAST_COLUMNS, LEAST_LINES = 72, 20
-"""Of a terminal in which there is something to see."""
+"""Smallest terminal that the panes fit into."""
 WIDE, TALL = 110, 34
-"""From here on there is room for more panes beside each other, and above each other."""
+"""Sizes from which on more panes fit side by side, and above each other."""
 
 CSS = """
 Screen { layers: base over; }

@@ -1,4 +1,4 @@
-"""The screen as a picture."""
+"""Picture of the screen."""
 
 import asyncio
 from concurrent.futures import Executor
@@ -10,17 +10,17 @@ from trampoline.tools.debugger.terminal.session import StepperSession
 from trampoline.tools.debugger.terminal.styled_text import plain
 
 MOST = (400, 200)
-"""Columns and lines of a picture."""
+"""Smallest and largest pictures, in columns and lines."""
 
 
 def screenshot(session: StepperSession, executor: Executor, commands: tuple[str, ...], size: tuple[int, int]) -> str:
-    """The screen behind the commands, as SVG. ``size``: columns and lines.
+    """The screen after the commands, as SVG. ``size``: columns and lines.
 
-    TrampolineError for a size at which there is nothing to see, and for a command that is refused.
+    Raises TrampolineError for a size outside the limits, and for a command that is rejected.
     """
     if not (LEAST_COLUMNS <= size[0] <= MOST[0] and LEAST_LINES <= size[1] <= MOST[1]):
         least, most = f"{LEAST_COLUMNS}x{LEAST_LINES}", f"{MOST[0]}x{MOST[1]}"
-        raise TrampolineError(f"a picture of {size[0]}x{size[1]}: {least} is the smallest, {most} the largest")
+        raise TrampolineError(f"--size: {size[0]}x{size[1]} is not between {least} and {most}")
     app = StepApp(session, executor, commands)
 
     async def drawn() -> str:

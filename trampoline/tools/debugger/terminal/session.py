@@ -1,4 +1,4 @@
-"""One user at one debugger: what is remembered between commands."""
+"""State of one user's debugger between commands."""
 
 from collections.abc import Callable
 
@@ -8,26 +8,26 @@ from trampoline.tools.debugger.terminal.view_model import Seen, ViewBaseline, lo
 
 
 class StepperSession:
-    """A debugger in use. Nothing here is asked from two threads of the host at once, but ``interrupt``."""
+    """A debugger in use, from one host thread at a time; only ``interrupt`` may be called from another."""
 
     def __init__(self, debugger: BpfDebugger, title: str, along: Along | None = None) -> None:
         self.debugger, self.title = debugger, title
         self.along = along
-        """The schedule that is to be followed."""
+        """The schedule to follow."""
         if along is not None:
             along.choose()
         self.start = debugger.position
-        """Where the user begins, with the threads in place: going back ends here."""
+        """Position at which the user starts, with all threads placed; going back ends here."""
         self.marks: ViewBaseline | None = None
-        """What changes are measured by; None before the first command."""
+        """State that changes are measured against; None before the first command."""
         self.last = ""
         """The command that an empty line repeats."""
         self.after_instruction: Callable[[], None] | None = None
-        """Called after each instruction of a step forwards, where somebody prints them all."""
+        """Called after each instruction of a forward step; used to print them all."""
         self._numbers: dict[Breakpoint, int] = {}
 
     def look(self) -> Seen:
-        """What there is to see now."""
+        """A snapshot of the present state."""
         return look(self.debugger, self.title, self.marks, self.number, self.along)
 
     def mark(self) -> None:
@@ -35,9 +35,9 @@ class StepperSession:
         self.marks = ViewBaseline.of(self.debugger)
 
     def number(self, breakpoint: Breakpoint) -> int:
-        """The number by which the user knows a breakpoint: the first has 1, and none is given twice."""
+        """Number of a breakpoint, from 1; numbers are not reused."""
         return self._numbers.setdefault(breakpoint, len(self._numbers) + 1)
 
     def interrupt(self) -> None:
-        """Stop what runs; from any thread of the host."""
+        """Stop a running command; may be called from any host thread."""
         self.debugger.interrupt()

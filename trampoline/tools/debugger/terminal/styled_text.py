@@ -1,7 +1,7 @@
-"""Lines of styled text: what every pane is made of, and what ``--plain`` prints without the styles.
+"""Lines of styled text, which make up the panes; ``--plain`` prints them without styles.
 
-A style is a word for what the text is, a ``Role``; how that looks is the screen's to say. Nothing is told by colour
-alone: whatever a role means, the text has a character for it as well.
+A style is a ``Role``, the kind of the text; the screen defines its colours. Each role also has a character in the text,
+so that no information depends on colour.
 """
 
 import enum
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 
 class Role(enum.StrEnum):
-    """What a piece of text is."""
+    """Kind of a piece of text."""
 
     PLAIN = "plain"
     CURRENT = "current"
@@ -20,14 +20,14 @@ class Role(enum.StrEnum):
     CHANGED = "changed"
     """Different from what was there before the last command."""
     FAINT = "faint"
-    """Addresses, rules, what is there for orientation."""
+    """Addresses, rules and other orientation marks."""
     NAME = "name"
     COMMENT = "comment"
     SOURCE = "source"
     PHASE = "phase"
     BREAKPOINT = "breakpoint"
     WARNING = "warning"
-    """Faults, text that is being patched."""
+    """Faults, and text that is being patched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +42,27 @@ Line: TypeAlias = tuple[Span, ...]
 """A line of a pane."""
 
 CUT = "\N{HORIZONTAL ELLIPSIS}"
-"""Stands where a line was too long for its pane."""
+"""Last character of a line that was cut to its pane's width."""
 
 
 def line(*parts: str | Span) -> Line:
-    """A line of these pieces, empty ones left out; strings are plain."""
+    """A line of these pieces without the empty ones; strings get the plain role."""
     spans = (part if isinstance(part, Span) else Span(part) for part in parts)
     return tuple(span for span in spans if span.text)
 
 
 def plain(spans: Iterable[Span]) -> str:
-    """The text of a line, without blanks at its end."""
+    """The text of a line, without trailing blanks."""
     return "".join(span.text for span in spans).rstrip()
 
 
 def width(spans: Iterable[Span]) -> int:
-    """Columns that a line takes."""
+    """Width of a line in columns."""
     return sum(len(span.text) for span in spans)
 
 
 def fitted(spans: Line, columns: int) -> Line:
-    """The line in at most ``columns``; where something had to go, ``CUT`` is its last character."""
+    """The line in at most ``columns``; a line that was cut ends in ``CUT``."""
     if columns <= 0:
         return ()
     if len(plain(spans)) <= columns:
@@ -82,5 +82,5 @@ def _first(spans: Line, columns: int) -> Line:
 
 
 def restyled(spans: Line, role: Role) -> Line:
-    """The same text, all of one role."""
+    """The same text, all in one role."""
     return tuple(Span(span.text, role) for span in spans)

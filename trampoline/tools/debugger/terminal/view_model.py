@@ -1,4 +1,4 @@
-"""What there is to see at one position: taken from the Debugger in one go, and no longer dependent on it."""
+"""Snapshot of the debugger at one position, independent of the debugger afterwards."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from trampoline.tools.debugger.terminal.event_text import event_text
 from trampoline.tools.debugger.terminal.schedule_cursor import Along
 
 CODE_LINES = 600
-"""Instructions around the present one, of its function: what one may scroll through."""
-TRAPPED = "behind an int3, whose entry has not run yet"
-"""Where a task is between the two steps of a trap."""
+"""Instructions of the function that are shown around the present one, for scrolling."""
+TRAPPED = "after an int3, before its handler"
+"""State of a task between the two steps of a trap."""
 SITE_LINES = 8
-"""Instructions around a site that is being patched."""
+"""Instructions shown around a site that is being patched."""
 EVENTS = 100
-"""Of the last ones."""
+"""Number of latest events that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadSeen:
-    """A thread as it was; ``state`` in words, ``cpu`` None for an operation."""
+    """A thread in the snapshot; ``state`` in words, ``cpu`` None for an operation."""
 
     number: int
     name: str
@@ -40,24 +40,24 @@ class ThreadSeen:
 
     @classmethod
     def of(cls, debugger: BpfDebugger, thread: Thread) -> "ThreadSeen":
-        """How a thread is now."""
+        """Snapshot of a thread."""
         state = TRAPPED if debugger.is_trapped(thread) else str(thread.state)
         return cls(thread.number, thread.name, state, thread.cpu, thread.kind == "task", thread.is_done)
 
 
 @dataclass(frozen=True, slots=True)
 class ViewBaseline:
-    """What changes are measured by: how everything was before the last command."""
+    """State before the last command, against which changes are measured."""
 
     thread: int | None
     registers: Mapping[str, int]
     frame: StackFrame | None
     events: int
-    """How many there had been."""
+    """Number of events so far."""
 
     @classmethod
     def of(cls, debugger: BpfDebugger) -> "ViewBaseline":
-        """How everything is now."""
+        """The present state."""
         thread = debugger.thread if debugger.threads else None
         registers = debugger.registers() if thread is not None and thread.kind == "task" else {}
         number = None if thread is None else thread.number
@@ -65,13 +65,13 @@ class ViewBaseline:
 
     @property
     def words(self) -> dict[int, int]:
-        """Of the frame, by address."""
+        """Values of the frame's words, by guest address."""
         return {slot.address: slot.value for slot in self.frame.slots} if self.frame is not None else {}
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSeen:
-    """A schedule and where one is in it: ``present`` is the step, from 0, that makes the next move; None off it."""
+    """A schedule and its present step: index, from 0, of the step that makes the next move; None off the schedule."""
 
     steps: tuple[ScheduleStep, ...]
     present: int | None
@@ -81,7 +81,7 @@ class ScheduleSeen:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Everything that the panes show. ``end`` is the last position that was reached."""
+    """Everything that the panes show. ``end``: the last position reached so far."""
 
     title: str
     position: int
@@ -89,26 +89,26 @@ class Seen:
     thread: ThreadSeen | None
     threads: tuple[ThreadSeen, ...]
     registers: Mapping[str, int]
-    """None for an operation, which has none."""
+    """Empty for an operation, which has no registers."""
     code: tuple[CodeLine, ...]
     labels: Mapping[int, tuple[str, ...]]
-    """Of the code, by address."""
+    """Labels of the code, by guest address."""
     frame: StackFrame | None
     chain: tuple[CallSite, ...]
     cpus: tuple[CpuState, ...]
     names: Mapping[int, str]
-    """Of the bytes that are being patched, by address."""
+    """Symbols of the bytes that are being patched, by guest address."""
     grace_periods: tuple[str, ...]
-    """The kinds of which one can end."""
+    """Kinds of grace periods of which one can end."""
     events: tuple[tuple[int, str], ...]
-    """The last of them in words, each with its position."""
+    """Latest events in words, each with its position."""
     event_count: int
     breakpoints: Mapping[int, int]
     """Numbers of breakpoints, by address."""
     schedule: ScheduleSeen | None
     before: ViewBaseline
     words_before: Mapping[int, int]
-    """Those of ``before``."""
+    """The frame's words in ``before``."""
 
     @property
     def rip(self) -> int | None:
@@ -117,7 +117,7 @@ class Seen:
 
     @property
     def current(self) -> CodeLine | None:
-        """Its line."""
+        """Listing line of the next instruction."""
         return next((row for row in self.code if row.address == self.rip), None)
 
 
@@ -128,7 +128,7 @@ def look(
     number: Callable[[Breakpoint], int],
     along: Along | None = None,
 ) -> Seen:
-    """What there is to see now. ``number``: of a breakpoint. Without ``before`` nothing is marked as changed."""
+    """Snapshot of the present state. ``number`` numbers a breakpoint. Without ``before`` nothing is marked changed."""
     before = before or ViewBaseline.of(debugger)
     threads = debugger.threads
     thread = debugger.thread if threads else None
@@ -168,7 +168,7 @@ def _schedule(along: Along) -> ScheduleSeen:
 
 
 def _patched(debugger: BpfDebugger) -> tuple[CodeLine, ...]:
-    """The site that is being patched, while there is one."""
+    """Code around the site that is being patched; empty if there is none."""
     pending = [part.address for cpu in debugger.vcpus() for part in cpu.pending]
     return tuple(debugger.code(min(pending), SITE_LINES)) if pending else ()
 

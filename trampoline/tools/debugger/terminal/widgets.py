@@ -1,4 +1,4 @@
-"""The widgets of the screen. They paint lines, and of those only the ones that changed."""
+"""Widgets of the screen, which repaint only lines that changed."""
 
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from trampoline.tools.debugger.terminal.screen_style import STYLES
 from trampoline.tools.debugger.terminal.styled_text import CUT, Line, Span, fitted, plain, width
 
 SIDEWAYS = 8
-"""Columns that an arrow key moves a pane's text."""
+"""Columns by which an arrow key moves a pane's text."""
 
 
 class TextLine(Widget):
@@ -26,13 +26,13 @@ class TextLine(Widget):
         self.spans: Line = ()
 
     def show(self, spans: Line) -> None:
-        """Show a line instead."""
+        """Replace the line."""
         if spans != self.spans:
             self.spans = spans
             self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """What Textual paints."""
+        """The line as Textual paints it."""
         return strip(self.spans if y == 0 else (), self.size.width, self.rich_style)
 
 
@@ -55,11 +55,11 @@ class Pane(Widget, can_focus=True):
         self.number = number
         self.text = PaneText("", ())
         self.top = 0
-        """The row that is shown first."""
+        """Index of the first visible row."""
         self.left = 0
 
     def show(self, text: PaneText) -> None:
-        """Show other lines; the row that must be seen is moved into view."""
+        """Replace the lines, and scroll to the row that must be visible."""
         before = self._visible()
         known = self.text.rows[self.top].address if self.top < len(self.text.rows) else None
         self.text = text
@@ -85,14 +85,14 @@ class Pane(Widget, can_focus=True):
             self.refresh()
 
     def on_resize(self) -> None:
-        """Keep in view what must be."""
+        """Scroll to the row that must be visible."""
         if self.text.at is not None:
             self._bring(self.text.at)
         self.top = self._within(self.top)
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """What Textual paints."""
+        """The line as Textual paints it."""
         place = self.top + y
         spans = self.text.rows[place].spans if place < len(self.text.rows) else ()
         return strip(spans, self.size.width, self.rich_style, self.left)
@@ -120,14 +120,14 @@ class Pane(Widget, can_focus=True):
 
 
 class CodePane(Pane):
-    """The code: its keys move the user's cursor, and the text with it."""
+    """The code pane; its keys move the cursor, and the text with it."""
 
     def action_scroll(self, lines: int) -> None:
         """Move the cursor."""
         self.post_message(self.CursorMoved(lines))
 
     class CursorMoved(Message):
-        """The user wants to be so many instructions further."""
+        """Request to move the cursor by so many instructions."""
 
         def __init__(self, lines: int) -> None:
             super().__init__()
@@ -135,7 +135,7 @@ class CodePane(Pane):
 
 
 def strip(spans: Line, columns: int, base: Style, left: int = 0) -> Strip:
-    """A line as Textual wants it, from a column on."""
+    """A line as a Textual strip, from column ``left`` on."""
     if left:
         spans = _without(spans, left)
     spans = fitted(spans, columns)

@@ -1,1 +1,1 @@
-"""Historic bugs, one file a subject."""
+"""Historic bugs, one file for each subject."""

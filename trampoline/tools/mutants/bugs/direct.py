@@ -1,4 +1,4 @@
-"""ftrace and its direct callers: registered, changed, shared with livepatch, taken off."""
+"""Bugs of ftrace and direct callers: registration, change, sharing with livepatch, removal."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,14 +19,14 @@ _TRACER = "emu.kernel.ftrace.registration.FunctionTracer"
 
 
 def _assign_entries_only(ftrace: Ftrace, ops: FtraceOps, entries: Mapping[int, int], direct_call: int) -> None:
-    """``_assign`` without the ops' own address."""
+    """``Ftrace._assign`` without the update of the ops' own address."""
     ftrace._guest.change_direct(entries)
     ftrace.direct_functions.update(entries)
     ftrace._guest.refresh(ops)
 
 
 def _modify(*, negotiates: bool, restores: bool) -> Callable[..., None]:
-    """``Ftrace._modify``, with or without the talk with livepatch, and the old addresses after a failure."""
+    """``Ftrace._modify``, with or without the livepatch negotiation, and the old addresses after a failure."""
 
     def mutated(ftrace: Ftrace, ops: FtraceOps, entries: Mapping[int, int], direct_call: int) -> None:
         before = ({ip: ftrace.direct_functions[ip] for ip in entries}, ops.direct_call)
@@ -50,7 +50,7 @@ def _modify(*, negotiates: bool, restores: bool) -> Callable[..., None]:
 
 
 def _modify_with_a_gap(ftrace: Ftrace, ops: FtraceOps, entries: Mapping[int, int], direct_call: int) -> None:
-    """Off the sites, then on again with the new address."""
+    """Remove the old address, then add the new one."""
     with ftrace.ftrace_lock:
         ftrace._update(entries.keys(), ftrace.direct_functions, leave=ops)
         ftrace._assign(ops, entries, direct_call)
@@ -70,7 +70,7 @@ def _leaves_entries(register: Callable[..., None]) -> Callable[..., None]:
 
 
 def _switch_in_place(trampoline: BpfTrampoline, lock_direct_mutex: bool) -> TrampolineUpdate | None:
-    """``_try_switch`` whose second attempt generates into the memory of the first, which is text by then."""
+    """``_try_switch`` whose second attempt writes into the image of the first, which is read-only by then."""
     update = trampoline.prepare()
     try:
         trampoline._apply(update, lock_direct_mutex)
@@ -95,7 +95,7 @@ def _register_whatever_the_filter(sites: OpsEach, trampoline: BpfTrampoline, ip:
 
 
 def _set_direct_at_once(guest: GuestOps, direct: Mapping[int, int], *, replaces: bool) -> None:
-    """The hash that was there is freed as soon as the new one is published."""
+    """Free the old hash as soon as the new one is published."""
     if not guest._live:
         return
     old = guest._direct
@@ -115,7 +115,7 @@ def _unregister_at_once(ftrace: Ftrace, ops: FtraceOps) -> None:
         ftrace._dismiss_direct_callers(ops, sites)
 
 
-def _asks_nobody(ftrace: Ftrace, ops: FtraceOps) -> list[int]:
+def _no_notification(ftrace: Ftrace, ops: FtraceOps) -> list[int]:
     return []
 
 
@@ -130,7 +130,7 @@ def _waits_for_the_lock(share: Callable[..., None]) -> Callable[..., None]:
 
 
 def _keeps_added_sites(sites: Any, batch: Any, trampolines: Mapping[int, BpfTrampoline]) -> None:
-    """``SingleOps.apply`` that takes nothing back."""
+    """``SingleOps.apply`` without rollback."""
     if batch.added:
         sites._by_ip.update({ip: trampolines[ip] for ip in batch.added})
         try:
@@ -148,74 +148,74 @@ def _keeps_added_sites(sites: Any, batch: Any, trampolines: Mapping[int, BpfTram
 MUTANTS = (
     Mutant(
         "modify-forgets-the-address",
-        "B3, 8a141dd7f706",
-        "modify_ftrace_direct leaves the ops its old address, and unregistering with the new one fails",
+        "8a141dd7f706",
+        "modify_ftrace_direct keeps the old address in the ops, so that unregistering with the new one fails",
         replace(f"{_FTRACE}._assign", _assign_entries_only),
     ),
     Mutant(
         "modify-keeps-the-address-on-failure",
-        "B4, 2a2d8c51defb",
-        "modify_ftrace_direct leaves the new address where patching failed",
+        "2a2d8c51defb",
+        "modify_ftrace_direct keeps the new address after patching has failed",
         replace(f"{_FTRACE}._modify", _modify(negotiates=True, restores=False)),
     ),
     Mutant(
         "modify-skips-sharing",
-        "B27, 3e9a18e1c3e9",
-        "modify_ftrace_direct does not ask whether livepatch shares the site: its replacement is not called",
+        "3e9a18e1c3e9",
+        "modify_ftrace_direct does not check for a livepatch on the site, so its replacement is not called",
         replace(f"{_FTRACE}._modify", _modify(negotiates=False, restores=True)),
     ),
     Mutant(
         "modify-leaves-a-gap",
-        "§3.4",
-        "modify_ftrace_direct takes the old address off before it puts the new one on: calls see no program",
+        "ftrace.c:__modify_ftrace_direct()",
+        "modify_ftrace_direct removes the old address before it adds the new one: calls in between run no program",
         replace(f"{_FTRACE}._modify", _modify_with_a_gap),
     ),
     Mutant(
         "entries-stay-after-eagain",
-        "B26, 56b3c85e153b",
-        "the attempt that livepatch sends back leaves its entries in direct_functions: the next one gets -EBUSY",
+        "56b3c85e153b",
+        "an attempt that fails with -EAGAIN leaves its entries in direct_functions: the next one gets -EBUSY",
         wrap(f"{_FTRACE}.register_ftrace_direct", _leaves_entries),
     ),
     Mutant(
         "image-written-again",
-        "B28, of 00963a2e75a8",
-        "the attempt after livepatch's -EAGAIN generates into the image of the first, which is read-only",
+        "introduced by 00963a2e75a8",
+        "the attempt after livepatch's -EAGAIN writes into the image of the first, which is read-only",
         replace("trampoline.update.bpf_trampoline.BpfTrampoline._try_switch", _switch_in_place),
     ),
     Mutant(
         "filter-error-ignored",
-        "B30, of 00963a2e75a8",
-        "a trampoline's ops is registered although its filter could not be set",
+        "introduced by 00963a2e75a8",
+        "a trampoline's ops is registered although setting its filter failed",
         replace("trampoline.update.ftrace_sites.OpsEach.register", _register_whatever_the_filter),
     ),
     Mutant(
         "direct-hash-freed-in-use",
-        "B31, d05cb470663a",
-        "direct_functions changes under those who look up in it: the hash that they walk is not kept",
+        "d05cb470663a",
+        "the old direct_functions hash is freed while readers still walk it",
         replace("emu.kernel.ftrace.guest_data.GuestOps.set_direct", _set_direct_at_once),
     ),
     Mutant(
         "ops-freed-in-use",
-        "B38, 0e792b89e680",
-        "an ops and its trampoline are freed without waiting for those who are in its callback",
+        "0e792b89e680",
+        "an ops and its trampoline are freed without waiting for tasks that run its callback",
         replace(f"{_TRACER}.unregister_ftrace_function", _unregister_at_once),
     ),
     Mutant(
         "livepatch-asks-nobody",
-        "§3.6",
-        "livepatch comes to a site without asking its direct caller, which goes on calling the old function",
-        replace(f"{_TRACER}._ask_direct_callers", _asks_nobody),
+        "ftrace.c:prepare_direct_functions_for_ipmodify()",
+        "livepatch does not notify the direct caller of its site, which keeps calling the old function",
+        replace(f"{_TRACER}._ask_direct_callers", _no_notification),
     ),
     Mutant(
         "livepatch-waits-for-the-lock",
-        "§3.6",
-        "livepatch, holding direct_mutex, waits for the trampoline's lock, which comes before it",
+        "trampoline.c:bpf_tramp_ftrace_ops_func()",
+        "livepatch waits for the trampoline's mutex while it holds direct_mutex: the lock order is reversed",
         wrap("trampoline.update.bpf_trampoline.BpfTrampoline.share_ipmodify", _waits_for_the_lock),
     ),
     Mutant(
         "added-sites-stay",
-        "§4.10",
-        "a batch that can't change its sites leaves those that it has added",
+        "trampoline.c:bpf_trampoline_multi_attach()",
+        "a batch that cannot modify its sites keeps those that it has added",
         replace("trampoline.update.ftrace_sites.SingleOps.apply", _keeps_added_sites),
     ),
 )

@@ -1,4 +1,4 @@
-"""Machine code of trampolines that is wrong."""
+"""Bugs in the machine code of trampolines."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace as changed
@@ -14,13 +14,13 @@ from trampoline.tools.mutants.patch import wrap
 _TEMPLATE = "trampoline.image.generator._Template"
 _GENERATE = "trampoline.image.generator.arch_prepare_bpf_trampoline"
 _ACCOUNT = bytes.fromhex("6548c13d")
-"""``sar qword ptr gs:[rip + disp32], imm8``: 9 bytes with what follows."""
+"""``sar qword ptr gs:[rip + disp32], imm8``: 9 bytes, ending in disp32 and imm8."""
 _ACCOUNT_SIZE, _CALL = 9, 0xE8
 _Lines = Callable[..., Iterator[str]]
 
 
 def _without(*starts: str) -> Callable[[_Lines], _Lines]:
-    """The lines of a part of the template but for those that begin like this."""
+    """The lines of a part of the template, without those that begin like this."""
 
     def make(lines: _Lines) -> _Lines:
         def mutated(*args: Any, **options: Any) -> Iterator[str]:
@@ -39,7 +39,7 @@ def _no_stack_arguments(save: _Lines) -> _Lines:
 
 
 def _up_to_the_stack(restore: _Lines) -> _Lines:
-    """Registers are loaded up to the first argument that is on the stack."""
+    """Load registers only up to the first argument on the stack."""
 
     def mutated(template: Any) -> Iterator[str]:
         args = zip(template._model.args, template._model.placement(), strict=True)
@@ -60,7 +60,7 @@ def _site_as_ip(store: _Lines) -> _Lines:
 
 
 def _clears_anyway(save: _Lines) -> _Lines:
-    """clean_stack_garbage() with the offset that the variable happens to hold: here 0."""
+    """clean_stack_garbage() with an uninitialised offset, here 0."""
 
     def mutated(template: Any, offset: int, *, for_origin: bool = False) -> Iterator[str]:
         yield from save(template, offset, for_origin=for_origin)
@@ -72,7 +72,7 @@ def _clears_anyway(save: _Lines) -> _Lines:
 
 
 def _code_changed(change: Callable[[bytearray, Trampoline, Any], None]) -> Callable[[Any], Any]:
-    """``arch_prepare_bpf_trampoline`` whose code is changed where calls are accounted for."""
+    """``arch_prepare_bpf_trampoline`` with its code changed at each call that has call-depth accounting."""
 
     def make(generate: Callable[..., Trampoline]) -> Callable[..., Trampoline]:
         def mutated(flavour: Any, boot: Any, *args: Any, **options: Any) -> Trampoline:
@@ -126,56 +126,56 @@ def _no_tail_call_count(flags_of: Callable[..., TrampFlag]) -> Callable[..., Tra
 MUTANTS = (
     Mutant(
         "callee-saved-register-clobbered",
-        "§1.4, step 20",
-        "rbx, which holds the start time of programs, is not put back",
+        "bpf_jit_comp.c:__arch_prepare_bpf_trampoline()",
+        "rbx, which holds the start time of programs, is not restored",
         wrap(f"{_TEMPLATE}._leave", _without("mov rbx, [rbp", "pop rbx")),
     ),
     Mutant(
         "seventh-argument-lost",
-        "§1.4, step 13; 473e3150e30a",
-        "the original is called without its arguments on the stack",
+        "473e3150e30a",
+        "the original is called without its stack arguments",
         wrap(f"{_TEMPLATE}._save_args", _no_stack_arguments),
     ),
     Mutant(
         "arguments-behind-a-struct-lost",
-        "§1.6",
-        "registers that arguments take behind one on the stack are not loaded for the original",
+        "bpf_jit_comp.c:restore_regs()",
+        "registers of arguments that follow a stack argument are not restored for the original",
         wrap(f"{_TEMPLATE}._restore_args", _up_to_the_stack),
     ),
     Mutant(
         "ip-behind-endbr",
-        "B25, c09eb2e578eb",
-        "bpf_get_func_ip gives the patch site, which is behind endbr64, not the function",
+        "c09eb2e578eb",
+        "bpf_get_func_ip returns the patch site, which follows endbr64, instead of the function",
         wrap(f"{_TEMPLATE}._store_ip", _site_as_ip),
     ),
     Mutant(
         "stray-store",
-        "B16, 492e797fdab2",
-        "the upper half of a stack argument that there is not is cleared, wherever that is",
+        "492e797fdab2",
+        "the upper half of a stack argument is cleared in functions without stack arguments",
         wrap(f"{_TEMPLATE}._save_args", _clears_anyway),
     ),
     Mutant(
         "ip-before-accounting",
-        "B22, 9d98aa088386",
-        "the distance of a call is counted from in front of its call-depth accounting",
+        "9d98aa088386",
+        "a call's displacement is computed from the address before its call-depth accounting",
         wrap(_GENERATE, _code_changed(_ip_before_accounting)),
     ),
     Mutant(
         "accounting-not-relocated",
-        "B23, 6a537453000a",
-        "call-depth accounting keeps the rip-relative distance of the place that it was copied from",
+        "6a537453000a",
+        "call-depth accounting keeps the rip-relative displacement of the address that it was copied from",
         wrap(_GENERATE, _code_changed(_as_in_the_template)),
     ),
     Mutant(
         "bare-return",
-        "B24, d77cfe594ad5",
-        "trampolines end in a plain ret where returns must go through the thunk",
+        "d77cfe594ad5",
+        "trampolines end in a plain ret although returns must use the return thunk",
         wrap(f"{_TEMPLATE}._leave", _bare_ret),
     ),
     Mutant(
         "tail-call-count-lost",
-        "B17, 2b5dcb31a19a",
-        "a trampoline on a BPF program loses the count of tail calls, which is in rax",
+        "2b5dcb31a19a",
+        "a trampoline on a BPF program loses the tail call count in rax",
         wrap("trampoline.tramp_links.flags_of", _no_tail_call_count),
     ),
 )

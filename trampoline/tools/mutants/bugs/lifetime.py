@@ -1,4 +1,4 @@
-"""Images that go too early, too late, or never."""
+"""Bugs in the lifetime of images: freed too early, too late, or never."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,32 +109,32 @@ _PUT, _CALLER_PUT = (
 MUTANTS = (
     Mutant(
         "image-freed-too-early",
-        "§1.11",
-        "an image is freed as soon as no site reaches it, whoever is in it",
+        "trampoline.c:bpf_tramp_image_put()",
+        "an image is freed as soon as no site calls it, although tasks may still run it",
         replace(_PUT, _put_at_once),
     ),
     Mutant(
         "image-not-counted",
-        "B1, e21aa341785c",
-        "nothing but RCU-tasks is waited for: a task that sleeps in the original returns into a freed image",
+        "e21aa341785c",
+        "only RCU-tasks is waited for: a task that sleeps in the original returns into a freed image",
         replace(_PUT, _put_uncounted),
     ),
     Mutant(
         "wrong-grace-period",
-        "§1.11 B",
-        "an image without original call waits for RCU-tasks alone, not for sleepable programs that sleep",
+        "trampoline.c:bpf_tramp_image_put()",
+        "an image without original call waits for RCU-tasks only, not for sleeping sleepable programs",
         wrap(_PUT, _put_untraced),
     ),
     Mutant(
         "first-instructions-not-waited",
-        "§1.11 A2",
-        "the reference count is killed at once, before tasks in the first instructions have taken theirs",
+        "trampoline.c:__bpf_tramp_image_put_rcu_tasks()",
+        "the reference count is killed at once, before tasks in the first instructions have taken their references",
         (wrap(_PUT, _put_without_entry), wrap(_CALLER_PUT, _caller_put_without_entry)),
     ),
     Mutant(
         "last-instructions-not-waited",
-        "§1.11 A4",
-        "the image is freed with its last reference, under the task that has just dropped it",
+        "trampoline.c:__bpf_tramp_image_release()",
+        "the image is freed with its last reference, while the task that dropped it still runs the epilogue",
         (
             replace("trampoline.image.tramp_image.BpfTrampImage._released", BpfTrampImage._free),
             replace("trampoline.designs.specialised_image.CallerImage._left", CallerImage.discard),
@@ -142,8 +142,8 @@ MUTANTS = (
     ),
     Mutant(
         "exits-not-skipped",
-        "§1.11 A1, e21aa341785c",
-        "who returns from the original into a former image still runs its fexit programs",
+        "e21aa341785c",
+        "a task that returns from the original into an old image still runs its fexit programs",
         (
             replace("trampoline.image.tramp_image.BpfTrampImage._skip_programs", lambda image, trampoline: None),
             replace("trampoline.designs.specialised_image.CallerImage._skip_programs", lambda caller: None),
@@ -151,26 +151,26 @@ MUTANTS = (
     ),
     Mutant(
         "nop-not-atomic",
-        "B6, b90829704780",
-        "the slot behind the original call is five small nops, so that patching the jump there fails",
+        "b90829704780",
+        "the slot after the original call is five one-byte nops, so that patching the jump there fails",
         wrap("trampoline.image.generator._Template._call_original", _small_nops),
     ),
     Mutant(
         "image-leaked-on-failure",
-        "B5, 108598c39eef",
-        "the new image stays where its site could not be registered",
+        "108598c39eef",
+        "the new image is leaked when its site cannot be registered",
         wrap("trampoline.update.bpf_trampoline.BpfTrampoline.abandon", _keeps_new_image),
     ),
     Mutant(
         "current-image-freed-on-failure",
-        "B34, 0253073fb7d7",
-        "a multi attach that fails frees the images that its functions go on with",
+        "0253073fb7d7",
+        "a failed multi attach frees images that its functions still use",
         wrap("trampoline.update.multi._try_update", _frees_current_image),
     ),
     Mutant(
         "count-summed-too-early",
         "lib/percpu-refcount.c",
-        "percpu_ref_kill sums the counts of all CPUs without the RCU grace period that lets a get or put end",
+        "percpu_ref_kill sums the counts of all CPUs without the RCU grace period for gets and puts in flight",
         replace("emu.kernel.percpu_ref.PercpuRefs.kill", _kill_at_once),
     ),
 )

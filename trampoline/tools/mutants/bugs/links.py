@@ -1,4 +1,4 @@
-"""What may be attached where, and what is put back where attaching fails."""
+"""Bugs of links: permitted attachments, and rollback of a failed attach."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,14 +21,14 @@ _TRAMPOLINE = "trampoline.update.bpf_trampoline.BpfTrampoline"
 def _add(
     *, counts: Callable[[TrampProgType], int], refuses_twice: bool = True
 ) -> Callable[[BpfTrampoline, TrampLink], int]:
-    """``BpfTrampoline._add`` with another count of links, or without a look at who is there already."""
+    """``BpfTrampoline._add`` with another count of links, or without the check for duplicates."""
 
     def mutated(trampoline: BpfTrampoline, link: TrampLink) -> int:
         kind = kind_of(link.prog.attach_type, trampoline.target)
-        if kind is TrampProgType.FSESSION and not trampoline._flavour.fsession:
+        if kind is TrampProgType.FSESSION and not trampoline._rules.fsession:
             raise KernelError(EINVAL, "no fsession programs")
         total = sum(counts(linked) for linked, _ in trampoline.links)
-        if total + counts(kind) > trampoline._flavour.max_links:
+        if total + counts(kind) > trampoline._rules.max_links:
             raise KernelError(E2BIG, f"{trampoline.target.name} has {total} programs")
         if link.linked:
             raise KernelError(EBUSY, f"the link of {link.prog.name} is attached already")
@@ -42,10 +42,10 @@ def _add(
 
 
 def _new_unheld(trampolines: Trampolines, target: TraceTarget) -> BpfTrampoline:
-    """``Trampolines._new`` without the reference of the module."""
+    """``Trampolines._new`` without the module reference."""
     pool, kernel = trampolines._pool, trampolines._kernel
     mutex = pool[hash_64(target.key, (len(pool) - 1).bit_length())] if pool else trampolines._mutex_of(target)
-    flavour, boot, sites, images = trampolines._flavour, trampolines.boot, trampolines.sites, trampolines.images
+    flavour, boot, sites, images = trampolines._rules, trampolines.boot, trampolines.sites, trampolines.images
     return BpfTrampoline(kernel, flavour, boot, sites, images, target, mutex)
 
 
@@ -64,7 +64,7 @@ def _by_bare_name(find: Callable[[Any, str | int], KernelFunction]) -> Callable[
 
 
 def _once_only(attach: Callable[..., Any]) -> Callable[..., Any]:
-    """The program's own target is taken by its first attachment, and not given back."""
+    """The first attach takes the program's own target and does not restore it."""
 
     def mutated(lab: Any, prog: Any, *args: Any, **options: Any) -> Any:
         taken = vars(lab).setdefault("_dst_trampoline_taken", set())
@@ -84,7 +84,7 @@ def _keeps_link(trampoline: BpfTrampoline, link: TrampLink, position: int, *, ad
 
 
 def _keeps_flags(trampoline: BpfTrampoline, *, lock_direct_mutex: bool = True) -> TrampolineUpdate:
-    """``switch`` without the old flags after an error."""
+    """``switch`` that keeps the new flags after an error."""
     while (update := trampoline._try_switch(lock_direct_mutex)) is None:
         pass
     return update
@@ -92,7 +92,7 @@ def _keeps_flags(trampoline: BpfTrampoline, *, lock_direct_mutex: bool = True) -
 
 @contextmanager
 def _held_too_long(design: TrampolineDesign, entries: Sequence[LinkEntry]) -> Iterator[list[BpfTrampoline]]:
-    """``TrampolineDesign._held`` that does not drop its trampolines where attaching fails."""
+    """``TrampolineDesign._held`` that leaks its trampolines if attaching fails."""
     trampolines = design.trampolines.get(*[entry.target for entry in entries])
     design.trampolines.images.hold(entries)
     try:
@@ -105,7 +105,7 @@ def _held_too_long(design: TrampolineDesign, entries: Sequence[LinkEntry]) -> It
 MUTANTS = (
     Mutant(
         "limit-forgets-fmod-ret",
-        "B2, a2aa95b71c9b",
+        "a2aa95b71c9b",
         "fmod_ret programs are not counted against the limit of links",
         replace(
             f"{_TRAMPOLINE}._add", _add(counts=lambda kind: 0 if kind is TrampProgType.MODIFY_RETURN else kind.weight)
@@ -113,20 +113,20 @@ MUTANTS = (
     ),
     Mutant(
         "session-counts-once",
-        "§1.10",
-        "an fsession program, which stands in two lists, counts as one link",
+        "trampoline.c:__bpf_trampoline_link_prog()",
+        "an fsession program, which is in two lists, counts as one link",
         replace(f"{_TRAMPOLINE}._add", _add(counts=lambda kind: 1)),
     ),
     Mutant(
         "double-attach",
-        "§1.10",
-        "a program may be on a function twice: its recursion guard does not see that, it runs twice",
+        "trampoline.c:__bpf_trampoline_link_prog()",
+        "a program may be attached to a function twice, and then runs twice: the recursion guard does not prevent that",
         replace(f"{_TRAMPOLINE}._add", _add(counts=lambda kind: kind.weight, refuses_twice=False)),
     ),
     Mutant(
         "module-not-held",
-        "B11, 861de02e5f3f",
-        "a trampoline does not hold its function's module, which can be unloaded under it",
+        "861de02e5f3f",
+        "a trampoline does not hold its function's module, which can be unloaded while it is attached",
         (
             replace("trampoline.update.bpf_trampoline.Trampolines._new", _new_unheld),
             replace("trampoline.update.bpf_trampoline.Trampolines._put", _put_unheld),
@@ -134,44 +134,44 @@ MUTANTS = (
     ),
     Mutant(
         "multi-module-not-held",
-        "B12, e22061b2d309",
-        "a link on many functions does not hold their modules",
+        "e22061b2d309",
+        "a multi link does not hold the modules of its functions",
         replace("trampoline.lab.links.tracing_multi.modules_of", lambda entries: []),
     ),
     Mutant(
         "module-function-by-bare-name",
-        "B13, 31bf1dbccfb0",
-        "a module's function is looked up by its bare name: the kernel's of that name is traced",
+        "31bf1dbccfb0",
+        "a module's function is looked up by its bare name: the kernel's function of that name is traced",
         wrap("trampoline.lab.functions.Population.find", _by_bare_name),
     ),
     Mutant(
         "no-second-attach",
-        "B14, f3a95075549e",
-        "attaching uses up what the program was loaded for: once detached it can't be attached again",
+        "f3a95075549e",
+        "attaching clears the program's load-time target: after a detach it cannot be attached again",
         wrap("trampoline.lab.lab.Lab.attach", _once_only),
     ),
     Mutant(
         "link-stays-on-failure",
-        "§1.10",
-        "where updating fails, the program stays in its list, or out of it",
+        "trampoline.c:__bpf_trampoline_link_prog()",
+        "after a failed update the program stays in its list, or stays removed from it",
         replace(f"{_TRAMPOLINE}.change_back", _keeps_link),
     ),
     Mutant(
         "flags-stay-on-failure",
-        "§1.1",
-        "where updating fails, the trampoline keeps the flags of the image that it did not get",
+        "trampoline.c:bpf_trampoline_update()",
+        "after a failed update the trampoline keeps the flags of the new image",
         replace(f"{_TRAMPOLINE}.switch", _keeps_flags),
     ),
     Mutant(
         "trampoline-leaked-on-failure",
-        "§1.10",
-        "the reference that looking a trampoline up gave is not put where attaching fails",
+        "syscall.c:bpf_tracing_prog_attach()",
+        "the trampoline reference of the lookup is leaked if attaching fails",
         replace("trampoline.designs.design.TrampolineDesign._held", _held_too_long),
     ),
     Mutant(
         "noreturn-allowed",
-        "B32, cfe816d469dc",
-        "fexit is allowed on functions that do not return, whose images then can't go",
+        "cfe816d469dc",
+        "fexit is allowed on functions that do not return, whose images then cannot be freed",
         replace("trampoline.lab.targets.Targets.check_returns", lambda lab, attach, target: None),
     ),
 )

@@ -1,4 +1,4 @@
-"""The tracing-multi series of 2025: its own defects, one by one, and metadata that goes too early."""
+"""Bugs of metadata: the defects of tracing-multi v2 one by one, and metadata freed too early."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace as changed
@@ -47,7 +47,7 @@ def _frees_at_once(resize: Callable[[HashTable, int], None]) -> Callable[[HashTa
 
 
 def _drains_once(drained: Callable[[HashTable, int], None]) -> Callable[[HashTable, int], None]:
-    """Not once more after the grace period, when another table may be there."""
+    """Drain once, without the second check after the grace period, when the table may have changed."""
 
     def mutated(table: HashTable, old: int) -> None:
         if table._draining == old:
@@ -67,74 +67,74 @@ def _forgets_origin(take_off: Callable[..., None]) -> Callable[..., None]:
 MUTANTS = (
     Mutant(
         "seed-null-look-up",
-        "§4.8 1",
-        "a look-up that finds nothing is not checked: the field of a structure at address 0 is read",
+        "tracing-multi v2",
+        "a failed lookup is not checked: a field of a structure at address 0 is read",
         _with(null_result=True),
     ),
     Mutant(
         "seed-resize-copies",
-        "§4.8 2",
-        "a resize copies metadata: a call under way keeps the old, from which nobody unlinks programs",
+        "tracing-multi v2",
+        "a resize copies metadata: a call in flight keeps the old copy, from which programs are not unlinked",
         _with(resize_copies=True),
     ),
     Mutant(
         "seed-livepatch-confused",
-        "§4.8 4",
-        "livepatch asks a global trampoline through the function for a bpf_trampoline",
+        "tracing-multi v2",
+        "livepatch treats a global trampoline as a bpf_trampoline",
         _with(confused_ops_func=True),
     ),
     Mutant(
         "seed-unlink-stops",
-        "§4.8 5",
-        "unlinking stops at the first function without the program: the rest stays linked, nothing is put",
+        "tracing-multi v2",
+        "unlinking stops at the first function without the program: the rest stays linked, and references leak",
         _with(unlink_stops=True),
     ),
     Mutant(
         "seed-unlink-walks-all",
-        "§4.8 6",
-        "a link that fails is taken back on functions that it had not come to",
+        "tracing-multi v2",
+        "a failed link is rolled back on functions that it had not reached",
         _with(unlink_walks_all=True),
     ),
     Mutant(
         "seed-counters-wrap",
-        "§4.8 7",
-        "there is no limit on the programs of a function, whose 8-bit count wraps",
+        "tracing-multi v2",
+        "the number of programs on a function is not limited, and its 8-bit counter wraps",
         _with(narrow_counters=True),
     ),
     Mutant(
         "seed-no-clobbers",
-        "§4.8 9",
-        "the call of a program declares no clobbers: what the compiler kept in registers is lost",
+        "tracing-multi v2",
+        "the call of a program declares no clobbers: values that the compiler kept in registers are lost",
         _with(no_clobbers=True),
     ),
     Mutant(
         "seed-failed-reset-keeps",
-        "§4.8 10",
+        "tracing-multi v2",
         "sites that could not be patched stay in direct_functions",
         _with(failed_reset_keeps=True),
     ),
     Mutant(
         "seed-as-posted",
-        "§4.8",
-        "the series as it was posted: all of these",
+        "tracing-multi v2",
+        "the series as it was posted, with all of these defects",
         replace_item("trampoline.designs.DESIGNS", _FIXED, tracing_multi_v2(_FIXED)),
     ),
     Mutant(
         "metadata-not-counted",
-        "§4.3 1; B1",
-        "metadata is freed under a caller whose original sleeps: its reference is not waited for",
+        "as e21aa341785c",
+        "metadata is freed without waiting for its reference, under a caller whose original sleeps",
         replace(f"{_LIFETIMES}.retire", _retire_uncounted),
     ),
     Mutant(
         "nodes-freed-after-rcu",
-        "§4.3",
-        "list nodes wait for RCU alone, not for sleepable programs that sleep",
+        "tracing-multi v2, kfunc_md_tramp_prog",
+        "list nodes wait for RCU only, not for sleeping sleepable programs",
         replace(f"{_LIFETIMES}._after_grace_periods", _after_rcu_alone),
     ),
     Mutant(
         "table-freed-at-once",
-        "§4.2",
-        "the table that a resize replaces is freed under those who look up in it",
+        "tracing-multi v2, resize of the hash",
+        "the table that a resize replaces is freed while readers still use it",
         (
             wrap("trampoline.kfunc_md.hash_table.HashTable._resize_relinking", _frees_at_once),
             wrap("trampoline.kfunc_md.hash_table.HashTable._drained", _drains_once),
@@ -142,8 +142,8 @@ MUTANTS = (
     ),
     Mutant(
         "origin-call-forgotten",
-        "§4.4",
-        "after an unlink only fexit programs are looked at: fmod_ret programs that stay do not run",
+        "tracing-multi v2, bpf_origin_call",
+        "an unlink recomputes bpf_origin_call from fexit programs only: the remaining fmod_ret programs do not run",
         wrap("trampoline.kfunc_md.kfunc_mds.KfuncMds._take_off", _forgets_origin),
     ),
 )

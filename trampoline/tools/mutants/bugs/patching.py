@@ -1,4 +1,4 @@
-"""Text that is patched under CPUs which execute it."""
+"""Bugs of text patching while other CPUs execute the text."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def _finish(order: Sequence[PokePhase]) -> Callable[[TextPoke], None]:
 
 
 def _unsynchronised(which: PokePhase) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """One phase is written without the interrupts that make the other CPUs serialise."""
+    """Write one phase without the IPIs that serialise the other CPUs."""
 
     def make(write: Callable[..., None]) -> Callable[..., None]:
         def mutated(poke: Any, phase: PokePhase, addresses: list[int], texts: list[bytes]) -> None:
@@ -53,14 +53,14 @@ def _unsynchronised(which: PokePhase) -> Callable[[Callable[..., None]], Callabl
 
 
 def _add_anywhere(poke: TextPoke, address: int, text: bytes, emulate: bytes | None = None) -> None:
-    """``batch_add`` without a look at the address before."""
+    """``batch_add`` without the check against the address before."""
     if len(poke._queue) == VECTOR_SIZE:
         poke.batch_finish()
     poke._queue.append(TextPokeLoc(address, text, emulate or text))
 
 
 def _as_they_come(retarget: Callable[..., SiteChange]) -> Callable[..., SiteChange]:
-    """The sites of a change in another order than that of their addresses."""
+    """The sites of a change, not sorted by address."""
 
     def mutated(*args: Any, **options: Any) -> SiteChange:
         change = retarget(*args, **options)
@@ -72,32 +72,32 @@ def _as_they_come(retarget: Callable[..., SiteChange]) -> Callable[..., SiteChan
 MUTANTS = (
     Mutant(
         "no-int3-phase",
-        "§2.2",
-        "tail and first byte are written without an int3 in front",
+        "alternative.c:text_poke_bp_batch()",
+        "tail and first byte are written without an int3 before",
         replace(f"{_TEXT_POKE}.batch_finish", _finish([PokePhase.TAIL, PokePhase.FIRST_BYTE])),
     ),
     Mutant(
         "tail-patched-first",
-        "§2.2",
-        "the tail is written before the int3 stands",
+        "alternative.c:text_poke_bp_batch()",
+        "the tail is written before the int3",
         replace(f"{_TEXT_POKE}.batch_finish", _finish([PokePhase.TAIL, PokePhase.INT3, PokePhase.FIRST_BYTE])),
     ),
     Mutant(
         "no-sync-after-int3",
-        "§2.2, phase 1",
-        "the tail is written while CPUs may still execute the old first byte",
+        "alternative.c:text_poke_bp_batch()",
+        "the tail is written while CPUs may still decode the old first byte",
         wrap(f"{_TEXT_POKE}._phase", _unsynchronised(PokePhase.INT3)),
     ),
     Mutant(
         "no-sync-at-the-end",
-        "§2.2, phase 3",
-        "the batch is forgotten while CPUs may still execute its int3, which nobody knows then",
+        "alternative.c:text_poke_bp_batch()",
+        "the batch is released while CPUs may still hit its int3, which the handler then rejects",
         wrap(f"{_TEXT_POKE}._phase", _unsynchronised(PokePhase.FIRST_BYTE)),
     ),
     Mutant(
         "batch-not-sorted",
-        "B21, 2aebf5ee43bf",
-        "a batch is filled out of order and not flushed for it: the int3 entry's binary search misses sites",
+        "2aebf5ee43bf",
+        "a batch is filled out of order without a flush: the int3 handler's binary search misses sites",
         (
             replace(f"{_TEXT_POKE}.batch_add", _add_anywhere),
             wrap("emu.kernel.ftrace.records.FtraceRecords.retarget", _as_they_come),

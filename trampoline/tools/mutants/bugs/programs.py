@@ -1,4 +1,4 @@
-"""What stands around programs: entry, exit, recursion, lifetime."""
+"""Bugs around programs: entry, exit, recursion, lifetime."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,13 +7,13 @@ from emu.kernel.rcu import RcuFlavour
 from emu.kernel.routines.routine import Routine
 from trampoline.bpf.prog import BpfProg, BpfPrograms
 from trampoline.bpf.uapi import AttachType
-from trampoline.rules import Flavour
+from trampoline.releases.kernel_release import KernelRelease
 from trampoline.tools.mutants.mutant import Mutant
 from trampoline.tools.mutants.patch import replace, wrap
 
 
 def _checks_first(enter: Callable[..., Routine]) -> Callable[..., Routine]:
-    """The four instructions that save and set the run context come behind the recursion check."""
+    """The recursion check comes before the four instructions that save and set the run context."""
 
     def mutated(config: Any, form: Any, return_thunk: bool) -> Routine:
         made = enter(config, form, return_thunk)
@@ -30,13 +30,13 @@ def _checks_first(enter: Callable[..., Routine]) -> Callable[..., Routine]:
 
 
 def _unguarded(attach: AttachType, *, sleepable: bool) -> tuple[str, str]:
-    """``enter_exit`` without ``_recur``."""
+    """Names of enter and exit without the recursion guard."""
     suffix = "_sleepable" if sleepable else ""
     return f"__bpf_prog_enter{suffix}", f"__bpf_prog_exit{suffix}"
 
 
 def _skips_exit(invoke: Callable[..., Iterator[str]]) -> Callable[..., Iterator[str]]:
-    """Who was refused by enter goes past exit as well."""
+    """A run that enter refused skips exit as well."""
 
     def mutated(template: Any, call: Any, *, save_return: bool) -> Iterator[str]:
         for line in invoke(template, call, save_return=save_return):
@@ -46,8 +46,8 @@ def _skips_exit(invoke: Callable[..., Iterator[str]]) -> Callable[..., Iterator[
 
 
 def _only_noreturn(denied: Callable[..., frozenset[str]]) -> Callable[..., frozenset[str]]:
-    def mutated(flavour: Flavour, attach_type: AttachType) -> frozenset[str]:
-        return denied(flavour, attach_type) & flavour.noreturn_deny
+    def mutated(release: KernelRelease, attach_type: AttachType) -> frozenset[str]:
+        return denied(release, attach_type) & release.noreturn_deny
 
     return mutated
 
@@ -68,37 +68,37 @@ MUTANTS = (
     Mutant(
         "run-context-after-check",
         "6764e767f4af",
-        "a run that the recursion guard refuses has saved no run context, and exit puts back what stood there",
+        "a run refused by the recursion guard has saved no run context, and exit restores an undefined one",
         wrap("trampoline.callees.prog_enter_exit._enter", _checks_first),
     ),
     Mutant(
         "no-recursion-guard",
         "ca06f55b9002",
-        "a program that calls the function that it is on runs inside itself, without end",
+        "a program that calls its own function runs recursively without end",
         replace("trampoline.tramp_links.enter_exit", _unguarded),
     ),
     Mutant(
         "exit-left-out-after-miss",
-        "§1.5; 7645629f7dc8",
-        "a run that the recursion guard refuses skips exit too: its count and its read section are never left",
+        "7645629f7dc8",
+        "a run refused by the recursion guard skips exit too: its counter and read-side section stay entered",
         wrap("trampoline.image.generator._Template._invoke", _skips_exit),
     ),
     Mutant(
         "recursion-in-migrate-disable",
-        "B7, 35e3815fa810",
+        "35e3815fa810",
         "functions that enter and exit call may be traced",
         wrap("trampoline.lab.btf_functions.denied_names", _only_noreturn),
     ),
     Mutant(
         "program-freed-at-once",
-        "bpf_prog_put",
+        "syscall.c:bpf_prog_put()",
         "a program is freed with its last link, while CPUs run it",
         replace("trampoline.bpf.prog.BpfPrograms.put", _put_at_once),
     ),
     Mutant(
         "sleepable-program-freed-after-rcu",
-        "bpf_prog_put_deferred",
-        "a sleepable program waits for RCU alone, and is freed while it sleeps",
+        "syscall.c:bpf_prog_put_deferred()",
+        "a sleepable program waits for RCU only, and is freed while it sleeps",
         replace("trampoline.bpf.prog.BpfPrograms.put", _put_after_rcu),
     ),
 )

@@ -61,13 +61,13 @@ def test_values(text, value, symbols):
     ["", "1 +", "f(1)", "1; 2", "(long)3", "'a'", "3.5", "08", '"x"', "$rax = 3", "a ? b : c", "x[1]", "{1}", "("],
 )
 def test_what_is_no_expression(text):
-    with pytest.raises(TrampolineError, match="is no expression"):
+    with pytest.raises(TrampolineError, match="is not an expression"):
         StepperExpression(text)
 
 
 def test_deep_nesting_is_refused_or_read():
     text = "(" * 5000 + "1" + ")" * 5000
-    with pytest.raises(TrampolineError, match="is no expression"):
+    with pytest.raises(TrampolineError, match="is not an expression"):
         StepperExpression(text)
 
 

@@ -8,14 +8,12 @@ from trampoline.bpf.verifier.load.links.link import KernelLinks, refuse
 
 ATTACH_TYPES = (AttachType.TRACE_KPROBE_MULTI, AttachType.TRACE_KPROBE_SESSION)
 """Expected attach types of their programs."""
-_NO_FPROBE = frozenset({"6.1"})
-"""Releases whose recorded kernels were built without CONFIG_FPROBE."""
 
 
 def attach(links: KernelLinks, loaded: VerifiedLoad, symbols: tuple[str, ...]) -> None:
     """``bpf_kprobe_multi_link_attach``. Raises VerifierError."""
     kernel, program = links.kernel, loaded.program
-    if kernel.release in _NO_FPROBE:
+    if not kernel.rules.target.fprobe:
         refuse(EOPNOTSUPP, "the kernel has no fprobe")
     if program.prog_type != ProgType.KPROBE or program.attach not in ATTACH_TYPES or not symbols:
         refuse(EINVAL, "only KPROBE programs for multi links are attached by them")

@@ -14,7 +14,7 @@ Site = tuple[BpfProgram | None, int]
 """What a trampoline belongs to: the target program, None for the kernel, and the BTF id."""
 
 
-class TrampolineRules(Protocol):
+class LinkRules(Protocol):
     """Values of a release's trampolines that limit its links."""
 
     @property
@@ -35,10 +35,10 @@ class TrampolineRules(Protocol):
 
 @dataclass(slots=True, eq=False)
 class KernelLinks:
-    """The links of one kernel. ``rules``: those of the trampolines of its release (``trampoline.rules.Flavour``)."""
+    """The links of one kernel. ``rules``: ``trampoline.rules.TrampolineRules`` of its release."""
 
     kernel: KernelView
-    rules: TrampolineRules
+    rules: LinkRules
     programs: Counter[Site] = field(default_factory=Counter)
     """Programs on each function, of all kinds together; an fsession program counts twice."""
     extensions: set[Site] = field(default_factory=set)

@@ -35,7 +35,7 @@ def register(links: KernelLinks, loaded: VerifiedLoad, name: str) -> None:
     if count is None:
         refuse(ENOENT, f"there is no tracepoint {name!r}")
     faultable = links.kernel.names("faultable_tracepoints")
-    if loaded.program.sleepable and name not in faultable and faultable.exact:
+    if loaded.program.sleepable and name not in faultable and links.kernel.rules.target.faultable:
         refuse(EINVAL, f"tracepoint {name!r} must not fault")
     if loaded.verified.max_ctx_offset > 8 * count:
         refuse(EINVAL, f"the program reads {loaded.verified.max_ctx_offset} bytes of {count} arguments")

@@ -1,4 +1,4 @@
-"""Maps as releases lay them out in memory: generated code reads these fields at offsets of its own.
+"""Rules of a kernel release for maps: their layout in memory, as generated code reads it.
 
 Offsets are those of the releases' BTF. A program's inlined look-ups hold ``bpf_array.value``, the size of ``htab_elem``
 and the LRU reference bit; a tail call reads ``bpf_map.max_entries`` and ``bpf_array.ptrs``.
@@ -7,7 +7,6 @@ and the LRU reference bit; a tail call reads ``bpf_map.max_entries`` and ``bpf_a
 from dataclasses import dataclass
 
 from emu.kernel.structs import Struct, embedded, raw, s32, struct_symbols, u8, u32, u64
-from trampoline.bpf.errors import TrampolineError
 
 KEY_OFFSET = 0x30
 """``htab_elem.key``: the key, padded to 8 bytes, and then the value follow."""
@@ -53,10 +52,9 @@ OPERATIONS = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MapLayout:
+class MapRules:
     """One release's map structures."""
 
-    release: str
     bpf_map: Struct
     bpf_array: Struct
     bpf_htab: Struct
@@ -78,7 +76,7 @@ class MapLayout:
         return struct_symbols(self.structs)
 
 
-def _map(size: int, ops: int, **more: int) -> Struct:
+def bpf_map(size: int, ops: int, **more: int) -> Struct:
     """``struct bpf_map``; its first members stand together from ``ops`` on."""
     fields = {
         "ops": u64(ops),
@@ -100,8 +98,7 @@ def _map(size: int, ops: int, **more: int) -> Struct:
     return Struct("bpf_map", size=size, fields=fields)
 
 
-def _layout(
-    release: str,
+def map_rules(
     bpf_map: Struct,
     *,
     value: int,
@@ -113,7 +110,8 @@ def _layout(
     ops_size: int,
     for_each: int,
     prog_bpf_func: int,
-) -> MapLayout:
+) -> MapRules:
+    """The structures that hold ``bpf_map``, by the offsets of their own members in bytes."""
     array = {
         "map": embedded(0, bpf_map),
         "elem_size": u32(bpf_map.size),
@@ -135,8 +133,7 @@ def _layout(
         "hashrnd": u32(n_buckets + 8),
     }
     ops = {name: u64(0x60 + 8 * position) for position, name in enumerate(OPERATIONS)}
-    return MapLayout(
-        release,
+    return MapRules(
         bpf_map,
         Struct("bpf_array", size=value, fields=array),
         Struct("bpf_htab", size=htab_size, fields=htab),
@@ -144,57 +141,3 @@ def _layout(
         Struct("bpf_map_ops", size=ops_size, fields={**ops, "map_for_each_callback": u64(for_each)}),
         prog_bpf_func,
     )
-
-
-MAP_LAYOUTS = {
-    layout.release: layout
-    for layout in (
-        _layout(
-            "6.1",
-            _map(0x100, 0x00, id=0x44, btf_ids=0x4C, name=0x68, refcnt=0x80, bypass=0xE8),
-            value=0x110,
-            htab_size=0x340,
-            buckets=0x160,
-            freelist=0x180,
-            count=0x2B0,
-            n_buckets=0x2B8,
-            ops_size=0x148,
-            for_each=0x130,
-            prog_bpf_func=0x30,
-        ),
-        _layout(
-            "6.12",
-            _map(0xF8, 0x00, id=0x34, btf_ids=0x44, name=0x60, refcnt=0x90, bypass=0xD8),
-            value=0x108,
-            htab_size=0x380,
-            buckets=0x178,
-            freelist=0x1C0,
-            count=0x2F0,
-            n_buckets=0x2F8,
-            ops_size=0x158,
-            for_each=0x138,
-            prog_bpf_func=0x30,
-        ),
-        _layout(
-            "7.2",
-            _map(0x120, 0x28, id=0x5C, btf_ids=0x6C, name=0x88, refcnt=0xB0, bypass=0xF8),
-            value=0x130,
-            htab_size=0x380,
-            buckets=0x1C0,
-            freelist=0x200,
-            count=0x330,
-            n_buckets=0x338,
-            ops_size=0x160,
-            for_each=0x140,
-            prog_bpf_func=0x48,
-        ),
-    )
-}
-
-
-def map_layout(release: str) -> MapLayout:
-    """The layout of a flavour by its name; TrampolineError names those there are."""
-    try:
-        return MAP_LAYOUTS[release]
-    except KeyError:
-        raise TrampolineError(f"no map layout {release!r}; there are {', '.join(MAP_LAYOUTS)}") from None

@@ -1,7 +1,7 @@
-"""Ending a run from another thread at a place that is known: the start of a block.
+"""Request to end a run from another thread at a defined place: the start of a block.
 
-``uc_emu_stop`` from another thread leaves rip wrong now and then (measured: 1 of 150 times), so that the run goes on
-with an instruction that was executed already. Called from a hook it is exact.
+``uc_emu_stop`` from another thread sometimes leaves a wrong rip (measured: 1 of 150 times), so that the resumed run
+repeats an instruction. Called from a hook it is exact.
 """
 
 import ctypes
@@ -25,16 +25,22 @@ _Block = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint3
 
 
 class StopRequest:
-    """The request of one engine, which must be kept as long as the engine runs."""
+    """Stop request of one engine. Must be referenced as long as the engine runs, or until ``remove``."""
 
     def __init__(self, engine: int) -> None:
+        self._engine = engine
         self._words = (ctypes.c_int64 * 2)(0, libunicorn.EMU_STOP_ADDRESS)
         self._code, function = self._hook_function()
-        libunicorn.hook_add(engine, UC_HOOK_BLOCK, function, ctypes.addressof(self._words))
+        self._hook = libunicorn.hook_add(engine, UC_HOOK_BLOCK, function, ctypes.addressof(self._words))
         libunicorn.flush_translations(engine)
 
+    def remove(self) -> None:
+        """Remove the hook from the engine, which must not be running."""
+        libunicorn.hook_del(self._engine, self._hook)
+        libunicorn.flush_translations(self._engine)
+
     def _hook_function(self) -> tuple[object, int]:
-        """What must be kept alive, and the hook's host address."""
+        """The object to keep alive, and the hook's host address."""
         words = self._words
         if native_hooks() is not None:
             access = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
@@ -50,5 +56,5 @@ class StopRequest:
         return callback, ctypes.cast(callback, ctypes.c_void_p).value or 0
 
     def __call__(self, wanted: bool) -> None:
-        """From any thread: end the run when the next block is entered; with False, take back the request."""
+        """End the run when the next block is entered; with False, cancel the request. May be called from any thread."""
         self._words[0] = wanted
