@@ -249,9 +249,12 @@ class Btf:
 
     def with_types(self, types: bytes, strings: bytes) -> "Btf":
         """A copy with more records appended; their strings follow this BTF's own strings."""
-        own = self._words.tobytes()
-        size, text = len(own) + len(types), self._strings + strings
-        return Btf(_HEADER.pack(_MAGIC, 1, 0, _HEADER.size, 0, size, size, len(text)) + own + types + text)
+        return Btf(_packed(self._words.tobytes() + types, self._strings + strings))
+
+    @property
+    def raw(self) -> bytes:
+        """The bytes of this BTF as a file has them, header first."""
+        return _packed(self._words.tobytes(), self._strings)
 
     @property
     def strings_size(self) -> int:
@@ -623,6 +626,10 @@ class Btf:
             args.append(known[0])
             values.append(known[1])
         return tuple(args), tuple(values), self._value(words[at + 2], 0)[0]
+
+
+def _packed(types: bytes, strings: bytes) -> bytes:
+    return _HEADER.pack(_MAGIC, 1, 0, _HEADER.size, 0, len(types), len(types), len(strings)) + types + strings
 
 
 def _sections(raw: bytes) -> tuple[int, bytes, int, bytes]:

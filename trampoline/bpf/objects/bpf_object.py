@@ -109,6 +109,11 @@ class BpfObject:
         """Kernel symbols without a type whose addresses the programs need."""
         return tuple(one.name for one in self._externs.values() if one.kind is ExternKind.ADDRESS)
 
+    @property
+    def needs_configuration(self) -> bool:
+        """Whether it has ``.kconfig`` variables."""
+        return any(one.kind is ExternKind.CONFIG for one in self._externs.values())
+
     def resolve(
         self,
         kernel_btf: Btf | None,
