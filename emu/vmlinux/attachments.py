@@ -1,4 +1,4 @@
-"""What is attached where in a kernel's memory: every BPF link, its program, the functions it is on.
+"""Attached programs in a kernel's memory: every BPF link, its program, its functions.
 
 The list is the kernel's own (``link_idr``, kernel/bpf/syscall.c). Where the dump lacks its pages the BPF trampolines
 still tell which function they belong to, by their key, and which programs they call.
@@ -200,7 +200,7 @@ class Attachments:
         )
 
     def _detour(self, address: int) -> int | None:
-        """Where the call or jump at a probed instruction leads."""
+        """Target of the call or jump at a probed instruction."""
         try:
             code = self._memory.read(address, 16)
         except _UNREADABLE:

@@ -1,6 +1,6 @@
 """Initialisation of an unbooted kernel by its own functions, in the kernel's order (init/main.c:start_kernel()).
 
-What hardware, the boot loader and the early assembly leave behind is written directly: per-CPU bases, masks, the CPU's
+What hardware, the boot loader and the early assembly set up is written directly: per-CPU bases, masks, the CPU's
 features, the segments. Then the kernel's functions run; a release that lacks one has no such step.
 """
 
@@ -212,7 +212,7 @@ def _set_up_interrupts(machine: UnbootedMachine) -> None:
 
 
 def _set_up_features(machine: UnbootedMachine, cpu: CpuModel) -> None:
-    """What early_identify_cpu() finds out: features, bugs (the last words of x86_capability), the model."""
+    """Results of early_identify_cpu(): features, bugs (the last words of x86_capability), the model."""
     memory, layout, info = machine.memory, machine.layout, machine.symbols["boot_cpu_data"]
     words = info + layout.offset("cpuinfo_x86", "x86_capability")
     bug_words = layout.length("cpuinfo_x86", "x86_capability") - _BUG_WORDS

@@ -13,7 +13,7 @@ _INT, _PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _TYPEDEF, _FUNC, _PROTO, _ENUM64 = 1
 _QUALIFIERS = (_TYPEDEF, 9, 10, 11, 18)
 """typedef, volatile, const, restrict, type tag."""
 _TAIL = {_INT: 4, _ARRAY: 12, 14: 4, 17: 4}
-"""Bytes behind a type's 12, by kind; those per member are in ``_PER_MEMBER``."""
+"""Bytes after a type's first 12, by kind; those per member are in ``_PER_MEMBER``."""
 _PER_MEMBER = {_STRUCT: 12, _UNION: 12, _ENUM: 8, _PROTO: 8, 15: 12, _ENUM64: 12}
 _NAMED = frozenset({_STRUCT, _UNION, _ENUM, _TYPEDEF, _FUNC, _ENUM64})
 
@@ -69,7 +69,7 @@ class BtfLayout:
 
     @classmethod
     def restored(cls, data: bytes, positions: bytes, named: dict[tuple[int, int], int]) -> "BtfLayout":
-        """What ``saved`` gave, without reading the types again."""
+        """The layout that ``saved`` returned, without reading the types again."""
         made = cls.__new__(cls)
         _magic, _version, _flags, header, _types, _size, strings_at, strings_size = _HEADER.unpack_from(data)
         at = array("I")
@@ -144,7 +144,7 @@ class BtfLayout:
     # Questions ------------------------------------------------------------------------------------------------------
 
     def has(self, struct_name: str, path: str = "") -> bool:
-        """Whether there is such a struct, with such a member."""
+        """True if the struct exists and has the member."""
         if not path:
             return self._number(struct_name, _STRUCT, _UNION) is not None
         return self.member(struct_name, path) is not None

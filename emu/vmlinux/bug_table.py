@@ -49,7 +49,7 @@ class BugTable:
         return BugSite(address, bool(flags & _WARNING), place, self._pointed(entry, "format_disp"))
 
     def skips(self, site: BugSite) -> bool:
-        """Whether the kernel stays silent at a WARN_ONCE that it has given already; notes that it was given."""
+        """True for a WARN_ONCE that was reported already; marks it as reported."""
         entry = (self._at or {}).get(site.address)
         if entry is None:
             return False

@@ -75,7 +75,7 @@ class CodeNames:
         return found[0] if address == found[1] else f"{found[0]}+{address - found[1]:#x}"
 
     def span(self, address: int) -> tuple[int, int]:
-        """First address of the function at an address, and the first behind it."""
+        """First address of the function at an address, and the first after it."""
         found = self.range_at(address)
         if found is not None:
             return found.start, found.end

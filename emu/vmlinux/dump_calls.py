@@ -60,7 +60,7 @@ class DumpCalls(SystemCalls):
             memory.write(symbols["__num_online_cpus"], struct.pack("<I", 1))
 
     def run_put_off_work(self) -> None:
-        """What a task does on its way back to user mode: files that were closed are released."""
+        """Work of a task on its way back to user mode: closed files are released."""
         self._caller.call("task_work_run")
 
 
@@ -77,7 +77,7 @@ class _DumpCaller:
         return self._machine.memory
 
     def call(self, function: str | int, *arguments: int) -> int:
-        """What a function returns, as a signed 64-bit number."""
+        """The return value of a function, as a signed 64-bit number."""
         address = self.symbols[function] if isinstance(function, str) else function
         rax = self._machine.call(address, arguments, self._top, count=False, seconds=_SECONDS).rax
         return rax - (1 << 64) if rax >> 63 else rax

@@ -48,7 +48,7 @@ class CpuState:
 
     @property
     def in_user_mode(self) -> bool:
-        """Whether the CPU ran a program rather than the kernel."""
+        """True if the CPU ran a user program rather than the kernel."""
         cs = self.segments["cs"].selector if self.segments else self.registers.get("cs", 0)
         return cs & 3 == 3
 
@@ -125,11 +125,11 @@ class VmcoreInfo:
 
     @property
     def kaslr_offset(self) -> int:
-        """How far the kernel's addresses are from those it was linked at, in bytes."""
+        """Distance of the kernel's addresses from the linked ones, in bytes."""
         return int(self.values.get("KERNELOFFSET", "0"), 16)
 
     @property
     def is_usable(self) -> bool:
-        """Whether it names the page tables and where the kernel lies in physical memory."""
+        """True if it names the page tables and the kernel's physical address."""
         tables = self.symbol("init_top_pgt") or self.symbol("swapper_pg_dir")
         return tables is not None and "NUMBER(phys_base)" in self.values

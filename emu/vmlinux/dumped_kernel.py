@@ -34,7 +34,7 @@ class TaskInfo:
 
 
 class DumpedKernel:
-    """What a memory image holds.
+    """The kernel in a memory image.
 
     Raises MissingInformation where neither VMCOREINFO nor a CPU's registers lead to the page tables, or the kernel has
     no symbols or no BTF.
@@ -74,7 +74,7 @@ class DumpedKernel:
 
     @staticmethod
     def _is_table(memory: PageTables, address: int) -> bool:
-        """Whether an address is mapped, though its page may have been filtered out."""
+        """True if an address is mapped, though its page may have been filtered out."""
         try:
             memory.physical(address)
         except (NotMapped, MissingPage):
@@ -139,15 +139,15 @@ class DumpedKernel:
         return base + self.symbols[symbol] & ADDRESS_MASK
 
     def current(self, cpu: int) -> int:
-        """Where a CPU keeps the address of its current task."""
+        """Guest address of a CPU's pointer to its current task."""
         return self.per_cpu(cpu, "current_task", of_hot="current_task")
 
     def top_of_stack(self, cpu: int) -> int:
-        """Where a CPU keeps the top of its current task's stack."""
+        """Guest address of a CPU's word with the top of its current task's stack."""
         return self.per_cpu(cpu, "cpu_current_top_of_stack", of_hot="top_of_stack")
 
     def preempt_count(self, cpu: int) -> int:
-        """Where a CPU keeps ``__preempt_count``."""
+        """Guest address of a CPU's ``__preempt_count``."""
         return self.per_cpu(cpu, "__preempt_count", of_hot="preempt_count")
 
     def task_info(self, address: int) -> TaskInfo:

@@ -33,7 +33,7 @@ def list_entries(memory: PageTables, head: int, offset: int) -> Iterator[int]:
 
 
 class GeneratedCode:
-    """What was found, and notes on what could not be read: ``ranges`` and ``gaps``."""
+    """Generated code that was found (``ranges``), and notes on unreadable lists (``gaps``)."""
 
     def __init__(self, memory: PageTables, symbols: Kallsyms, layout: BtfLayout) -> None:
         self._memory, self._symbols, self._layout = memory, symbols, layout

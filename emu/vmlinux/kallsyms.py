@@ -41,7 +41,7 @@ Form = Literal["absolute per-CPU", "base-relative", "entry-relative"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the tables stand: guest addresses, the number of names, and the form of an offset.
+    """Places of the tables: guest addresses, the number of names, and the form of an offset.
 
     ``alignment`` is that of the tables in bytes; ``base`` is ``kallsyms_relative_base`` (runtime value), 0 if the
     offsets count from their own entries.
@@ -228,7 +228,7 @@ class _Finder:
     def names_in(
         self, first: int, last: int, table: int, typed: list[bool]
     ) -> tuple[int, int, list[int], int, int] | None:
-        """What ``names`` gives, if the count stands from ``first`` up to ``last``."""
+        """The result of ``names`` if the count is stored from ``first`` up to ``last``."""
         words = memoryview(self.memory)[first : first + ((last - first) & ~3)].cast("I")
         room = table - first
         for place, count in enumerate(words):
@@ -247,7 +247,7 @@ class _Finder:
         return None
 
     def walk(self, names: int, count: int, end: int, typed: list[bool]) -> list[int] | None:
-        """Where each name begins, and where the last ends; None if these are no names."""
+        """Offsets of the names' starts and of the last one's end; None if these are no names."""
         memory, position = self.memory, names
         starts: list[int] = []
         append = starts.append

@@ -53,7 +53,7 @@ RETURN_ADDRESS: Final = 0xFFFFFFFFFFFFF000
 _DEATHS: Final = ("panic", "vpanic", "oops_begin", "make_task_dead", "do_exit")
 _SLEEPS: Final = ("__schedule",)
 _FILL: Final = 0x1111111111110000
-"""What registers hold that a call gives no value to: an address that nothing is mapped at."""
+"""Value of the registers that are no arguments of a call: an unmapped address."""
 _TRANSLATION_BUFFER = 64 << 20
 _DEEPEST = 2048
 """Bytes of a stack that are searched for return addresses where its start is not known."""
@@ -74,7 +74,7 @@ class CpuSetup:
 
 
 class KernelMachine:
-    """One CPU on the memory behind ``memory``. ``names`` may be replaced when code was generated.
+    """One CPU on the guest memory of ``memory``. ``names`` may be replaced when code was generated.
 
     ``bugs`` tells WARN from BUG. Not for use from several threads.
     """
@@ -97,9 +97,9 @@ class KernelMachine:
         uc.hook_add(uc_const.UC_HOOK_MEM_UNMAPPED, self._unmapped)
         self._log: ProgramCounters | None = None
         self.pending: BaseException | None = None
-        """What a hook stopped the engine for: raised by the call that it interrupted."""
+        """Error for which a hook stopped the engine: raised by the interrupted call."""
         self.unusable: str | None = None
-        """Why no call is possible until the state is reset, None while calls are."""
+        """Reason why no call is possible until the state is reset, None while calls are possible."""
         self._stops: dict[int, Callable[[], None]] = {}
         self._stop_hooks: dict[int, int] = {}
         self._base = 0
@@ -249,7 +249,7 @@ class KernelMachine:
 
         ``count``: note every instruction; else the code runs at the engine's full speed. ``limit``: instructions after
         which it is given up, ``seconds``: host time. Raises KernelDied, WouldSleep, LimitReached, NotInDump; after
-        these, StateUnusable until ``unusable`` is cleared by whoever brings the state back.
+        these, StateUnusable until ``unusable`` is cleared after the state is restored.
         """  # fmt: skip
         if self.unusable:
             raise StateUnusable(f"{self.unusable}; reset the state, or restore a checkpoint, before the next call")
@@ -359,7 +359,7 @@ class KernelMachine:
         return self._deliver(vector, rip, 0)
 
     def _deliver(self, vector: int, rip: int, code: int) -> int:
-        """What the CPU does at an exception (Intel SDM volume 3, "Interrupt and Exception Handling")."""
+        """Exception delivery of the CPU (Intel SDM volume 3, "Interrupt and Exception Handling")."""
         uc, memory, regs = self.uc, self.memory, self.regs
         try:
             gate = memory.read(self.cpu.idt + 16 * vector, 16)

@@ -98,7 +98,7 @@ class MemoryImage:
         self._calm()
         self._opened = self._kept = self.checkpoint()
         self.gaps = list(self.kernel.gaps)
-        """What of the kernel's lists the dump lacks."""
+        """Parts of the kernel's lists that the dump lacks."""
 
     def _setup(self) -> CpuSetup:
         kernel, state, cpu = self.kernel, self.state, self.cpu
@@ -177,7 +177,7 @@ class MemoryImage:
         return found
 
     def _leave_idle(self) -> None:
-        """What the idle loop does before it switches to a task: let RCU watch the CPU again, for probes rely on it."""
+        """Leave idle as the idle loop does before it switches to a task: RCU watches the CPU again, as probes need."""
         symbols = self.kernel.symbols
         watching = symbols.get("rcu_is_watching")
         leave = next((symbols[name] for name in _IDLE_EXITS if name in symbols), None)
@@ -250,7 +250,7 @@ class MemoryImage:
         return run
 
     def value(self, function: str, run: Run) -> int:
-        """What a call returned, unsigned, as wide as the function's result is (all of rax where BTF knows none)."""
+        """The return value of a call, unsigned, as wide as the function's result (all of rax where BTF has none)."""
         size = self.kernel.layout.return_bytes(function) or 8
         return run.rax & (1 << 8 * size) - 1
 
@@ -285,7 +285,7 @@ class MemoryImage:
 
         The memory that the task is given for arguments is kept; what the calls do is not before ``keep``.
         Raises NoUserMemory where the task is no process: ``become`` one. LockHeld where the image was taken inside the
-        scheduler: whatever wakes a task would wait for ever.
+        scheduler: a wake-up would wait for ever.
         """
         self.restore(self._kept)
         if self.holds_runqueue:
@@ -298,7 +298,7 @@ class MemoryImage:
 
     @property
     def holds_runqueue(self) -> bool:
-        """Whether the CPU's runqueue is locked (``struct rq``, kernel/sched/sched.h)."""
+        """True if the CPU's runqueue is locked (``struct rq``, kernel/sched/sched.h)."""
         layout = self.kernel.layout
         if "runqueues" not in self.kernel.symbols or not layout.has("rq", "__lock"):
             return False
@@ -312,7 +312,7 @@ class MemoryImage:
     # Attachments ----------------------------------------------------------------------------------------------------
 
     def attachments(self) -> list[Attachment]:
-        """What is attached where, as the machine's memory is now; what can't be read is added to ``gaps``."""
+        """The attached programs in the machine's present memory; unreadable lists are added to ``gaps``."""
         reader = Attachments(self.memory, self.kernel.symbols, self.kernel.layout, self.kernel.code)
         found = reader.all()
         self.gaps += [gap for gap in reader.gaps if gap not in self.gaps]

@@ -81,7 +81,7 @@ class PageTables:
         return frame | address & PAGE_MASK
 
     def is_mapped(self, address: int) -> bool:
-        """Whether a guest address leads to a page that the dump holds."""
+        """True if a guest address leads to a page that the dump holds."""
         try:
             return self.memory.has(self.physical(address))
         except (NotMapped, MissingPage):
@@ -113,7 +113,7 @@ class PageTables:
         return b"".join(pieces)
 
     def write(self, address: int, data: bytes) -> None:
-        """Change guest memory, whatever the tables say about writing. NotMapped, MissingPage."""
+        """Change guest memory, also where the page tables forbid writes. NotMapped, MissingPage."""
         while data:
             count = min(len(data), PAGE_SIZE - (address & PAGE_MASK))
             self.memory.write(self.physical(address), data[:count])

@@ -61,7 +61,7 @@ class PhysicalMemory:
             self.write(address + left, data[left:])
 
     def has(self, address: int) -> bool:
-        """Whether the dump contains the byte at a physical address."""
+        """True if the dump contains the byte at a physical address."""
         position = bisect_right(self._starts, address) - 1
         return position >= 0 and address < self.ranges[position].address + self.ranges[position].size
 

@@ -1,8 +1,8 @@
-"""Initialised kernels in the user's cache: memory as a sparse file, and beside it what the host knows.
+"""Initialised kernels in the user's cache: memory as a sparse file, and beside it the host's state.
 
-The key is the kernel's file, this code and the CPUs: whatever changes makes another entry. Memory is stored page by
-page where it is not zero, so that opening maps it and reads nothing; a checksum over the pages tells a damaged entry,
-which is made anew.
+The key is the kernel's file, this code and the CPUs: a change of any of them makes another entry. Pages that are not
+zero are stored, so that opening maps the file and reads nothing; a checksum over the pages detects a damaged entry,
+which is then made anew.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def default_folder() -> Path:
 
 
 def place_of(file: Path, folder: Path, cpus: int, start: str) -> Path:
-    """The folder of this kernel's entry, whether it exists or not; ``start`` is whatever else the state depends on."""
+    """The folder of this kernel's entry, existing or not; ``start``: further values that the state depends on."""
     with open(file, "rb") as content:
         key = hashlib.file_digest(content, "sha256")
     key.update(_code_digest() + f"{cpus} {start}".encode())

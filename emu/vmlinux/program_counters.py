@@ -48,7 +48,7 @@ class ProgramCounters:
         libunicorn.flush_translations(engine)
 
     def _hook_function(self) -> tuple[object, int]:
-        """What must be kept alive, and the hook's host address."""
+        """The object to keep alive, and the hook's host address."""
         if native_hooks() is not None:
             access = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
             memory = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, access)
@@ -71,7 +71,7 @@ class ProgramCounters:
 
     @property
     def is_full(self) -> bool:
-        """Whether the run ended for want of room."""
+        """True if the run ended because the log was full."""
         return self._area.words[_NEXT] >= self._area.words[_END]
 
     def drop_last(self, address: int) -> None:

@@ -21,7 +21,7 @@ from emu.vmlinux.unbooted_memory import STACKS, USER
 __all__ = ["AttachType", "Command", "ProgType", "Refused", "SystemCalls", "Verdict"]
 
 _REGISTERS = STACKS + 0x2000
-"""Where ``pt_regs`` of a system call lie: below the stacks."""
+"""Place of a system call's ``pt_regs``: below the stacks."""
 _PT_REGS = ("r15", "r14", "r13", "r12", "bp", "bx", "r11", "r10", "r9", "r8", "ax", "cx", "dx", "si", "di", "orig_ax")
 _ARGUMENTS = tuple(_PT_REGS.index(name) for name in ("di", "si", "dx", "r10", "r8", "r9"))
 _ARGUMENTS_SIZE, LOG_SIZE = 16 << 20, 16 << 20
@@ -75,7 +75,7 @@ class Verdict:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the kernel took the program."""
+        """True if the kernel accepted the program."""
         return not self.errno
 
 
@@ -98,7 +98,7 @@ class Caller(Protocol):
         ...
 
     def call(self, function: str | int, *arguments: int) -> int:
-        """What a function returns, as a signed 64-bit number."""
+        """The return value of a function, as a signed 64-bit number."""
         ...
 
 

@@ -64,7 +64,7 @@ class UnbootedKernel:
     def __init__(self, machine: UnbootedMachine, results: dict[str, int | str], release: str) -> None:
         self.machine = machine
         self.results = results
-        """What each initcall and late step returned, or how it ended."""
+        """Return value of each initcall and late step, or the error that ended it."""
         self.release = release
         self.calls = SystemCalls(machine)
 

@@ -216,7 +216,7 @@ class UnbootedMachine:
             cpu.names = self.names
 
     def host_state(self) -> dict[str, object]:
-        """What the host knows beside the memory, as plain values."""
+        """The host's state beside guest memory, as plain values."""
         return {
             "log": self.log,
             "inode": self.anonymous_inode,

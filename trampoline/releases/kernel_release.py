@@ -24,7 +24,7 @@ class KernelRelease:
     """
 
     name: str
-    """What commands and tests call it: ``6.12``."""
+    """Name in commands and tests: ``6.12``."""
     version: KernelVersion
     """The stable kernel that the values were read from; the lists' marks are compared with its series."""
     entry: EntryLayout

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["GROUP"]
 
 _WORKQUEUE = 0x1000
-"""What ``alloc_workqueue()`` gives; nothing reads from it."""
+"""Return value of ``alloc_workqueue()``; nothing reads from it."""
 
 
 def _queue_work(machine: UnbootedMachine, cpu: KernelMachine, _name: str) -> int:

@@ -2,8 +2,8 @@
 
 Contract: powers of two from 64 bytes on, aligned to their size up to a page; whole pages for vmalloc and the page
 allocator; always zeroed. Size 0 gives ``ZERO_SIZE_PTR``, more than 1 GiB NULL. A freed object is poisoned
-(``POISON_FREE``); whoever changes it while it is free, frees it again or frees what is no object ends the kernel with a
-typed error. GFP flags, nodes, memory cgroups and reclaim have no effect: no allocation fails for want of memory but for
+(``POISON_FREE``); a write to a free object, a double free and a free of no object end the kernel with a typed error.
+GFP flags, nodes, memory cgroups and reclaim have no effect: no allocation fails for want of memory but for
 a full heap.
 """
 

@@ -1,6 +1,6 @@
 """The scheduler: there is one task a vCPU, and it never sleeps.
 
-Contract: preemption points return at once, waking does nothing. Whoever would sleep (comes to
+Contract: preemption points return at once, waking does nothing. A task that would sleep (reaches
 ``__schedule()``) ends the kernel with :class:`emu.vmlinux.machine_errors.WouldSleep`: nothing could wake it. Kernel
 threads are made (an empty ``task_struct``, noted by function) and never run. CPU hotplug states are taken without
 being called. With several vCPUs the other ones' translations are thrown away where the kernel interrupts them.

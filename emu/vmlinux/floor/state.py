@@ -41,4 +41,4 @@ FREE_TEXT, FREE_TEXT_SLOTS, TEXT_PAGES = STATE + 0x8000, 1024, STATE + 0x10000
 """Addresses of freed text, 0 for an empty slot; and for each page of the area how many an allocation there has."""
 PRINT_BUFFER, PRINT_BUFFER_SIZE = STATE + 0x1000, 0x1000
 POISON, POISONED = 0x6B, 512
-"""What a freed object's first bytes become (``POISON_FREE``), and how many after the first word at most."""
+"""Poison of a freed object's first bytes (``POISON_FREE``), and how many after the first word at most."""

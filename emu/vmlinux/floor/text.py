@@ -42,7 +42,7 @@ def _allocate(machine: UnbootedMachine, cpu: KernelMachine, name: str) -> int:
 
 
 def _size_at(address: int) -> int:
-    """Where the number of pages of an allocation is noted."""
+    """Place of the number of pages of an allocation."""
     return TEXT_PAGES + 4 * (address - TEXT >> 12)
 
 

@@ -111,7 +111,7 @@ class BpfObject:
 
     @property
     def needs_configuration(self) -> bool:
-        """Whether it has ``.kconfig`` variables."""
+        """True if it has ``.kconfig`` variables."""
         return any(one.kind is ExternKind.CONFIG for one in self._externs.values())
 
     def resolve(

@@ -26,7 +26,7 @@ MATTERS = (
 
 @dataclass(slots=True)
 class KernelFacts:
-    """What is known of a kernel. ``ways`` and ``floor`` are of an unbooted one, what follows of a memory image."""
+    """Facts of a kernel. ``ways`` and ``floor`` belong to an unbooted one, the fields after them to a memory image."""
 
     path: str
     release: str
@@ -43,7 +43,7 @@ class KernelFacts:
     """
     attachments: list[dict[str, Any]] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
-    """What could not be read."""
+    """Parts that could not be read."""
     current: dict[str, Any] | None = None
     """The task of the chosen CPU."""
     log: list[str] = field(default_factory=list)
