@@ -140,8 +140,7 @@ class BpfPrograms:
         self.loaded: dict[int, BpfProg] = {}
         """Loaded programs, by address of their struct bpf_prog."""
         self.model_at: Callable[[int, int], FuncModel | None] = lambda caller, ip: None
-        """Prototype of the function whose trampoline contains an address; for a shared trampoline, of the function at
-        ``ip``.
+        """Prototype of the function whose trampoline contains an address; for shared trampolines, of the one at ``ip``.
         """
 
     def load_assembly(
@@ -178,8 +177,7 @@ class BpfPrograms:
         sleepable: bool = False,
         uses: Uses = Uses(),  # noqa: B008  # frozen
     ) -> BpfProg:
-        """Load a program from finished machine code, such as a recorded JIT image; ``address`` fixes its guest address.
-        """
+        """Load a program from machine code, such as a recorded JIT image; ``address`` fixes its guest address."""
         where = self._kernel.execmem.alloc(len(code), f"bpf_prog {name}", at=address)
         try:
             self._kernel.execmem.write(where, code)
@@ -228,9 +226,7 @@ class BpfPrograms:
         sleepable: bool,
         uses: Uses,
     ) -> BpfProg:
-        """Register a program whose images are already in executable memory; ``release`` frees them. KernelError
-        -ENOMEM.
-        """
+        """Register a program already in executable memory; ``release`` frees its images. Raises KernelError -ENOMEM."""
         prog = self._add(name, attach_type, bpf_func, size, sleepable=sleepable, uses=uses, symbol=symbol)
         prog.release = release
         return prog

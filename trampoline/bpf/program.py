@@ -77,8 +77,7 @@ class BpfProgram:
     target: str = ""
     """Target from the section's name (``vfs_read`` of ``fentry/vfs_read``)."""
     missing: tuple[tuple[int, str], ...] = ()
-    """By slot: kernel types or fields that CO-RE did not find; the verifier rejects a program that can reach the slot.
-    """
+    """By slot: types or fields that CO-RE did not find; the verifier rejects a program that can reach the slot."""
 
     @property
     def sleepable(self) -> bool:

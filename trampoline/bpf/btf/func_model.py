@@ -68,8 +68,7 @@ class FuncModel:
         return self.ret_size == 0
 
     def placement(self) -> list[tuple[int, bool]]:
-        """For each argument: the index of its first slot *among those of its own kind*, and True if the kind is
-        registers.
+        """For each argument: index of its first slot *among those of its own kind*, and True if the kind is registers.
 
         A struct larger than the remaining registers goes to the stack as a whole, while smaller arguments after it may
         still take registers (System V ABI; ``save_args()`` in arch/x86/net/bpf_jit_comp.c).

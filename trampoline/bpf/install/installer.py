@@ -81,9 +81,7 @@ class Installer:
         """Installed programs by address of their ``struct bpf_prog``."""
 
     def source_of(self, fault: GuestFault) -> LineInfo | None:
-        """Source line of the program in which the guest faulted, or which called the faulting code; None if the program
-        has no lines, or no program was running.
-        """
+        """Source line of the program that faulted or called the faulting code; None if unknown."""
         installed = list(self.installed.values())
         found = (one.source_of(address) for address in [fault.rip, *self._callers(fault)] for one in installed)
         return next((line for line in found if line is not None), None)

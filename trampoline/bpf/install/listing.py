@@ -26,8 +26,9 @@ class Listing:
         lines: Sequence[LineInfo] = (),
         origins: Sequence[int | None] | None = None,
     ) -> None:
-        """``lines``: the source, by slot of the program as loaded; ``origins``: the slot of each instruction there,
-        None for one added by rewriting. Without ``origins`` all slots are unchanged.
+        """``lines``: the source, by slot of the program as loaded.
+
+        ``origins``: each instruction's slot there, None for one added by rewriting; by default all slots are unchanged.
         """
         self.func, self.image, self.name = func, image, name
         self._lines = sorted(lines, key=lambda line: line.slot)

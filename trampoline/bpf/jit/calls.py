@@ -144,9 +144,7 @@ class Calls:
         return EmittedInsn(code, distances=(where,), poke=PokeOffsets(number - 1, bypass, target))
 
     def _count(self) -> tuple[bytes, bytes, tuple[bytes, bytes]]:
-        """The counter's load, its comparison with the limit, and its increment: the parts before and after the check of
-        the slot.
-        """
+        """The counter's load, its comparison with the limit, and the increment before and after the slot's check."""
         limit = MAX_TAIL_CALL_CNT.to_bytes()
         if self._rules.tail_call_by_pointer:
             return self._load_counter(), b"\x48\x83\x38" + limit, (b"", _ADD_ONE)  # cmp qword ptr [rax], limit

@@ -70,8 +70,7 @@ def mov(dst: int, src: int, wide: bool = True) -> bytes:
 
 
 def mov_imm32(dst: int, value: int, *, sign_extended: bool) -> bytes:
-    """A 32-bit constant: ``mov r64, imm32`` if negative and sign-extended, ``xor`` for 0, otherwise ``mov r32, imm32``.
-    """
+    """A 32-bit constant: ``mov r64, imm32`` if negative and sign-extended, ``xor`` for 0, else ``mov r32, imm32``."""
     if sign_extended and value & 0x80000000:
         return reg_reg(b"\xc7", dst, 0, WIDE) + imm32(value)
     if not value & 0xFFFFFFFF:

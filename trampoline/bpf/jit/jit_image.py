@@ -26,9 +26,7 @@ class ExtableEntry:
 
 @dataclass(frozen=True, slots=True)
 class PokePlace:
-    """Patched jumps of a direct tail call: ``bypass`` jumps over it while its slot is empty, ``target`` jumps to the
-    program.
-    """
+    """Patched jumps of a direct tail call: ``bypass`` skips it while the slot is empty, ``target`` enters it."""
 
     poke: int
     slot: int

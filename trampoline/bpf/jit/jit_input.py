@@ -27,8 +27,7 @@ class Poke:
 
 @dataclass(frozen=True, slots=True)
 class JitFunc:
-    """One function. Jumps are relative as after rewriting, calls are offsets from ``call_base``, addresses are final.
-    """
+    """One function. Jumps are relative as after rewriting, calls are relative to ``call_base``, addresses are final."""
 
     insns: tuple[Insn, ...]
     call_base: int = 0

@@ -123,9 +123,7 @@ class PerCpuArrayMap(PerCpuFace, ArrayLike):
     }
 
     def allocate(self, undo: ExitStack) -> None:
-        """The pointers follow the structure (8 bytes each, independent of the value's size), the values are in per-CPU
-        memory.
-        """
+        """The pointers (always 8 bytes each) follow the structure, the values are in per-CPU memory."""
         head, count = self.layout.bpf_array.size, self.spec.max_entries
         self._block = self.address = self.site.memory.alloc(head + 8 * count, f"bpf_map {self.name}")
         undo.callback(self.site.memory.free, self._block)

@@ -49,9 +49,7 @@ class ArrayOfMaps(FdArray[BpfMap]):
             raise KernelError(EINVAL, f"{inner.name} differs from the inner map of {self.name}")
 
     def put(self, key: Any, value: Any, flags: int = 0) -> None:
-        """Put a map into a slot. Raises KernelError -EINVAL for flags and for a different kind of map, -E2BIG beyond
-        the last slot.
-        """
+        """Put a map into a slot. Raises KernelError -EINVAL for flags and unlike maps, -E2BIG beyond the last slot."""
         if not isinstance(value, BpfMap):
             raise TypeError(f"{self.name} takes maps, not {value!r}")
         index = self._checked(key, flags)

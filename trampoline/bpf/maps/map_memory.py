@@ -51,9 +51,7 @@ class MapMemory:
         return KernelError(ENOMEM, f"no memory for {name}")
 
     def reserve(self, size: int, name: str) -> int:
-        """Reserve an address range and a guard page after it, unmapped; returns its first address. Raises KernelError
-        -ENOMEM.
-        """
+        """Reserve an unmapped address range and a guard page; returns its first address. Raises KernelError -ENOMEM."""
         self._kernel.process.point(PointKind.ALLOC, name)
         wanted = round_up(size, PAGE_SIZE) + PAGE_SIZE
         for position, (start, room) in enumerate(self._free):

@@ -19,8 +19,8 @@ class ProgArray(FdArray[BpfProg]):
 
     def allocate(self, undo: ExitStack) -> None:
         self.patches: list[Patch] = []
-        """Called with the array, the slot and its new program before the old one is released, to patch direct tail
-        calls (``map_poke_run``).
+        """Called with array, slot and new program before the old one is released, to patch tail calls
+        (``map_poke_run``).
         """
         super().allocate(undo)
 
@@ -51,8 +51,8 @@ class ProgArray(FdArray[BpfProg]):
             self.site.programs.put(old)
 
     def put(self, key: Any, value: Any, flags: int = 0) -> None:
-        """Put a program into a slot. Raises KernelError -EINVAL for flags and for an incompatible program, -E2BIG
-        beyond the last slot.
+        """Put a program into a slot. Raises KernelError -EINVAL for flags and unlike programs, -E2BIG beyond the last
+        slot.
         """
         if not isinstance(value, BpfProg):
             raise TypeError(f"{self.name} takes programs, not {value!r}")

@@ -30,8 +30,7 @@ AVAIL_DATA, RING_SIZE, CONS_POS, PROD_POS, OVERWRITE_POS = range(5)
 
 
 def check_ringbuf(spec: MapSpec) -> None:
-    """``ringbuf_map_alloc``. Raises KernelError -EINVAL, -E2BIG. A buffer that overwrites old records is not modelled.
-    """
+    """``ringbuf_map_alloc``; overwriting old records is not modelled. Raises KernelError -EINVAL, -E2BIG."""
     check_access(spec, MapFlag.NUMA_NODE)
     size = spec.max_entries
     if spec.key_size or spec.value_size or size <= 0 or size & size - 1 or size % PAGE_SIZE:

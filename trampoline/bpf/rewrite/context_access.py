@@ -31,8 +31,10 @@ _IN_ARENA = {
 
 
 def convert_accesses(code: NodeList, prog_type: int, skb: SkbLayout | None) -> None:
-    """Rewrite loads that may fault to PROBE_MEM, arena accesses to arena modes, and fields of contexts that represent
-    kernel structs to loads from those. Raises RewriteError for contexts that are not modelled.
+    """Convert memory accesses and fields of contexts. Raises RewriteError for contexts that are not modelled.
+
+    Loads that may fault become PROBE_MEM, arena accesses get arena modes, and fields that represent kernel structs
+    become loads from those.
     """
 
     def access(node: InsnNode) -> list[Insn | InsnNode] | None:

@@ -52,8 +52,7 @@ def inlined_lookup(spec: MapSpec, rules: RewriteRules, env: Environment) -> list
 
 
 def _array(spec: MapSpec, rules: RewriteRules, element: int, then: list[Insn]) -> list[Insn]:
-    """r0 = the element's address, or NULL past the end; ``then`` continues with the address, and may jump to the NULL.
-    """
+    """r0 = the element's address, or NULL past the end; ``then`` continues with it, and may jump to the NULL."""
     if element & (element - 1):
         scale = emit.alu_imm(Alu.MUL, 0, element)
     else:

@@ -128,9 +128,7 @@ def _at(nodes: list[InsnNode], place: int) -> InsnNode:
 
 
 def laid_out(nodes: Sequence[InsnNode]) -> tuple[Insn, ...]:
-    """The instructions of a function with jump distances filled in. Raises RewriteError for a distance that does not
-    fit.
-    """
+    """The instructions of a function, with jump distances. Raises RewriteError for a distance that does not fit."""
     slot_of: dict[int, int] = {}
     slot = 0
     for node in nodes:

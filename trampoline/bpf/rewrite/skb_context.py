@@ -31,8 +31,7 @@ class SkbLayout:
     hash: int
     napi_id: int
     vlan_present_bit: int = 0
-    """Offset of the byte with vlan_present as bit 0, in kernels with a separate bit; 0: vlan_present is vlan_all != 0.
-    """
+    """Offset of the byte whose bit 0 is vlan_present, in kernels with that bit; 0: vlan_present is vlan_all != 0."""
 
 
 def skb_access(insn: Insn, skb: SkbLayout) -> list[Insn]:

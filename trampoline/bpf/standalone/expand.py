@@ -19,8 +19,7 @@ class Expanded:
 
 
 def expand(insns: Sequence[Insn], patch: Patch) -> Expanded:
-    """Replace each instruction by the result of ``patch``; jumps to it lead to the first instruction of its
-    replacement.
+    """Replace each instruction by the result of ``patch``; jumps to it lead to its replacement's start.
 
     Jumps within a replacement are not adjusted; a replaced jump or call must not be part of its replacement. Raises
     BytecodeError for a jump without a target, or whose distance no longer fits (the kernel's -ERANGE).

@@ -252,9 +252,7 @@ def _origins(function: FunctionCode, origin: Mapping[int, int]) -> tuple[int, ..
 
 
 def _by_constant(insn: Insn) -> tuple[Insn, ...] | None:
-    """Replacements for division by a constant zero and shifts by more than the width: valid in RFC 9669, not in the
-    verifier.
-    """
+    """Replacements for constant division by zero and too wide shifts: valid in RFC 9669, not in the verifier."""
     bits = 64 if insn.cls == Cls.ALU64 else 32
     if insn.op in (Alu.LSH, Alu.RSH, Alu.ARSH) and not 0 <= insn.imm < bits:
         return (replace(insn, imm=insn.imm & bits - 1),)

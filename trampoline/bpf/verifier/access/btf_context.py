@@ -66,9 +66,7 @@ def _names(btf: Btf, proto_id: int) -> tuple[str, ...]:
 
 
 def prototype_of(target: AttachTarget) -> int:
-    """Type id of the target's FUNC_PROTO: a function's, or a tracepoint's after typedef and pointer; 0: no reliable
-    one.
-    """
+    """Type id of the target's FUNC_PROTO (for a tracepoint after typedef and pointer); 0: no reliable one."""
     if target.func is not None:
         return target.func.proto_id
     try:
@@ -81,8 +79,7 @@ def prototype_of(target: AttachTarget) -> int:
 
 
 def _slot(btf: Btf, args: "list[int] | tuple[int, ...] | object", ret: int, off: int) -> int:
-    """Index of the argument at an offset in the context (``btf_ctx_arg_idx``); their count is the return value's index.
-    """
+    """Index of the argument at an offset in the context (``btf_ctx_arg_idx``); their count means the return value."""
     if off < 0:
         return 1 << 16
     sizes = [round_up(btf.passed(arg)[1], 8) for arg in (*args, ret)]  # type: ignore[misc]

@@ -46,9 +46,7 @@ def not_null(env: Env, reg: Reg) -> Reg:
 
 
 def mark(env: Env, state: VerifierState, regno: int, is_null: bool) -> None:
-    """Mark register ``regno`` of the innermost frame of ``state``, and all with the same id, as NULL or not NULL
-    (``mark_ptr_or_null_regs``).
-    """
+    """Mark register ``regno`` in ``state``, and those with its id, as NULL or not NULL (``mark_ptr_or_null_regs``)."""
     checked = state.frame.regs[regno]
     if is_null and checked.ref_obj_id and checked.ref_obj_id == checked.id:
         state.refs = tuple(ref for ref in state.refs if ref.id != checked.ref_obj_id)

@@ -84,8 +84,8 @@ def pointer_alu(
 
 
 def _check_unprivileged(env: Env, dst: int, result: Reg, operand: Scalar) -> None:
-    """Without CAP_PERFMON a pointer must not leave its memory even under speculation (``sanitize_ptr_alu``,
-    ``sanitize_check_bounds``).
+    """``sanitize_ptr_alu``, ``sanitize_check_bounds``: without CAP_PERFMON, speculation must not leave the memory
+    either.
     """
     if not operand.is_const and (operand.smin < 0) != (operand.smax < 0):
         env.denied(

@@ -159,8 +159,7 @@ def _trust(env: Env, reg: Reg, btf: Btf, found: StructWalkResult, flags: Flag) -
 
 
 def _is_safe(btf: Btf, reg: Reg, found: StructWalkResult, how: str) -> bool:
-    """``btf_nested_type_is_trusted``: the kernel lists the field in ``struct task_struct__safe_rcu`` or a similar list.
-    """
+    """``btf_nested_type_is_trusted``: the field is in ``struct task_struct__safe_rcu`` or a similar list."""
     listed = btf.struct_named(f"{btf.type(reg.btf_id).name}__safe_{how}")
     if not listed:
         return False

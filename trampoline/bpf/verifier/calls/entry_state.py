@@ -54,8 +54,9 @@ def set_main_arguments(env: Env) -> None:
 
 
 def set_global_arguments(env: Env, subprog: int) -> None:
-    """Set R1 to R5 of ``env.frame`` from the BTF prototype of a global function that is verified alone
-    (``btf_prepare_func_args``). Refuses prototypes that cannot be verified.
+    """``btf_prepare_func_args``: set R1 to R5 of ``env.frame`` for a global function that is verified alone.
+
+    Refuses prototypes that cannot be verified.
     """
     for regno, param in enumerate(_params(env, subprog), 1):
         if param.kind is RegKind.SCALAR_VALUE:

@@ -113,8 +113,7 @@ def push_async_callback(
 
 
 def push_iteration(env: Env, null: Callable[[FuncFrame], None], again: Callable[[FuncFrame], None]) -> None:
-    """``process_iter_next_call``: an iterator's ``next`` at ``env.slot`` returns NULL on one path, an element on
-    another.
+    """``process_iter_next_call``: an iterator's ``next`` returns NULL on one path, an element on another.
 
     ``null`` and ``again`` are called with the innermost frame of their path, after the call has marked registers; they
     set R0 and the iterator's state.

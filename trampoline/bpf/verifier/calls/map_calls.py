@@ -139,8 +139,9 @@ def check_map_func_compatibility(env: Env, meta: CallMeta) -> None:
 
 
 def record_map(env: Env, meta: CallMeta) -> None:
-    """``record_func_map`` and ``record_func_key``: record the map and the constant key of a call that the rewriting may
-    replace. Refuses calls that would change a map which is read-only to programs.
+    """``record_func_map`` and ``record_func_key``: record a call's map and constant key for the rewriting.
+
+    Refuses calls that would change a map which is read-only to programs.
     """
     if meta.name not in _RECORDED:
         return

@@ -13,9 +13,7 @@ _MAX_KFUNCS = 256
 
 
 def check_kfunc_ids(env: Env) -> None:
-    """Check calls before the walk (``add_kfunc_call``): refuses ids that are not functions of this kernel, and calls
-    from programs whose licence is not GPL-compatible.
-    """
+    """``add_kfunc_call``: refuse ids that are not functions of this kernel, and programs without a GPL licence."""
     known: set[int] = set()
     for slot, insn in enumerate(env.insns):
         if insn is None or insn.code != CALL or insn.src != CallKind.KFUNC:

@@ -22,8 +22,7 @@ class EngineRules:
     fields_first: bool
     """Reserved fields and register numbers of all instructions are checked before anything is walked (7.1)."""
     refuses_call_loops: bool
-    """A back edge in the graph that includes calls is refused before the walk; recursion is not detected later (6.1).
-    """
+    """A back edge in the control flow graph that includes calls is refused before the walk (6.1)."""
     call_loops_by_order: bool
     """Recursion is refused when functions are sorted by their calls (7.1)."""
     callback_once: bool

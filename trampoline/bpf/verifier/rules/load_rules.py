@@ -71,6 +71,7 @@ CGROUP_SOCK's 0 is set to 2 first (``bpf_prog_load_fixup_attach_type``).
 FIXED_UP = {ProgType.CGROUP_SOCK: 2, ProgType.SK_REUSEPORT: 39}
 """Expected attach type that replaces 0."""
 
+
 @dataclass(frozen=True, slots=True)
 class LoadRules:
     """One release's BPF_PROG_LOAD."""

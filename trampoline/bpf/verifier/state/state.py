@@ -45,8 +45,7 @@ class Reg(NamedTuple):
     detail: tuple[object, ...] = ()
     """Data of a single kind, first its name: ("dynptr", kind, first slot), ("iter", ...)."""
     add_const: bool = False
-    """For a scalar with an id: it equals the scalars with this id and without this flag, plus ``off`` (BPF_ADD_CONST).
-    """
+    """For a scalar with an id: it is ``off`` more than scalars with the same id without this flag (BPF_ADD_CONST)."""
 
     def has(self, flag: Flag) -> bool:
         """True if any of these flags is set."""
@@ -229,9 +228,7 @@ class VerifierState:
         return other
 
     def each_reg(self, change: Callable[[Reg], Reg]) -> None:
-        """Replace every register and spilled register of all frames by ``change(reg)``
-        (``bpf_for_each_reg_in_vstate``).
-        """
+        """``bpf_for_each_reg_in_vstate``: replace every register and spilled register by ``change(reg)``."""
         for frame in self.frames:
             regs = frame.regs
             for n, reg in enumerate(regs):

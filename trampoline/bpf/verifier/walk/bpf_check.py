@@ -122,9 +122,7 @@ def _begin(env: Env, subprog: int) -> VerifierState:
 
 
 def _add_own_stack(env: Env) -> None:
-    """Add stack that the rewriting of loops uses: three registers for an inlined bpf_loop (``optimize_bpf_loop``), the
-    count of may_goto.
-    """
+    """Add stack for rewritten loops: three registers for bpf_loop (``optimize_bpf_loop``), the count of may_goto."""
     for number, function in enumerate(env.subprogs):
         slots = range(function.start, end_of(env, number))
         if any(env.facts[slot].inlines_loop for slot in slots):

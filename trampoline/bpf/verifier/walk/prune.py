@@ -44,9 +44,7 @@ class Checkpoints:
         self.kept_at_insns = 0
 
     def visit(self, env: Env) -> bool:
-        """True if the behaviour of the current path from ``env.slot`` on is already verified. If not, it may become a
-        checkpoint.
-        """
+        """True if the current path's behaviour from ``env.slot`` on is verified. If not, it may become a checkpoint."""
         state, slot = env.state, env.slot
         force = slot in env.callback_slots or slot in env.force_checkpoints
         keep = force or (self.jumps - self.kept_at_jumps >= 2 and env.processed - self.kept_at_insns >= 8)
