@@ -58,6 +58,11 @@ class BtfLayout:
         self._index(header + types_at, header + types_at + types_size)
         self.member = cache(self._find)
 
+    @property
+    def raw(self) -> bytes:
+        """The type information as the kernel has it, header first."""
+        return self._data
+
     def saved(self) -> tuple[bytes, bytes, dict[tuple[int, int], int]]:
         """The type information with its index, as plain values for ``restored``."""
         return self._data, array("I", self._at).tobytes(), self._named
@@ -196,6 +201,10 @@ class BtfLayout:
     def function(self, name: str) -> int | None:
         """Number of a function's type (the ``attach_btf_id``), None where there is none."""
         return self._number(name, _FUNC)
+
+    def typedef(self, name: str) -> int | None:
+        """Number of a typedef, None where there is none."""
+        return self._number(name, _TYPEDEF)
 
     def function_name(self, number: int) -> str | None:
         """Name of the function whose type has this number."""

@@ -140,15 +140,20 @@ class KernelImage:
 
         Raises :class:`NoConfiguration`.
         """
-        first = self.elf.find(_CONFIG_START)
-        text = self._configuration
+        return self.configuration_in(self.elf, self._configuration, self.origin)
+
+    @staticmethod
+    def configuration_in(content: bytes, beside: str | None, origin: str) -> dict[str, str]:
+        """The same, from IKCONFIG in ``content``, else from the text ``beside``. Raises :class:`NoConfiguration`."""
+        first = content.find(_CONFIG_START)
+        text = beside
         if first >= 0:
             try:
-                text = gzip.decompress(self.elf[first + 8 : self.elf.find(_CONFIG_END, first)]).decode()
+                text = gzip.decompress(content[first + 8 : content.find(_CONFIG_END, first)]).decode()
             except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-                raise NoConfiguration(f"{self.origin}: IKCONFIG can't be read: {error}") from None
+                raise NoConfiguration(f"{origin}: IKCONFIG can't be read: {error}") from None
         if text is None:
-            raise NoConfiguration(f"{self.origin}: no IKCONFIG in it and no config-* beside it")
+            raise NoConfiguration(f"{origin}: no IKCONFIG in it and no config-* beside it")
         return {on or off: value if on else "n" for on, value, off in _CONFIG_LINE.findall(text)}
 
 

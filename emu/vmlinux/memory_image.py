@@ -254,6 +254,11 @@ class MemoryImage:
         size = self.kernel.layout.return_bytes(function) or 8
         return run.rax & (1 << 8 * size) - 1
 
+    @property
+    def call_stack(self) -> int:
+        """Guest address below which a call without arguments may use the task's stack."""
+        return self.top - _STACK_GAP
+
     def _place(self, arguments: tuple[Argument, ...]) -> tuple[tuple[int, ...], int]:
         """Values of arguments, and the stack pointer below which the call may use the stack."""
         at = self.top - _SCRATCH

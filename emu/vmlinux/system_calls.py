@@ -28,12 +28,14 @@ _ARGUMENTS_SIZE, LOG_SIZE = 16 << 20, 16 << 20
 _PERF_SAMPLE_RAW = 0x400
 _PERF_ATTR_SIZE = 112
 _ANY_PROCESS = (1 << 64) - 1
+_STATISTICS = ("processed ", "verification time ", "stack depth ")
+"""Beginnings of the verifier's lines that say no reason (``print_verification_stats``)."""
 
 
 class Command:
     """``enum bpf_cmd``."""
 
-    MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM = 0, 1, 2, 3
+    MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_GET_NEXT_KEY, MAP_FREEZE = 0, 1, 2, 3, 4, 22
     PROG_LOAD, PROG_ATTACH, PROG_TEST_RUN, OBJ_GET_INFO_BY_FD = 5, 8, 10, 15
     RAW_TRACEPOINT_OPEN, BTF_LOAD, LINK_CREATE = 17, 18, 28
 
@@ -56,7 +58,8 @@ class Refused(VmlinuxError):
 
     def __init__(self, what: str, number: int, log: str = "") -> None:
         name = errno.errorcode.get(number, str(number))
-        last = log.strip().rsplit("\n", 1)[-1]
+        lines = [line for line in log.strip().split("\n") if not line.startswith(_STATISTICS)]
+        last = lines[-1] if lines else ""
         super().__init__(f"{what}: {name} ({os.strerror(number)})" + (f": {last}" if last else ""))
         self.errno = number
         self.log = log
@@ -146,10 +149,10 @@ class SystemCalls:
         result &= 0xFFFFFFFF
         return result - (1 << 32) if result >> 31 else result
 
-    def wanted(self, what: str, result: int) -> int:
+    def wanted(self, what: str, result: int, log: str = "") -> int:
         """A result that is no error. Raises :class:`Refused`."""
         if result < 0:
-            raise Refused(what, -result)
+            raise Refused(what, -result, log)
         return result
 
     # Programs -------------------------------------------------------------------------------------------------------
@@ -194,15 +197,57 @@ class SystemCalls:
 
     def load_btf(self, content: bytes) -> int:
         """BPF_BTF_LOAD: a descriptor. Raises :class:`Refused`."""
-        attr = struct.pack("<QQIIII", self.place(content), 0, len(content), 0, 0, 0)
-        return self.wanted("BPF_BTF_LOAD", self.bpf(Command.BTF_LOAD, attr))
+        at, size = self.place(content), len(content)
+        result = self.bpf(Command.BTF_LOAD, struct.pack("<QQIII", at, 0, size, 0, 0), 32)
+        log = ""
+        if result < 0:
+            self.machine.memory.write(self._log, bytes(64))
+            attr = struct.pack("<QQIII", self.place(content), self._log, size, self._log_size, 1)
+            result = self.bpf(Command.BTF_LOAD, attr, 32)
+            log = self.machine.memory.text(self._log, self._log_size)
+        return self.wanted("BPF_BTF_LOAD", result, log)
 
     # Maps -----------------------------------------------------------------------------------------------------------
 
-    def create_map(self, kind: int, key: int, value: int, entries: int, *, flags: int = 0, name: str = "m") -> int:
-        """BPF_MAP_CREATE: sizes in bytes; a descriptor. Raises :class:`Refused`."""
-        attr = struct.pack("<IIIIIII16s", kind, key, value, entries, flags, 0, 0, name.encode()[:15])
-        return self.wanted("BPF_MAP_CREATE", self.bpf(Command.MAP_CREATE, attr, 72))
+    def create_map(
+        self,
+        kind: int,
+        key: int,
+        value: int,
+        entries: int,
+        *,
+        flags: int = 0,
+        name: str = "m",
+        inner_fd: int = 0,
+        btf_fd: int = 0,
+        key_type: int = 0,
+        value_type: int = 0,
+        extra: int = 0,
+    ) -> int:
+        """BPF_MAP_CREATE: sizes in bytes, type ids of the BTF ``btf_fd``; a descriptor. Raises :class:`Refused`."""
+        attr = struct.pack(
+            "<IIIIIII16sIIIIIQ",
+            kind, key, value, entries, flags, inner_fd, 0, name.encode()[:15],
+            0, btf_fd, key_type, value_type, 0, extra,
+        )  # fmt: skip
+        return self.wanted(f"BPF_MAP_CREATE {name}", self.bpf(Command.MAP_CREATE, attr, 72))
+
+    def freeze(self, fd: int) -> None:
+        """BPF_MAP_FREEZE: no further writes by system calls. Raises :class:`Refused`."""
+        self.wanted("BPF_MAP_FREEZE", self.bpf(Command.MAP_FREEZE, struct.pack("<I", fd)))
+
+    def keys(self, fd: int, key_size: int, most: int = 1 << 16) -> list[bytes]:
+        """A map's keys by BPF_MAP_GET_NEXT_KEY, ``most`` at most. Raises :class:`Refused`."""
+        found: list[bytes] = []
+        while len(found) < most:
+            key_at = self.place(found[-1]) if found else 0
+            next_at = self.place(bytes(key_size))
+            result = self.bpf(Command.MAP_GET_NEXT_KEY, struct.pack("<IIQQ", fd, 0, key_at, next_at), 32)
+            if result == -errno.ENOENT:
+                break
+            self.wanted("BPF_MAP_GET_NEXT_KEY", result)
+            found.append(self.machine.memory.read(next_at, key_size))
+        return found
 
     def look_up(self, fd: int, key: bytes, value_size: int) -> bytes | None:
         """BPF_MAP_LOOKUP_ELEM: the value's bytes, None where there is no such key."""
@@ -239,6 +284,14 @@ class SystemCalls:
         cookies_at = self.place(struct.pack(f"<{len(cookies)}Q", *cookies)) if cookies else 0
         extra = struct.pack("<IIQQQ", int(on_return), len(addresses), 0, at, cookies_at)
         return self.create_link(program, attach_type, 0, extra)
+
+    def create_tracing_multi_link(
+        self, program: int, attach_type: int, type_ids: tuple[int, ...], cookies: tuple[int, ...] = ()
+    ) -> int:
+        """A tracing_multi link on functions by their BTF ids. Raises :class:`Refused`."""
+        at = self.place(struct.pack(f"<{len(type_ids)}I", *type_ids))
+        cookies_at = self.place(struct.pack(f"<{len(cookies)}Q", *cookies)) if cookies else 0
+        return self.create_link(program, attach_type, 0, struct.pack("<QQI", at, cookies_at, len(type_ids)))
 
     def open_raw_tracepoint(self, program: int, name: str = "", cookie: int = 0) -> int:
         """BPF_RAW_TRACEPOINT_OPEN: a link's descriptor. Raises :class:`Refused`."""

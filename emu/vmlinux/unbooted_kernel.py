@@ -104,8 +104,11 @@ class UnbootedKernel:
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
-    def call(self, function: str, *arguments: int, cpu: int = 0, count: bool = True) -> Run:
-        """Call a function; by default every instruction is noted, by function in order (``Run.by_function``)."""
+    def call(self, function: str, *arguments: int | bytes, cpu: int = 0, count: bool = True) -> Run:
+        """Call a function; by default every instruction is noted, by function in order (``Run.by_function``).
+
+        Bytes are passed as the address of a copy on the stack.
+        """
         if count:
             self.machine.update_names()
         return self.machine.run(function, *arguments, cpu=cpu, count=count)

@@ -180,12 +180,31 @@ class UnbootedMachine:
         return rax - (1 << 64) if rax >> 63 else rax
 
     def run(
-        self, function: str | int, *arguments: int, cpu: int = 0, count: bool = True, seconds: float = 120.0
+        self,
+        function: str | int,
+        *arguments: int | bytes,
+        cpu: int = 0,
+        count: bool = True,
+        seconds: float = 120.0,
     ) -> Run:
-        """Call a kernel function; with ``count`` every instruction is noted. Lines that it logs are its messages."""
+        """Call a kernel function; with ``count`` every instruction is noted. Lines that it logs are its messages.
+
+        Bytes are copied to the stack above the call's frames, and their address is passed. Raises VmlinuxError where
+        they take more than half of the stack.
+        """
         address = self.symbols[function] if isinstance(function, str) else function
         logged = len(self.log)
-        run = self.cpus[cpu].call(address, arguments, self.stack_top(cpu) - _CALL_GAP, count=count, seconds=seconds)
+        top = self.stack_top(cpu) - _CALL_GAP
+        values = []
+        for argument in arguments:
+            if isinstance(argument, bytes):
+                top = top - len(argument) & ~15
+                if top < self.stack_top(cpu) - _STACK_SIZE // 2:
+                    raise VmlinuxError("the arguments' bytes take more than half of the stack")
+                self.memory.write(top, argument)
+                argument = top
+            values.append(argument)
+        run = self.cpus[cpu].call(address, tuple(values), top, count=count, seconds=seconds)
         self.log += [message.text for message in run.messages]
         run.messages += [KernelMessage(6, line) for line in self.log[logged : len(self.log) - len(run.messages)]]
         return run

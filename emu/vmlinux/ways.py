@@ -11,18 +11,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from emu.vmlinux.btf_layout import UnknownLayout
 from emu.vmlinux.errors import NoSymbol, VmlinuxError
 from emu.vmlinux.floor.memory import allocate, release
 from emu.vmlinux.system_calls import AttachType, ProgType, Refused
+from emu.vmlinux.unbooted_kernel import Link
 
 if TYPE_CHECKING:
     from emu.vmlinux.run import Run
-    from emu.vmlinux.unbooted_kernel import Link, Program, UnbootedKernel
+    from emu.vmlinux.unbooted_kernel import Program, UnbootedKernel
 
-__all__ = ["WAYS", "NotRestored", "Row", "rows"]
+__all__ = ["WAYS", "NotRestored", "Row", "refusals", "rows"]
 
 RETURN_0 = bytes.fromhex("b7000000000000009500000000000000")
 """``r0 = 0; exit``."""
+_REFUSALS = (Refused, NoSymbol, UnknownLayout)
 _FUNCTION, _VALUE = "bpf_fentry_test1", 41
 _EVENT, _EVENT_FUNCTION = "task_rename", "__set_task_comm"
 
@@ -67,6 +70,13 @@ def _in_body(kernel: UnbootedKernel, program: Program) -> Link:
     return kernel.attach_probe(program, _FUNCTION, kernel.machine.body(address) - address)
 
 
+def _tracing_multi(kernel: UnbootedKernel, program: Program) -> Link:
+    number = kernel.machine.layout.function(_FUNCTION)
+    if number is None:
+        raise NoSymbol(_FUNCTION)
+    return Link(kernel.calls.create_tracing_multi_link(program.fd, program.attach_type, (number,)))
+
+
 _TRACING, _KPROBE = ProgType.TRACING, ProgType.KPROBE
 _MULTI = AttachType.TRACE_KPROBE_MULTI
 WAYS = (
@@ -83,6 +93,9 @@ WAYS = (
     _Way("fsession", _TRACING, "BPF_TRACE_FSESSION", _direct, by_btf=True),
     _Way("kprobe-session", _KPROBE, "BPF_TRACE_KPROBE_SESSION", lambda k, p: k.attach_multi(p, (_FUNCTION,))),
     _Way("kretprobe-multi", _KPROBE, _MULTI, lambda k, p: k.attach_multi(p, (_FUNCTION,), on_return=True)),
+    _Way("fentry-multi", _TRACING, "BPF_TRACE_FENTRY_MULTI", _tracing_multi),
+    _Way("fexit-multi", _TRACING, "BPF_TRACE_FEXIT_MULTI", _tracing_multi),
+    _Way("fsession-multi", _TRACING, "BPF_TRACE_FSESSION_MULTI", _tracing_multi),
 )
 
 
@@ -95,6 +108,31 @@ def rows(kernel: UnbootedKernel, names: tuple[str, ...] | None = None) -> Iterat
         if names is None or way.name in names:
             with kernel.trial():
                 yield _measure(kernel, way)
+
+
+def refusals(kernel: UnbootedKernel) -> dict[str, str]:
+    """Each way, and in the kernel's words why it is refused; "" where a program can be attached. Nothing is called."""
+    found = {}
+    for way in WAYS:
+        with kernel.trial():
+            try:
+                way.attach(kernel, _load(kernel, way))
+                kernel.drain()
+                found[way.name] = ""
+            except _REFUSALS as error:
+                kernel.drain()
+                found[way.name] = str(error)
+    return found
+
+
+def _load(kernel: UnbootedKernel, way: _Way) -> Program:
+    attach_type = way.attach_type
+    if isinstance(attach_type, str):
+        known = kernel.machine.layout.enumerators("bpf_attach_type")
+        if attach_type not in known:
+            raise UnknownLayout(attach_type)
+        attach_type = known[attach_type]
+    return kernel.load(RETURN_0, way.kind, attach_type, _FUNCTION if way.by_btf else "")
 
 
 def _measure(kernel: UnbootedKernel, way: _Way) -> Row:
@@ -121,10 +159,10 @@ def _measure(kernel: UnbootedKernel, way: _Way) -> Row:
         runs: list[Run] = []
         for _ in range(2):
             try:
-                program = kernel.load(RETURN_0, way.kind, attach_type, _FUNCTION if way.by_btf else "")
+                program = _load(kernel, way)
                 programs.append(program)
                 links.append(way.attach(kernel, program))
-            except (Refused, NoSymbol) as error:
+            except _REFUSALS as error:
                 if not links:
                     return Row(way.name, None, None, (), str(error))
                 break

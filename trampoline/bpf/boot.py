@@ -1,4 +1,4 @@
-"""Decisions of a boot that emitted code depends on: the JIT's and the trampolines' alike."""
+"""Boot decisions that emitted code depends on, in the JIT and in trampolines."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Boot:
     """Mitigations that a boot chose for emitted code. Addresses are guest addresses.
 
-    ``return_thunk``: where every return jumps to, or None for a plain ret. ``call_depth_offset``: the GS offset of the
+    ``return_thunk``: target of every return jump, or None for a plain ret. ``call_depth_offset``: the GS offset of the
     call-depth counter where calls are accounted (retbleed=stuff), or None.
     """
 

@@ -1,6 +1,4 @@
-"""Errors of the BPF machinery: one root. What the kernel itself would refuse is an
-``emu.kernel.errors.KernelError``.
-"""
+"""Errors of the BPF machinery, with one root. The kernel's own refusals are ``emu.kernel.errors.KernelError``."""
 
 from emu.kernel.errors import ENOTSUPP, KernelError, errno_name
 
@@ -24,7 +22,7 @@ class TrampolineError(Exception):
 
 
 class Oops(TrampolineError):
-    """Process context did what would have brought a kernel down, because of a defect that was asked for."""
+    """Code in process context, with a defect injected, did what would crash a kernel."""
 
 
 class PrototypeError(TrampolineError):
@@ -32,13 +30,13 @@ class PrototypeError(TrampolineError):
 
 
 class GoldenError(TrampolineError):
-    """A golden file that is damaged or is not one."""
+    """A damaged golden file, or a file that is not one."""
 
 
 class BtfError(TrampolineError):
-    """BTF that is damaged, foreign or of a form that cannot be read, or a type asked for that it does not hold.
+    """BTF that is damaged, foreign or of a form that cannot be read, or a requested type that it does not contain.
 
-    ``offset`` is the place in the uncompressed BTF in bytes; None where the fault has no place there.
+    ``offset``: position in the uncompressed BTF in bytes; None if the fault has none.
     """
 
     def __init__(self, reason: str, offset: int | None = None) -> None:
@@ -48,9 +46,9 @@ class BtfError(TrampolineError):
 
 
 class ObjectError(TrampolineError):
-    """A BPF object that cannot be read, or not be resolved against a kernel: nothing of it is loaded.
+    """A BPF object that cannot be read or resolved against a kernel; nothing of it is loaded.
 
-    ``object_name`` is the file, ``section`` the section or program at fault (may be empty), ``reason`` what.
+    ``object_name`` is the file, ``section`` the section or program at fault (may be empty), ``reason`` the fault.
     """
 
     def __init__(self, reason: str, *, section: str = "", object_name: str = "") -> None:
@@ -63,7 +61,7 @@ class ObjectError(TrampolineError):
 class BytecodeError(TrampolineError):
     """eBPF that is not an instruction.
 
-    ``slot`` is its place in the program, counted in 8 bytes; None where it has none.
+    ``slot``: position in the program, in slots of 8 bytes; None if it has none.
     """
 
     def __init__(self, reason: str, slot: int | None = None) -> None:
@@ -73,7 +71,7 @@ class BytecodeError(TrampolineError):
 
 
 class BytecodeSyntaxError(TrampolineError):
-    """eBPF text that cannot be read. ``line`` and ``column`` count from 1; ``expected`` is what could stand there."""
+    """eBPF text that cannot be read. ``line`` and ``column`` count from 1; ``expected``: the accepted words."""
 
     def __init__(self, line: int, column: int, expected: str, found: str) -> None:
         super().__init__(f"line {line}, column {column}: expected {expected}, found {found}")

@@ -1,9 +1,9 @@
-"""Lists that the kernel's sources keep, with the releases that each entry holds for: the text files of this package.
+"""Lists from the kernel's sources, with the releases of each entry: the text files of this package.
 
-A file holds words separated by white space; ``#`` begins a comment, a line ``[name]`` a section where a file has such.
-``WORD@RELEASE`` holds from that release on, ``WORD@FIRST..LAST`` up to and including the second. Releases compare as
-numbers, so that marks hold for releases between those that they name. ``*`` in the name of a function stands for any
-characters. A file that does not follow its format is a fault of this package: ValueError.
+A file contains words separated by white space; ``#`` starts a comment, a line ``[name]`` a section, in files with
+sections. ``WORD@RELEASE`` is valid from that release on, ``WORD@FIRST..LAST`` up to and including the second. Releases
+compare as numbers, so marks also cover releases between the named ones. ``*`` in the name of a function matches any
+characters. A file with a format error is a fault of this package: ValueError.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _FIRST, _LAST = KernelVersion(0, 0), KernelVersion(1 << 32, 0)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The releases from ``first`` to ``last``, both included; ``version in span`` does not depend on patch levels."""
+    """The releases from ``first`` to ``last``, both included; ``version in span`` ignores patch levels."""
 
     first: KernelVersion = _FIRST
     last: KernelVersion = _LAST
@@ -30,7 +30,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of functions; ``name in names`` asks patterns too."""
+    """Names of functions; ``name in names`` also matches patterns."""
 
     exact: frozenset[str]
     patterns: tuple[str, ...] = field(default=())
@@ -40,7 +40,7 @@ class Names:
 
 
 def lines(name: str) -> Iterator[list[str]]:
-    """The words of each line of a file of this package that has any: ``helpers/protos.txt``."""
+    """The words of each non-empty line of a file of this package: ``helpers/protos.txt``."""
     for line in (files(__package__) / name).read_text(encoding="utf-8").splitlines():
         if words := line.partition("#")[0].split():
             yield words
@@ -62,7 +62,7 @@ def sections(name: str) -> dict[str, list[list[str]]]:
 
 
 def marked(word: str) -> tuple[str, Span]:
-    """``word@6.12..7.0`` as the word and the releases that it holds for; all releases where it has no mark."""
+    """``word@6.12..7.0`` as the word and its releases; all releases for a word without a mark."""
     name, at, releases = word.partition("@")
     first, to, last = releases.partition("..")
     return name, Span(
@@ -73,7 +73,7 @@ def marked(word: str) -> tuple[str, Span]:
 
 @cache
 def names(list_name: str, version: KernelVersion) -> Names:
-    """The functions in ``data/<list_name>.txt`` as that version has them."""
+    """The functions in ``data/<list_name>.txt`` for a version."""
     found = {
         name
         for words in lines(f"data/{list_name}.txt")

@@ -1,10 +1,10 @@
-"""Kernel versions as numbers that compare: ``6.12`` comes after ``6.9``, and ``6.12.107`` after ``6.12``."""
+"""Kernel versions as comparable numbers: ``6.12`` comes after ``6.9``, and ``6.12.107`` after ``6.12``."""
 
 from typing import NamedTuple
 
 
 class KernelVersion(NamedTuple):
-    """Version of a kernel; ``patch`` is that of the stable series."""
+    """Version of a kernel; ``patch``: patch level of the stable series."""
 
     major: int
     minor: int
@@ -12,10 +12,10 @@ class KernelVersion(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "KernelVersion":
-        """The version that ``6.12`` or ``6.12.107`` names. Raises ValueError for other text."""
+        """The version named by ``6.12`` or ``6.12.107``. Raises ValueError for other text."""
         words = text.split(".")
         if not (2 <= len(words) <= 3 and all(word.isascii() and word.isdigit() for word in words)):
-            raise ValueError(f"{text!r} is no kernel version such as 6.12 or 6.12.107")
+            raise ValueError(f"{text!r} is not a kernel version such as 6.12 or 6.12.107")
         return cls(*map(int, words))
 
     @property
@@ -33,4 +33,4 @@ class KernelVersion(NamedTuple):
 
 
 NO_VERSION = KernelVersion(0, 0)
-"""Stands in rules that no release has been given to."""
+"""Default of rules before a release completes them."""

@@ -1,6 +1,6 @@
-"""BPF programs as the trampoline knows them: machine code and a struct bpf_prog in guest memory.
+"""BPF programs as the trampoline sees them: machine code and a struct bpf_prog in guest memory.
 
-A program's code is assembly text, a recorded image, or a Python callable behind a host call, which sees a
+A program's code is assembly text, a recorded image, or a Python callable reached by a host call, which gets a
 ``ProgContext``.
 """
 
@@ -25,7 +25,7 @@ from trampoline.bpf.uapi import AttachType
 
 
 class OwnedMap(Protocol):
-    """A map that was made with a program."""
+    """A map that was created with a program."""
 
     def close(self) -> None:
         """Drop user space's reference."""
@@ -34,11 +34,11 @@ class OwnedMap(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TailOwner:
-    """What the programs of a program array have in common (``struct bpf_map_owner``)."""
+    """Common properties of the programs of a program array (``struct bpf_map_owner``)."""
 
     prog_type: int
     attach_proto: int = 0
-    """The prototype of the function that it is for, by its BTF id (``attach_func_proto``)."""
+    """BTF id of the prototype of the target function (``attach_func_proto``)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -55,20 +55,20 @@ class BpfProg:
     active: int
     stats: int
     tail_call_reachable: bool = False
-    """Tail calls can reach it, so that a trampoline on it must carry their counter."""
+    """Tail calls can reach the program, so a trampoline must pass their counter on."""
     refs: int = 1
     has_image: bool = True
     accesses_ret: bool = False
-    """It reads the return value as the argument behind the last one of the function that it was loaded for."""
+    """The program reads the return value: the context slot after the last argument of its load-time target."""
     attach_func: AttachFunc | None = None
-    """What it was loaded for, where that is known (``aux->attach_btf_id``, ``attach_func_proto``)."""
+    """The load-time target, if known (``aux->attach_btf_id``, ``attach_func_proto``)."""
     symbol: Symbol | None = None
     tail_owner: TailOwner | None = None
-    """What program arrays it may be in; None where it can't be tail-called."""
+    """Program arrays that may contain the program; None if it cannot be tail-called."""
     own_maps: tuple[OwnedMap, ...] = ()
-    """Maps that were made with it and go when it is unloaded."""
+    """Maps created with the program and released when it is unloaded."""
     release: Callable[[], None] | None = None
-    """Gives back what it has beside its structures: images, where they are not one of its own, maps."""
+    """Releases what the program holds besides its structures: maps, and images that it does not own itself."""
 
     def __repr__(self) -> str:
         return f"<BpfProg {self.name} ({self.attach_type}) at {self.bpf_func:#x}>"
@@ -76,9 +76,9 @@ class BpfProg:
 
 @dataclass(frozen=True, slots=True)
 class ProgContext:
-    """What a program sees, read from guest memory. Addresses and values are those of this very call.
+    """A running program's context, read from guest memory. Addresses and values belong to the current call.
 
-    ``model`` is the traced function's prototype, None where the program was called by no trampoline in use.
+    ``model``: the traced function's prototype; None if the caller is not a trampoline in use.
     """
 
     vcpu: Vcpu
@@ -94,12 +94,12 @@ class ProgContext:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The argument slots as 64-bit numbers (upper halves of smaller arguments are whatever the caller left)."""
+        """The argument slots as 64-bit numbers; the upper bits of smaller arguments are as the caller left them."""
         return tuple(self.kernel.machine.read_u64(self.address + 8 * i) for i in range(self.count))
 
     @property
     def args(self) -> tuple[int | bytes, ...]:
-        """The C arguments, each cut to its size and with its sign; a struct by value as its bytes."""
+        """The C arguments, each truncated to its size and sign-extended; a struct by value as its bytes."""
         if self.model is None:
             return self.slots
         args: list[int | bytes] = []
@@ -112,22 +112,18 @@ class ProgContext:
 
     @property
     def ret(self) -> int:
-        """``bpf_get_func_ret``: the return value, with the prototype's size and sign. Defined for fexit and
-        fmod_ret.
-        """
+        """``bpf_get_func_ret``: the return value, with the prototype's size and sign; for fexit and fmod_ret."""
         size, signed = (self.model.ret_size or 8, self.model.ret_signed) if self.model else (8, False)
         return int.from_bytes(self.kernel.machine.read(self.address + 8 * self.count, size), "little", signed=signed)
 
     @property
     def ip(self) -> int:
-        """``bpf_get_func_ip``: the traced function's address; the program must have been loaded with
-        ``Uses.func_ip``.
-        """
+        """``bpf_get_func_ip``: the traced function's address; requires a program loaded with ``Uses.func_ip``."""
         return self.kernel.machine.read_u64(self.address - 16)
 
     @property
     def cookie(self) -> int:
-        """``bpf_get_attach_cookie``: through current->bpf_ctx."""
+        """``bpf_get_attach_cookie``: read from ``current->bpf_ctx``."""
         current = self.kernel.current(self.vcpu)
         run_ctx = task_struct.view(self.kernel.machine, current).bpf_ctx
         return int(bpf_tramp_run_ctx.view(self.kernel.machine, run_ctx).bpf_cookie)
@@ -142,9 +138,9 @@ class BpfPrograms:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self.loaded: dict[int, BpfProg] = {}
-        """Programs that exist, by the address of their struct bpf_prog."""
+        """Loaded programs, by address of their struct bpf_prog."""
         self.model_at: Callable[[int, int], FuncModel | None] = lambda caller, ip: None
-        """The prototype of the function whose trampoline covers an address, or, where functions share it, that is at
+        """Prototype of the function whose trampoline contains an address; for a shared trampoline, of the function at
         ``ip``.
         """
 
@@ -157,9 +153,9 @@ class BpfPrograms:
         sleepable: bool = False,
         uses: Uses = Uses(),  # noqa: B008  # frozen
     ) -> BpfProg:
-        """A program as x86 assembly: the context is in rdi, the result in rax; it must keep rbx, rbp, r12 to r15.
+        """Load a program from x86 assembly: context in rdi, result in rax; it must preserve rbx, rbp, r12 to r15.
 
-        Raises asm.AsmError for text that can't be assembled, KernelError with -ENOMEM; then nothing is left behind.
+        Raises asm.AsmError for text that cannot be assembled, KernelError with -ENOMEM; nothing stays allocated then.
         """
         symbols = self._kernel.symbols
         size = len(assemble(text, self._kernel.layout.modules, symbols, name=name))
@@ -182,8 +178,7 @@ class BpfPrograms:
         sleepable: bool = False,
         uses: Uses = Uses(),  # noqa: B008  # frozen
     ) -> BpfProg:
-        """A program as finished machine code, such as a recorded JIT image; ``address`` says where it must
-        stand.
+        """Load a program from finished machine code, such as a recorded JIT image; ``address`` fixes its guest address.
         """
         where = self._kernel.execmem.alloc(len(code), f"bpf_prog {name}", at=address)
         try:
@@ -202,7 +197,7 @@ class BpfPrograms:
         sleepable: bool = False,
         uses: Uses = Uses(func_ip=True),  # noqa: B008  # frozen
     ) -> BpfProg:
-        """A Python function as a program: it gets a ProgContext; what it returns, or 0, is the program's result."""
+        """Load a Python function as a program: it gets a ProgContext and returns the result; None counts as 0."""
         machine = self._kernel.machine
 
         def run(vcpu: Vcpu) -> int:
@@ -233,7 +228,9 @@ class BpfPrograms:
         sleepable: bool,
         uses: Uses,
     ) -> BpfProg:
-        """A program whose images stand in executable memory already; ``release`` frees them. KernelError -ENOMEM."""
+        """Register a program whose images are already in executable memory; ``release`` frees them. KernelError
+        -ENOMEM.
+        """
         prog = self._add(name, attach_type, bpf_func, size, sleepable=sleepable, uses=uses, symbol=symbol)
         prog.release = release
         return prog
@@ -243,26 +240,26 @@ class BpfPrograms:
         prog.refs += 1
 
     def put(self, prog: BpfProg) -> None:
-        """``bpf_prog_put``: the last reference frees the program when no CPU can be in it any more."""
+        """``bpf_prog_put``: the last reference frees the program once no CPU can be running it."""
         prog.refs -= 1
         if prog.refs == 0:
             rcu = self._kernel.rcu
             if prog.sleepable:
-                # bpf_prog_put_deferred(): both kinds of reader.
+                # bpf_prog_put_deferred(): waits for both kinds of reader.
                 rcu.call(RcuFlavour.RCU_TASKS_TRACE, lambda: rcu.call(RcuFlavour.RCU, lambda: self._free(prog)))
             else:
                 rcu.call(RcuFlavour.RCU, lambda: self._free(prog))
 
     def misses(self, prog: BpfProg) -> int:
-        """Runs that the recursion guard refused, over all CPUs."""
+        """Runs that the recursion guard refused, summed over all CPUs."""
         return self._sum(prog, "misses")
 
     def runs(self, prog: BpfProg) -> int:
-        """Runs counted while statistics were on, over all CPUs."""
+        """Runs counted while statistics were on, summed over all CPUs."""
         return self._sum(prog, "cnt")
 
     def time(self, prog: BpfProg) -> int:
-        """Nanoseconds that those took, over all CPUs."""
+        """Nanoseconds of the counted runs, summed over all CPUs."""
         return self._sum(prog, "nsecs")
 
     def _sum(self, prog: BpfProg, field: str) -> int:

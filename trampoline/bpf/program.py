@@ -1,4 +1,4 @@
-"""A BPF program and its maps as they are handed to the kernel: what BPF_PROG_LOAD and BPF_MAP_CREATE are told."""
+"""A BPF program and its maps as passed to BPF_PROG_LOAD and BPF_MAP_CREATE."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from trampoline.bpf.uapi import AttachType, MapType, ProgFlag, ProgType
 
 @dataclass(frozen=True, slots=True)
 class MapSpec:
-    """A map to be made. Sizes in bytes."""
+    """A map to create. Sizes in bytes."""
 
     name: str
     type: MapType
@@ -26,12 +26,12 @@ class MapSpec:
     value_type: int = 0
     """BTF type ids in the object's BTF; 0: none."""
     extra: int = 0
-    """``map_extra``: what some types are told besides."""
+    """``map_extra``: a parameter of some map types."""
 
 
 @dataclass(frozen=True, slots=True)
 class FuncInfo:
-    """``struct bpf_func_info``: the type of the function that begins at a slot."""
+    """``struct bpf_func_info``: the type of the function that starts at a slot."""
 
     slot: int
     type_id: int
@@ -39,7 +39,7 @@ class FuncInfo:
 
 @dataclass(frozen=True, slots=True)
 class LineInfo:
-    """``struct bpf_line_info``: the source of the instructions from a slot on."""
+    """``struct bpf_line_info``: the source line of the instructions from a slot on."""
 
     slot: int
     file: str
@@ -53,8 +53,10 @@ class LineInfo:
 
 @dataclass(frozen=True, slots=True)
 class BpfProgram:
-    """What BPF_PROG_LOAD is told. In LD_IMM64 with source MAP_FD or MAP_VALUE the low half of ``imm`` is an index
-    into ``maps``; MAP_VALUE's high half is the offset in its value.
+    """Arguments of BPF_PROG_LOAD.
+
+    In LD_IMM64 with source MAP_FD or MAP_VALUE the low half of ``imm`` is an index into ``maps``; MAP_VALUE's high half
+    is the offset in its value, in bytes.
     """
 
     name: str
@@ -73,17 +75,18 @@ class BpfProgram:
     lines: tuple[LineInfo, ...] = ()
     section: str = ""
     target: str = ""
-    """What the section's name says it is for (``vfs_read`` of ``fentry/vfs_read``)."""
+    """Target from the section's name (``vfs_read`` of ``fentry/vfs_read``)."""
     missing: tuple[tuple[int, str], ...] = ()
-    """By slot, what it asks of the kernel's types that they don't have (CO-RE): no verifier accepts to come there."""
+    """By slot: kernel types or fields that CO-RE did not find; the verifier rejects a program that can reach the slot.
+    """
 
     @property
     def sleepable(self) -> bool:
-        """Whether it asks to be allowed to sleep."""
+        """True if the program requests permission to sleep (BPF_F_SLEEPABLE)."""
         return bool(self.flags & ProgFlag.SLEEPABLE)
 
     def place(self, slot: int | None) -> str:
-        """An instruction as people find it: the program's name, the slot, and the source line where it is known."""
+        """Location of an instruction for messages: program name, slot, and the source line if known."""
         if slot is None:
             return self.name
         line = next((line for line in reversed(self.lines) if line.slot <= slot), None)

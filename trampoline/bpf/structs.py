@@ -1,7 +1,7 @@
 """The guest structures of BPF: programs, their statistics, run contexts, trampoline images.
 
-Names are the kernel's, offsets those of a 6.12 kernel (Debian 6.12.107, from its BTF). Images refer to these objects by
-their address only, so one layout serves all flavours; fields that came later stand behind the 6.12 structure.
+Names are the kernel's, offsets those of a 6.12 kernel (Debian 6.12.107, from its BTF). Images refer to these objects
+only by address, so one layout serves all flavours; fields of later kernels follow the 6.12 structure.
 """
 
 from emu.kernel.structs import Struct, embedded, percpu_ref, raw, s32, struct_symbols, u8, u16, u32, u64
@@ -25,19 +25,19 @@ bpf_prog = Struct(
     size=0x50,
     fields={
         "pages": u16(0x00),
-        "jited": u8(0x02),  # bit 0 of the bit-fields there
-        "sleepable": u8(0x03),  # bit 6 of the bit-fields there: SLEEPABLE
+        "jited": u8(0x02),  # bit 0 of the bit-fields
+        "sleepable": u8(0x03),  # bit 6 of the bit-fields: SLEEPABLE
         "type": u32(0x04),
         "expected_attach_type": u32(0x08),
         "len": u32(0x0C),  # eBPF instructions
         "jited_len": u32(0x10),  # bytes
         "tag": raw(0x14, 8),
         "stats": u64(0x20),  # per-CPU pointer to bpf_prog_stats
-        "active": u64(0x28),  # per-CPU pointer to an int: how often this program runs on that CPU just now
+        "active": u64(0x28),  # per-CPU pointer to an int: current nesting depth of this program on that CPU
         "bpf_func": u64(0x30),
         "aux": u64(0x38),
         "orig_prog": u64(0x40),
-        "bpf_func_7_2": u64(0x48),  # the same, where tail calls of 7.2 look for it
+        "bpf_func_7_2": u64(0x48),  # the same, at the offset that tail calls of 7.2 use
     },
 )
 
@@ -98,5 +98,5 @@ STRUCTS = (bpf_prog, bpf_prog_aux, bpf_prog_stats, bpf_tramp_run_ctx, bpf_tramp_
 
 
 def asm_symbols() -> dict[str, int]:
-    """The symbols of all structures here for assembly text."""
+    """Symbols of all structures in this module, for assembly text."""
     return struct_symbols(STRUCTS)

@@ -42,7 +42,7 @@ class ProgType(IntEnum):
 
 
 class AttachType(IntEnum):
-    """``enum bpf_attach_type``, as far as tracing knows it. Its text is its word in ``ATTACH_WORDS``."""
+    """``enum bpf_attach_type``, the members that tracing uses. As text: the member's word in ``ATTACH_WORDS``."""
 
     NONE = 0
     TRACE_RAW_TP = 23
@@ -62,7 +62,7 @@ class AttachType(IntEnum):
     TRACE_FEXIT_MULTI = 60
     TRACE_FSESSION_MULTI = 61
     MODIFY_RETURN_MULTI = 62
-    """Posted (v3 of 2025), never merged: no release knows it, and this number is not the posted one."""
+    """Posted (v3 of 2025), never merged: in no release; this number is not the posted one."""
 
     def __str__(self) -> str:
         return _WORDS.get(self) or self.name.lower()
@@ -72,12 +72,12 @@ class AttachType(IntEnum):
 
     @property
     def is_lsm(self) -> bool:
-        """Whether programs of this type are BPF_PROG_TYPE_LSM."""
+        """True if programs of this type are BPF_PROG_TYPE_LSM."""
         return self in (AttachType.LSM_MAC, AttachType.LSM_CGROUP)
 
     @property
     def is_multi(self) -> bool:
-        """Whether programs of this type are attached by ``tracing_multi`` links."""
+        """True if programs of this type are attached by ``tracing_multi`` links."""
         return self in _MULTI
 
 

@@ -1,7 +1,7 @@
 """Raw BTF: every function of a kernel with its prototype (Documentation/bpf/btf.rst, include/uapi/linux/btf.h).
 
 A file is checked in one pass when it is read: sections, records, type ids and string offsets. Types, names and
-prototypes are made when they are asked for. Sizes are bytes, offsets in errors count from the (decompressed) start.
+prototypes are built on demand. Sizes are bytes; offsets in errors count from the (decompressed) start.
 """
 
 import lzma
@@ -23,11 +23,11 @@ from trampoline.bpf.errors import BtfError, KernelError
 __all__ = ["Btf", "BtfError", "BtfKind", "DatasecEntry", "DeclTag", "Func", "Member", "Type", "Value", "model_of"]
 
 MAX_SIZE = 32 << 20
-"""Bytes at most, after decompression; a distribution's kernel has 4 to 8 MiB."""
+"""Maximum size in bytes after decompression; a distribution's kernel has 4 to 8 MiB."""
 MAX_DEPTH = 64
-"""References at most from a type to one that stands for itself; what is deeper is a loop."""
+"""Maximum length of a chain of type references; a longer one is treated as a loop."""
 MAX_NAME = 511
-"""Bytes of a name (KSYM_NAME_LEN without its NUL)."""
+"""Maximum length of a name in bytes (KSYM_NAME_LEN without its NUL)."""
 
 _MAGIC = 0xEB9F
 _HEADER = struct.Struct("<HBBIIIII")
@@ -59,7 +59,7 @@ class BtfKind(IntEnum):
 
 
 _KINDS = tuple(BtfKind)
-# A record is name, info, size-or-type, then words of its kind's own, then `vlen` entries.
+# A record is name, info, size-or-type, then words specific to its kind, then `vlen` entries.
 _HEAD_WORDS = tuple(
     {BtfKind.INT: 4, BtfKind.ARRAY: 6, BtfKind.VAR: 4, BtfKind.DECL_TAG: 4}.get(kind, 3) for kind in _KINDS
 )
@@ -80,12 +80,12 @@ _QUALIFIERS = {
     BtfKind.RESTRICT: "restrict ",
     BtfKind.TYPE_TAG: "",
 }
-# What btf_type_is_modifier() skips.
+# Kinds skipped by btf_type_is_modifier().
 _MODIFIERS = frozenset({BtfKind.TYPEDEF, *_QUALIFIERS})
 _REFERENCES = _MODIFIERS | {BtfKind.PTR, BtfKind.FUNC, BtfKind.FUNC_PROTO, BtfKind.VAR, BtfKind.DECL_TAG}
 _STATE_SIZE = frozenset({BtfKind.INT, BtfKind.STRUCT, BtfKind.UNION, BtfKind.ENUM, BtfKind.ENUM64, BtfKind.FLOAT})
 _IS_REFERENCE = tuple(kind in _REFERENCES for kind in _KINDS)
-# Which word of an entry is a string offset, and which a type id.
+# Index of the word of an entry that is a string offset, and of the one that is a type id.
 _ENTRY_NAME = {BtfKind.STRUCT: 0, BtfKind.UNION: 0, BtfKind.ENUM: 0, BtfKind.ENUM64: 0, BtfKind.FUNC_PROTO: 0}
 _ENTRY_TYPE_ID = {BtfKind.STRUCT: 1, BtfKind.UNION: 1, BtfKind.FUNC_PROTO: 1, BtfKind.DATASEC: 0}
 _LINKAGES = ("static", "global", "extern")
@@ -94,9 +94,9 @@ _INT_SIGNED = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a type is where it is passed or stored: its spelling, and its size and kind behind typedefs and qualifiers.
+    """A type as passed or stored: its spelling, and its size and kind after typedefs and qualifiers are resolved.
 
-    ``signed`` is that of ``BTF_FMODEL_SIGNED_ARG``: integers only. The spelling leaves out type tags.
+    ``signed`` is ``BTF_FMODEL_SIGNED_ARG``: integers only. The spelling omits type tags.
     """
 
     type_id: int
@@ -113,10 +113,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """One record as it stands in the file: nothing resolved.
+    """One record as in the file, unresolved.
 
-    ``size`` is set for kinds that state one, ``type_id`` for kinds that refer to a type (an array's is its element's).
-    ``count`` is the number of members, parameters, values or array elements, a FUNC's linkage.
+    ``size`` is set for kinds that state one, ``type_id`` for kinds that refer to a type (for an array: its element).
+    ``count``: number of members, parameters, values or array elements; for a FUNC its linkage.
     """
 
     id: int
@@ -130,7 +130,7 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A struct's or union's member; ``bit_size`` is 0 unless it is a bit-field."""
+    """A member of a struct or union; ``bit_size`` is 0 unless it is a bit-field."""
 
     name: str
     type_id: int
@@ -140,7 +140,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class DatasecEntry:
-    """An entry of a DATASEC: the VAR ``type_id`` (a FUNC, of functions declared in a section), its place in bytes."""
+    """An entry of a DATASEC: the VAR ``type_id`` (a FUNC for functions declared in a section), its offset in bytes."""
 
     type_id: int
     offset: int
@@ -149,7 +149,7 @@ class DatasecEntry:
 
 @dataclass(frozen=True, slots=True)
 class DeclTag:
-    """A declaration tag, ``bpf_kfunc``; ``component`` is the parameter or member that it is at, -1 for the whole."""
+    """A declaration tag, ``bpf_kfunc``; ``component``: index of the tagged parameter or member, -1 for the whole."""
 
     name: str
     component: int
@@ -159,7 +159,7 @@ class DeclTag:
 class Func:
     """A function. ``model`` is its raw prototype, which a kernel may refuse to trace: see ``model_of``.
 
-    ``values`` describes each argument of the model; a variadic function's last one is void and unnamed.
+    ``values`` describes each argument of the model; for a variadic function the last one is void and unnamed.
     """
 
     id: int
@@ -172,16 +172,17 @@ class Func:
 
     @property
     def variadic(self) -> bool:
-        """Whether it takes variable arguments."""
+        """True if the function takes variable arguments."""
         return bool(self.values) and self.values[-1].type_id == 0
 
 
 def model_of(func: Func | None, *, union_args: bool = False) -> FuncModel:
-    """The model of a traced function, as ``btf_distill_func_proto`` (kernel/bpf/btf.c) gives it.
+    """The model of a traced function, as ``btf_distill_func_proto`` (kernel/bpf/btf.c) builds it.
 
-    None is a program's function whose prototype cannot be relied on: five u64 arguments. Unions by value are refused
-    as 6.1 and 6.12 do; ``union_args`` takes them as later kernels (7.2 among them) do.
-    Raises KernelError: EINVAL with the verifier's own words, ENOTSUPP where the arguments need more than 12 slots.
+    ``func`` None: a program's function with an unreliable prototype; its model has five u64 arguments. Unions by value
+    are refused as in 6.1 and 6.12, unless ``union_args``: later kernels (7.2 among them) accept them.
+
+    Raises KernelError: EINVAL with the verifier's own words, ENOTSUPP if the arguments need more than 12 slots.
     """
     if func is None:
         return replace(FuncModel.of_slots("", 5), ret_size=8, ret_signed=False)
@@ -213,11 +214,12 @@ def _kernel_name(kind: BtfKind) -> str:
 class Btf:
     """The types and functions of one raw BTF: ``Btf.read("/sys/kernel/btf/vmlinux")``.
 
-    Every way in raises BtfError, also for a type id that does not exist or is of another kind than was asked for.
+    Every method that reads raises BtfError, also for a type id that does not exist or is of another kind than
+    requested.
     """
 
     def __init__(self, raw: bytes) -> None:
-        """Take uncompressed BTF; ``Btf.read`` takes anything."""
+        """Take uncompressed BTF; ``Btf.read`` also takes files and compressed BTF."""
         self._base, types, self._strings_at, self._strings = _sections(raw)
         self._words = array("I", types)
         if sys.byteorder == "big":
@@ -234,7 +236,7 @@ class Btf:
 
     @classmethod
     def read(cls, source: bytes | bytearray | memoryview | str | os.PathLike[str]) -> "Btf":
-        """Read a file, or bytes: raw BTF, or that in one xz or gzip stream."""
+        """Read a file or bytes: raw BTF, or raw BTF in one xz or gzip stream."""
         if isinstance(source, bytearray | memoryview):
             source = bytes(source)
         if not isinstance(source, bytes):
@@ -246,14 +248,17 @@ class Btf:
         return cls(_decompressed(source))
 
     def with_types(self, types: bytes, strings: bytes) -> "Btf":
-        """The same with more records behind its own, whose strings stand behind its own too."""
-        own = self._words.tobytes()
-        size, text = len(own) + len(types), self._strings + strings
-        return Btf(_HEADER.pack(_MAGIC, 1, 0, _HEADER.size, 0, size, size, len(text)) + own + types + text)
+        """A copy with more records appended; their strings follow this BTF's own strings."""
+        return Btf(_packed(self._words.tobytes() + types, self._strings + strings))
+
+    @property
+    def raw(self) -> bytes:
+        """The bytes of this BTF as a file has them, header first."""
+        return _packed(self._words.tobytes(), self._strings)
 
     @property
     def strings_size(self) -> int:
-        """Bytes of its strings: where those of further types would begin."""
+        """Size of the string section in bytes: the string offset at which appended strings start."""
         return len(self._strings)
 
     def __len__(self) -> int:
@@ -276,7 +281,7 @@ class Btf:
         )
 
     def of_kind(self, kind: BtfKind) -> Iterator[int]:
-        """Type ids of all types of a kind, rising."""
+        """Type ids of all types of a kind, in ascending order."""
         return (type_id for type_id, found in enumerate(self._kinds) if found == kind)
 
     def kind(self, type_id: int) -> BtfKind:
@@ -289,11 +294,11 @@ class Btf:
         return self._value(type_id, 0)[0]
 
     def unmodified(self, type_id: int) -> Type:
-        """The record behind typedefs, qualifiers and type tags (``btf_type_skip_modifiers``)."""
+        """The record after typedefs, qualifiers and type tags (``btf_type_skip_modifiers``)."""
         return self.type(self._skip_modifiers(type_id)[0])
 
     def members(self, type_id: int) -> tuple[Member, ...]:
-        """The members of a struct or union, in its order; typedefs and qualifiers around it are skipped."""
+        """Members of a struct or union in declaration order; typedefs and qualifiers of the type are skipped first."""
         type_id, _ = self._skip_modifiers(type_id)
         if self._kind(type_id) not in (BtfKind.STRUCT, BtfKind.UNION):
             raise BtfError(f"type id {type_id} is {self._kind(type_id).name}, not a struct or union")
@@ -302,7 +307,8 @@ class Btf:
         members = []
         for entry in range(at + 3, at + 3 + 3 * (info & 0xFFFFFF), 3):
             name, member_type, offset = words[entry : entry + 3]
-            # With the kind flag the upper 8 bits are a bit-field's size; without, an INT's own encoding tells.
+            # With the kind flag the upper 8 bits are a bit-field's size; without it, the INT's own encoding has the
+            # size.
             bit_offset, bit_size = (offset & 0xFFFFFF, offset >> 24) if info >> 31 else (offset, 0)
             members.append(Member(self._name(name), member_type, bit_offset, bit_size))
         return tuple(members)
@@ -318,7 +324,7 @@ class Btf:
         return frozenset(found)
 
     def enumerators(self, type_id: int) -> tuple[tuple[str, int], ...]:
-        """Names and values of an enum of 32 or 64 bits, in its order; its flag says whether values are signed."""
+        """Names and values of an enum of 32 or 64 bits, in its order; its flag says if values are signed."""
         kind, at = self._kind(type_id), self._starts[type_id]
         if kind not in (BtfKind.ENUM, BtfKind.ENUM64):
             raise BtfError(f"type id {type_id} is {kind.name}, not an enum")
@@ -352,14 +358,14 @@ class Btf:
         return _LINKAGES[number]
 
     def int_encoding(self, type_id: int) -> tuple[bool, int, int]:
-        """Of an INT: whether it is signed, its bit offset, its width in bits."""
+        """Of an INT: True if signed, its bit offset, its width in bits."""
         if (kind := self._kind(type_id)) is not BtfKind.INT:
             raise BtfError(f"type id {type_id} is {kind.name}, not an integer")
         word = self._words[self._starts[type_id] + 3]
         return bool(word & _INT_SIGNED), word >> 16 & 0xFF, word & 0xFF
 
     def place(self, type_id: int) -> int:
-        """Where the record of a type stands: bytes from the (uncompressed) start."""
+        """Offset of a type's record in bytes from the (uncompressed) start."""
         self._kind(type_id)
         return self._base + 4 * self._starts[type_id]
 
@@ -371,25 +377,25 @@ class Btf:
                 yield type_id, _KINDS[kinds[type_id]], self._name(offset)
 
     def string(self, offset: int) -> str:
-        """The string at an offset into the string section, of any length: what ``.BTF.ext`` refers to."""
+        """The string at an offset into the string section, of any length; ``.BTF.ext`` refers to such strings."""
         if not 0 <= offset < len(self._strings):
             raise BtfError(f"string offset {offset} is not below {len(self._strings)}")
         return self._strings[offset : self._strings.index(b"\0", offset)].decode("utf-8", "backslashreplace")
 
     def decl_tags(self, type_id: int) -> tuple[DeclTag, ...]:
-        """The declaration tags at a type, function or variable."""
+        """The declaration tags of a type, function or variable."""
         self._kind(type_id)
         return tuple(self._decl_tags.get(type_id, ()))
 
     def type_tags(self, type_id: int) -> tuple[str, ...]:
-        """The type tags at a type and, if it is a pointer, at what it points to (``user``, ``percpu``, ``rcu``)."""
+        """The type tags of a type and, if it is a pointer, of the type it points to (``user``, ``percpu``, ``rcu``)."""
         type_id, tags = self._skip_modifiers(type_id)
         if self._kind(type_id) is BtfKind.PTR:
             tags += self._skip_modifiers(self._words[self._starts[type_id] + 2])[1]
         return tuple(tags)
 
     def functions(self) -> Iterator[Func]:
-        """Every function, by rising type id."""
+        """Every function, by ascending type id."""
         return map(self._func, self._func_ids())
 
     def function(self, type_id: int) -> Func:
@@ -399,15 +405,15 @@ class Btf:
         return self._func(type_id)
 
     def functions_named(self, name: str) -> tuple[Func, ...]:
-        """The functions of a name, by rising type id: several where static functions share it, none if unknown."""
+        """Functions with a name, by ascending type id: several if static functions share it, none if unknown."""
         return tuple(map(self._func, self._by_name.get(name, ())))
 
     def struct_named(self, name: str) -> int:
-        """The type id of the first struct of a name; 0: there is none."""
+        """Type id of the first struct with a name; 0 if none exists."""
         return self._struct_ids.get(name, 0)
 
     def signatures(self) -> Iterator[tuple[int, str, int]]:
-        """(type id, name, type id of the prototype) of every function, by rising type id: no more is read of it."""
+        """(type id, name, type id of the prototype) of every function, by ascending type id; reads nothing else."""
         words, starts = self._words, self._starts
         for type_id in self._func_ids():
             at = starts[type_id]
@@ -422,13 +428,13 @@ class Btf:
         return self._words[at + 4 : at + 3 + 2 * (info & 0xFFFFFF) : 2], ret
 
     def parameter_names(self, proto_id: int) -> tuple[str, ...]:
-        """Names of the parameters of a FUNC_PROTO; those that have none are empty."""
+        """Names of the parameters of a FUNC_PROTO; empty for unnamed ones."""
         count = len(self.prototype(proto_id)[0])
         at = self._starts[proto_id]
         return tuple(map(self._name, self._words[at + 3 : at + 3 + 2 * count : 2]))
 
     def passed(self, type_id: int) -> tuple[BtfKind, int]:
-        """Kind and size of a type as ``value`` gives them, without its spelling."""
+        """Kind and size of a type as in ``value``, without its spelling."""
         known = self._passed.get(type_id)
         if known is None:
             resolved, _ = self._skip_modifiers(type_id)
@@ -478,7 +484,7 @@ class Btf:
             if at + 3 > end:
                 raise self._error(at, f"type id {len(starts)} is cut off")
             info = words[at + 1]
-            # 24 bits of vlen and 7 of kind since 7.x; zero before above the 16 and 5 of old.
+            # vlen has 24 bits and kind 7 since 7.x; older formats have 16 and 5, and zeros above.
             kind = info >> 24 & 0x7F
             if not 0 < kind < len(_KINDS):
                 raise self._error(at + 1, f"type id {len(starts)} is of the unknown kind {kind}")
@@ -502,7 +508,7 @@ class Btf:
                     self._refuse(at + 2, 1, "type id", nr_types)
                 if kind == function:
                     if kinds[target] != prototype:
-                        raise self._error(at + 2, f"a function has a {_KINDS[kinds[target]].name} for its prototype")
+                        raise self._error(at + 2, f"the prototype of a function is a {_KINDS[kinds[target]].name}")
                     if words[at + 1] & 0xFFFFFF >= len(_LINKAGES):
                         raise self._error(at + 1, f"a function has the unknown linkage {words[at + 1] & 0xFFFFFF}")
             elif kind == array_kind and max(words[at + 3 : at + 5]) >= nr_types:
@@ -517,7 +523,7 @@ class Btf:
                         self._refuse(first, step, "type id", nr_types)
 
     def _refuse(self, at: int, step: int, what: str, limit: int) -> None:
-        # Called with the first of several places of which one is at fault.
+        # Called with the first of several positions, one of which is at fault.
         while self._words[at] < limit:
             at += step
         note = "a module's BTF cannot be read without its base"
@@ -528,7 +534,7 @@ class Btf:
 
     def _kind(self, type_id: int) -> BtfKind:
         if not 0 <= type_id < len(self._starts):
-            raise BtfError(f"there is no type id {type_id}; the last is {len(self._starts) - 1}")
+            raise BtfError(f"no type id {type_id}; the last is {len(self._starts) - 1}")
         return _KINDS[self._kinds[type_id]]
 
     def _name(self, offset: int) -> str:
@@ -556,7 +562,8 @@ class Btf:
         return self._error(self._starts[type_id], f"type id {type_id} is in a loop or more than {MAX_DEPTH} deep")
 
     def _value(self, type_id: int, level: int) -> tuple[Value, int]:
-        # `level` counts the references above, the second result those below: their sum decides, whatever is cached.
+        # `level` counts the references above, the second result those below; their sum decides, independent of the
+        # cache.
         known = self._values.get(type_id)
         if known is None:
             if level >= MAX_DEPTH:
@@ -621,6 +628,10 @@ class Btf:
         return tuple(args), tuple(values), self._value(words[at + 2], 0)[0]
 
 
+def _packed(types: bytes, strings: bytes) -> bytes:
+    return _HEADER.pack(_MAGIC, 1, 0, _HEADER.size, 0, len(types), len(types), len(strings)) + types + strings
+
+
 def _sections(raw: bytes) -> tuple[int, bytes, int, bytes]:
     # Offset and bytes of the type section and of the string section.
     if len(raw) > MAX_SIZE:
@@ -645,7 +656,7 @@ def _sections(raw: bytes) -> tuple[int, bytes, int, bytes]:
     if type_off % 4 or type_len % 4:
         raise BtfError(f"the type section, {type_len} bytes at {type_off}, is not in words of 4 bytes", 8)
     if not type_len:
-        raise BtfError("there are no types", 12)
+        raise BtfError("it contains no types", 12)
     types_at, strings_at = header + type_off, header + str_off
     strings = raw[strings_at : strings_at + str_len]
     if not strings or strings[0] or strings[-1]:

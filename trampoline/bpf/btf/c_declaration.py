@@ -1,4 +1,4 @@
-"""C prototypes as a user writes them, read with pycparser (which has no types of its own: its nodes are Any)."""
+"""C prototypes written by users, read with pycparser (which has no type hints: its nodes are Any)."""
 
 from collections.abc import Mapping
 from errno import EINVAL
@@ -26,8 +26,9 @@ _BASE_SIZES = {"char": 1, "_Bool": 1, "short": 2, "int": 4, "long": 8, "float": 
 def parse_model(declaration: str, sizes: Mapping[str, int] | None = None) -> FuncModel:
     """The model of a C declaration, ``"int vfs_read(struct file *f, char *buf, size_t n, loff_t *pos)"``.
 
-    The kernel's integer typedefs are known; structs passed by value may be defined in front of it (``"struct s {
-    long a, b; }; int f(struct s);"``) or have their size, in bytes, given in ``sizes`` (``{"struct sockptr": 16}``).
+    The kernel's integer typedefs are known; structs passed by value may be defined before the function (``"struct s {
+    long a, b; }; int f(struct s);"``) or have their size, in bytes, in ``sizes`` (``{"struct sockptr": 16}``).
+
     Raises PrototypeError with the place of the fault; KernelError where the kernel's model would refuse
     (``btf.c:btf_distill_func_proto()``).
     """
@@ -42,15 +43,15 @@ def _parsed(declaration: str, sizes: tuple[tuple[str, int], ...]) -> FuncModel:
 
 
 def read_types(declaration: str) -> FuncProto:
-    """The types in a C declaration as its compiler would write them into BTF. PrototypeError, as ``parse_model``.
+    """The types of a C declaration as a compiler writes them into BTF. Raises PrototypeError, as ``parse_model``.
 
-    Of a struct that is only named it is not known how many members it has.
+    The number of members of an undefined struct is None.
     """
     return CReader({}).read_types(declaration)
 
 
 class CReader:
-    """A C declaration: sizes of its types, from pycparser's tree."""
+    """Reader of one C declaration: computes sizes of its types from pycparser's tree."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         from pycparser import c_ast, c_parser
@@ -58,19 +59,19 @@ class CReader:
         self._sizes = dict(sizes)
         self._typedefs: dict[str, Any] = {}
         self.definitions: dict[str, Any] = {}
-        """Structs and unions that the declaration defines in front of its function, by name."""
+        """Structs and unions that the declaration defines before its function, by name."""
         self._members: dict[tuple[BtfKind, str], int] = {}
         self._ast = c_ast
         self._parser = c_parser
 
     def read(self, declaration: str) -> FuncModel:
-        """Its model."""
+        """The model of the declared function."""
         return self._model(self.function(declaration))
 
     def read_types(self, declaration: str) -> FuncProto:
-        """Its types."""
+        """The types of the declared function."""
         node = self.function(declaration)
-        # It refuses what is no prototype of a traced function.
+        # This rejects everything but the prototype of a traceable function.
         self._model(node)
         params = node.type.args.params if node.type.args else ()
         args = [self._type(param.name or "", param.type) for param in params]
@@ -79,7 +80,7 @@ class CReader:
         return FuncProto(tuple(args), self._type("", node.type.type))
 
     def function(self, declaration: str) -> Any:
-        """The tree of the one function in a declaration. PrototypeError."""
+        """The tree of the one function in a declaration. Raises PrototypeError."""
         text = declaration.strip().rstrip(";") + ";"
         prelude = _PRELUDE + "".join(
             f"typedef struct {{ char b[{size}]; }} {name};" for name, size in self._sizes.items() if " " not in name
@@ -102,7 +103,7 @@ class CReader:
                         self.definitions[node.type.name] = node.type
                     self._unmodified(node.type)
         if len(functions) != 1:
-            raise PrototypeError(f"one function prototype wanted, {len(functions)} found in {declaration!r}")
+            raise PrototypeError(f"expected one function prototype, found {len(functions)} in {declaration!r}")
         return functions[0]
 
     def _model(self, node: Any) -> FuncModel:
@@ -131,7 +132,7 @@ class CReader:
         return FuncModel(node.name, tuple(args), self.size(node.type.type), self.signed(node.type.type))
 
     def resolve(self, node: Any) -> Any:
-        """A type without what wraps it in a declaration."""
+        """The type inside pycparser's declaration nodes."""
         while isinstance(node, self._ast.TypeDecl):
             node = node.type
         return node
@@ -146,21 +147,21 @@ class CReader:
         kind, tag, members = self._unmodified(node)
         points_to = None
         if kind is BtfKind.PTR:
-            node_behind = self.behind_typedefs(node)
-            if isinstance(node_behind, self._ast.PtrDecl | self._ast.ArrayDecl):
-                pointee, pointee_tag, _ = self._unmodified(node_behind.type)
+            resolved = self.behind_typedefs(node)
+            if isinstance(resolved, self._ast.PtrDecl | self._ast.ArrayDecl):
+                pointee, pointee_tag, _ = self._unmodified(resolved.type)
                 points_to = pointee_tag if pointee in (BtfKind.STRUCT, BtfKind.UNION) else None
         return ParamType(name, self._spelling(node), kind, self.size(node), tag, members, points_to=points_to)
 
     def behind_typedefs(self, node: Any) -> Any:
-        """A type behind typedefs of this declaration."""
+        """A type after typedefs of this declaration."""
         node = self.resolve(node)
         while isinstance(node, self._ast.IdentifierType) and node.names[-1] in self._typedefs:
             node = self.resolve(self._typedefs[node.names[-1]])
         return node
 
     def _unmodified(self, node: Any) -> tuple[BtfKind, str, int | None]:
-        """Kind, tag and number of members of a type, behind typedefs and qualifiers; definitions are kept."""
+        """Kind, tag and number of members of a type after typedefs and qualifiers; records definitions."""
         ast, node = self._ast, self.behind_typedefs(node)
         if isinstance(node, ast.PtrDecl | ast.ArrayDecl | ast.FuncDecl):
             return BtfKind.PTR, "", 0
@@ -185,7 +186,7 @@ class CReader:
         return f"{type(node).__name__.lower()} {node.name}"
 
     def signed(self, node: Any) -> bool:
-        """Whether a type is a signed integer."""
+        """True if a type is a signed integer."""
         node = self.resolve(node)
         if not isinstance(node, self._ast.IdentifierType):
             return False
@@ -197,7 +198,7 @@ class CReader:
         )
 
     def size(self, node: Any) -> int:
-        """Bytes of a type as an argument. PrototypeError where that is not known."""
+        """Size of a type as an argument, in bytes. Raises PrototypeError if unknown."""
         if isinstance(node, self._ast.PtrDecl):
             return 8
         if isinstance(node, self._ast.ArrayDecl):
@@ -221,13 +222,15 @@ class CReader:
             return 8 if "long" in names else known[-1]
         if set(names) & {"unsigned", "signed"}:
             return 4
-        raise PrototypeError(f"the size of type {' '.join(names)!r} is not known; give it in sizes")
+        raise PrototypeError(f"the size of type {' '.join(names)!r} is not known; pass it in sizes")
 
     def _struct_size(self, node: Any) -> int:
         tag = f"{type(node).__name__.lower()} {node.name}"
         if node.decls is None:
             if tag not in self._sizes:
-                raise PrototypeError(f"{tag} is passed by value but not defined; define it in front or give its size")
+                raise PrototypeError(
+                    f"{tag} is passed by value and not defined: define it before the function or pass its size"
+                )
             return self._sizes[tag]
         offset, align, largest = 0, 1, 0
         for member in node.decls:
@@ -241,7 +244,7 @@ class CReader:
         return size
 
     def member(self, node: Any) -> tuple[int, int]:
-        """Bytes and alignment of a struct's member."""
+        """Size and alignment of a struct's member, in bytes. Raises PrototypeError if unknown."""
         if isinstance(node, self._ast.ArrayDecl):
             size, align = self.member(node.type)
             if not isinstance(node.dim, self._ast.Constant):

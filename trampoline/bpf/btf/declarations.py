@@ -1,4 +1,4 @@
-"""Functions that a kernel's BTF does not have, from their C declarations: those of modules, and a lab's own."""
+"""Functions missing from a kernel's BTF, added from C declarations: those of modules, and a lab's own."""
 
 import struct
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ _SIGNED = 1
 
 
 def with_declarations(btf: Btf, declarations: Iterable[str]) -> Btf:
-    """A BTF with more functions behind its own types. PrototypeError for a declaration that can't be read."""
+    """A BTF with declared functions appended. Raises PrototypeError for a declaration that cannot be read."""
     writer = _Declarations(btf)
     for declaration in declarations:
         writer.declare(declaration)
@@ -22,7 +22,7 @@ def with_declarations(btf: Btf, declarations: Iterable[str]) -> Btf:
 
 
 class _Declarations(BtfWriter):
-    """Records behind those of a BTF; each type is written once."""
+    """Writer of records that follow those of a base BTF; each type is written once."""
 
     def __init__(self, base: Btf) -> None:
         super().__init__(strings=bytearray(), count=len(base) - 1)
@@ -30,18 +30,18 @@ class _Declarations(BtfWriter):
         self._known: dict[str, int] = {}
 
     def declare(self, declaration: str) -> None:
-        """A function, with the types that its declaration defines."""
+        """Add a function, with the types that its declaration defines."""
         from pycparser import c_ast
 
         self._ast: Any = c_ast
-        # It refuses what is no prototype of a traced function.
+        # This rejects everything but the prototype of a traceable function.
         CReader({}).read(declaration)
         self._reader = CReader({})
         node = self._reader.function(declaration)
         params = [(param.name or "", param.type) for param in (node.type.args.params if node.type.args else ())]
         if len(params) == 1 and not params[0][0] and self._is_void(params[0][1]):
             params = []
-        # An array that is passed is a pointer.
+        # An array parameter is a pointer.
         words = [word for name, kind in params for word in (self._name(name), self._type(kind, passed=True))]
         proto = self.add(BtfKind.FUNC_PROTO, third=self._type(node.type.type), vlen=len(params), words=tuple(words))
         self.function(node.name, proto, is_global=False)
@@ -54,8 +54,8 @@ class _Declarations(BtfWriter):
         """Type id of a C type, 0 for void."""
         ast = self._ast
         if isinstance(node, ast.PtrDecl) or (passed and isinstance(node, ast.ArrayDecl)):
-            behind = node.type
-            return self.pointer(0 if isinstance(behind, ast.FuncDecl) else self._type(behind))
+            target = node.type
+            return self.pointer(0 if isinstance(target, ast.FuncDecl) else self._type(target))
         if isinstance(node, ast.ArrayDecl):
             element = self._type(node.type)
             index = self._once("unsigned int", lambda: self._integer("unsigned int", 4, 0))
@@ -67,10 +67,10 @@ class _Declarations(BtfWriter):
             return self._once(f"enum {node.name}", lambda: self.add(BtfKind.ENUM, node.name or "", 4))
         if node.names == ["void"]:
             return 0
-        behind = self._reader.behind_typedefs(node)
-        if behind is not node:
+        target = self._reader.behind_typedefs(node)
+        if target is not node:
             name = node.names[-1]
-            return self._once(name, lambda: self.add(BtfKind.TYPEDEF, name, self._type(behind)))
+            return self._once(name, lambda: self.add(BtfKind.TYPEDEF, name, self._type(target)))
         name = " ".join(node.names)
         encoding = _BOOL if "_Bool" in node.names else _SIGNED if self._reader.signed(node) else 0
         return self._once(name, lambda: self._integer(name, self._reader.size(node), encoding))
@@ -94,7 +94,7 @@ class _Declarations(BtfWriter):
             known = self._base.struct_named(node.name) if kind is BtfKind.STRUCT else 0
             self._known[key] = known or self.add(BtfKind.FWD, node.name)
             return self._known[key]
-        # Its members may point to it: it has its number before theirs are known.
+        # A member may point to the struct: reserve its id before the members' types are written.
         at, count = len(self.types), len(node.decls)
         self._known[key] = self.add(kind, node.name or "", self._reader.size(node), count, (0,) * 3 * count)
         words: list[int] = []

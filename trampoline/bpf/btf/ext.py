@@ -1,7 +1,7 @@
-"""Reads ``.BTF.ext``: which function begins, which source line stands and what is to be relocated at an instruction.
+"""Reader of ``.BTF.ext``: by instruction, function starts, source lines and CO-RE relocations.
 
-The layout is ``struct btf_ext_header`` and ``struct btf_ext_info_sec`` of Documentation/bpf/btf.rst. Places in code are
-slots of 8 bytes, counted from the start of their section.
+The layout is ``struct btf_ext_header`` and ``struct btf_ext_info_sec`` of Documentation/bpf/btf.rst. Positions in code
+are slots of 8 bytes, counted from the start of their section.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from trampoline.bpf.errors import BtfError, ObjectError
 
 _HEADER = Struct("<HBBI4I")
 _MAGIC = 0xEB9F
-_CORE_HEADER_SIZE = 32  # with the place of CO-RE relocations, which older compilers do not write
+_CORE_HEADER_SIZE = 32  # includes the CO-RE table's offset and length, which older compilers do not write
 _MAX_RECORD = 1 << 12
 _MAX_SIZE = 16 << 20
 
@@ -40,7 +40,7 @@ class CoreKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FuncRecord:
-    """The FUNC of type id ``type_id`` begins at a slot."""
+    """The FUNC of type id ``type_id`` starts at a slot."""
 
     slot: int
     type_id: int
@@ -48,7 +48,7 @@ class FuncRecord:
 
 @dataclass(frozen=True, slots=True)
 class LineRecord:
-    """From a slot on the code is of this line; ``file`` and ``text`` are string offsets in the BTF."""
+    """Source line of the code from a slot on; ``file`` and ``text`` are string offsets in the BTF."""
 
     slot: int
     file: int
@@ -59,7 +59,7 @@ class LineRecord:
 
 @dataclass(frozen=True, slots=True)
 class CoreRecord:
-    """``struct bpf_core_relo``: what of the type is the operand of the instruction at a slot."""
+    """``struct bpf_core_relo``: the property of the type that the instruction at a slot has as its operand."""
 
     slot: int
     type_id: int
@@ -72,7 +72,7 @@ _T = TypeVar("_T", FuncRecord, LineRecord, CoreRecord)
 
 @dataclass(frozen=True, slots=True)
 class BtfExt:
-    """The records, by name of the section of code that they are about, sorted by slot."""
+    """The records by name of their code section, sorted by slot."""
 
     funcs: dict[str, tuple[FuncRecord, ...]]
     lines: dict[str, tuple[LineRecord, ...]]
@@ -80,7 +80,7 @@ class BtfExt:
 
 
 def read_btf_ext(raw: bytes, btf: Btf) -> BtfExt:
-    """Read the bytes of a ``.BTF.ext`` whose names are in ``btf``. Raises ObjectError for damage."""
+    """Read the bytes of a ``.BTF.ext`` with its names in ``btf``. Raises ObjectError for damage."""
     try:
         return _read(raw, btf)
     except error:
@@ -113,7 +113,7 @@ def _read(raw: bytes, btf: Btf) -> BtfExt:
         found: dict[str, list[_T]] = {}
         for section, records in _sections(raw[size + offset : size + offset + length], btf, what, words):
             found.setdefault(section, []).extend(make(section, *record) for record in records)
-        # Sorted by place, so that those of one function lie together.
+        # Sorted by slot, so that the records of one function are adjacent.
         return {section: tuple(sorted(made, key=lambda one: one.slot)) for section, made in found.items()}
 
     def line(section: str, at: int, file: int, text: int, place: int) -> LineRecord:
@@ -138,7 +138,7 @@ def _slot(offset: int, section: str, what: str) -> int:
 
 
 def _sections(raw: bytes, btf: Btf, what: str, words: int) -> Iterator[tuple[str, Iterator[tuple[int, ...]]]]:
-    """(section of code, its records, of which the first words are ours) of a table; an empty table has none."""
+    """Pairs (code section, its records, each cut to the first ``words`` words) of a table; none for an empty table."""
     if not raw:
         return
     (record_size,) = unpack_from("<I", raw)

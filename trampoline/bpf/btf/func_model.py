@@ -1,4 +1,4 @@
-"""The function model: what a trampoline must know of a prototype (``struct btf_func_model``).
+"""The function model: a prototype as needed by a trampoline (``struct btf_func_model``).
 
 Sizes are bytes. A *slot* is one 8-byte word of the program's context: a struct by value takes as many as its size
 needs, so ``nr_regs`` may exceed the number of C arguments (kernel: ``arch_bpf_trampoline``'s ``nr_regs``).
@@ -11,9 +11,9 @@ from errno import EINVAL
 from trampoline.bpf.errors import ENOTSUPP, KernelError
 
 MAX_BPF_FUNC_ARGS = 12
-"""Slots at most, and arguments at most (include/linux/bpf.h)."""
+"""Maximum number of slots, and of arguments (include/linux/bpf.h)."""
 MAX_REG_SLOTS = 6
-"""Slots that travel in rdi, rsi, rdx, rcx, r8 and r9."""
+"""Slots passed in rdi, rsi, rdx, rcx, r8 and r9."""
 MAX_ARG_SIZE = 16
 
 
@@ -29,12 +29,12 @@ class FuncArg:
 
     @property
     def slots(self) -> int:
-        """Context words that it takes."""
+        """Number of context slots that it takes."""
         return (self.size + 7) // 8
 
 
 def slots_of(sizes: Iterable[int]) -> int:
-    """Context words of arguments of these sizes."""
+    """Number of context slots for arguments of these sizes in bytes."""
     return sum([(size + 7) // 8 for size in sizes])
 
 
@@ -48,30 +48,31 @@ class FuncModel:
     ret_signed: bool = True
 
     def returned(self, rax: int) -> int | None:
-        """The C value that a register holds after the return; None for void."""
+        """The C value in ``rax`` after the return; None for void."""
         raw = (rax & (1 << 64) - 1).to_bytes(8, "little")[: self.ret_size]
         return int.from_bytes(raw, "little", signed=self.ret_signed) if self.ret_size else None
 
     @property
     def nr_regs(self) -> int:
-        """Context words of all arguments: what ``bpf_get_func_arg_cnt`` gives."""
+        """Number of context slots of all arguments: the result of ``bpf_get_func_arg_cnt``."""
         return sum(arg.slots for arg in self.args)
 
     @property
     def arg_sizes(self) -> tuple[int, ...]:
-        """Bytes of each argument, which decide where it travels."""
+        """Size of each argument in bytes; it decides between registers and stack."""
         return tuple(arg.size for arg in self.args)
 
     @property
     def returns_void(self) -> bool:
-        """Whether there is no return value."""
+        """True if the function returns void."""
         return self.ret_size == 0
 
     def placement(self) -> list[tuple[int, bool]]:
-        """For each argument its first slot *in its own kind* and whether that kind is registers.
+        """For each argument: the index of its first slot *among those of its own kind*, and True if the kind is
+        registers.
 
-        A struct that does not fit into the registers that are left goes to the stack whole, while smaller arguments
-        after it may still take registers (System V ABI; ``save_args()`` in arch/x86/net/bpf_jit_comp.c).
+        A struct larger than the remaining registers goes to the stack as a whole, while smaller arguments after it may
+        still take registers (System V ABI; ``save_args()`` in arch/x86/net/bpf_jit_comp.c).
         """
         placed: list[tuple[int, bool]] = []
         regs = stack = 0
@@ -86,11 +87,11 @@ class FuncModel:
 
     @property
     def nr_stack_slots(self) -> int:
-        """Words that the caller passes on the stack."""
+        """Number of 8-byte words that the caller passes on the stack."""
         return sum(arg.slots for arg, (_, in_regs) in zip(self.args, self.placement(), strict=True) if not in_regs)
 
     def check(self) -> None:
-        """Refuse what ``btf_distill_func_proto`` and the generator refuse: KernelError with -EINVAL or -ENOTSUPP."""
+        """Reject what ``btf_distill_func_proto`` and the generator reject: KernelError with -EINVAL or -ENOTSUPP."""
         if len(self.args) > MAX_BPF_FUNC_ARGS:
             raise KernelError(
                 EINVAL, f"{self.name} has {len(self.args)} arguments; at most {MAX_BPF_FUNC_ARGS} can be traced"
@@ -105,7 +106,7 @@ class FuncModel:
 
     @classmethod
     def of_slots(cls, name: str, count: int) -> "FuncModel":
-        """A function of ``count`` u64 arguments, for benches and tests."""
+        """A function with ``count`` u64 arguments, for benches and tests."""
         return cls(name, tuple(FuncArg(f"a{i}", "u64", 8) for i in range(count)))
 
     def __str__(self) -> str:

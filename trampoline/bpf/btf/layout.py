@@ -1,4 +1,4 @@
-"""Completes an object's BTF as libbpf does before it is loaded: clang leaves places of variables to the linker."""
+"""Completes an object's BTF before loading, as libbpf does: clang leaves the offsets of variables to the linker."""
 
 from struct import pack_into, unpack_from
 
@@ -10,9 +10,10 @@ _EXTERN_SECTIONS = (".kconfig", ".ksyms")
 
 
 def with_places(raw: bytes, elf: ElfFile) -> Btf:
-    """The BTF with sizes of sections and offsets of variables from the symbols, hidden functions made static.
+    """BTF with section sizes and variable offsets filled in from the symbols, and hidden functions made static.
 
-    A hidden function is checked by the verifier together with its callers, as static ones are.
+    The verifier checks a hidden function together with its callers, as static ones.
+
     Raises BtfError for damaged BTF.
     """
     btf, words = Btf(raw), bytearray(raw)
@@ -33,7 +34,7 @@ def with_places(raw: bytes, elf: ElfFile) -> Btf:
             entries = []
             for variable in btf.variables(type_id):
                 key = section.index, btf.type(variable.type_id).name
-                # A static variable's place was known to the compiler.
+                # A static variable's offset was known to the compiler.
                 entries.append((globals_.get(key, variable.offset), variable.type_id, variable.size))
             pack_into("<I", words, at + 8, section.size)
             for index, (offset, variable_id, size) in enumerate(sorted(entries)):

@@ -1,8 +1,8 @@
-"""Whether a program that was loaded for one prototype may be on a function of another (``btf_check_func_part_match``).
+"""Prototype compatibility of a multi program with each function (``btf_check_func_part_match``).
 
-A multi program is verified once, against its load-time target. On any other function what it reads must stand where it
-looks, and be of the same type; arguments that it does not read may be anything. The series of 2025 has this check in
-kernel/bpf/btf.c.
+A multi program is verified once, against its load-time target. On any other function the arguments that it reads must
+be at the same offsets and of the same types; arguments that it does not read may differ. The series of 2025 has this
+check in kernel/bpf/btf.c.
 """
 
 from collections.abc import Collection
@@ -20,11 +20,11 @@ _AGGREGATES = frozenset({BtfKind.STRUCT, BtfKind.UNION})
 
 @dataclass(frozen=True, slots=True)
 class ParamType:
-    """One argument, or what is returned (no name). Kind and size are those behind typedefs and qualifiers.
+    """One argument, or the return value (no name), with kind and size after typedefs and qualifiers.
 
-    ``tag``: a struct's, union's or enum's name. ``members``: how many it has (``vlen``), ``flag``: the ``kflag`` of its
-    record; None where a declaration does not say. ``points_to``: the name of the struct or union that a pointer points
-    to, None for any other.
+    ``tag``: a struct's, union's or enum's name. ``members``: its number of members (``vlen``), ``flag``: the ``kflag``
+    of its record; both None if a declaration does not say. ``points_to``: the name of the struct or union that a
+    pointer points to, otherwise None.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ParamType:
 
 @dataclass(frozen=True, slots=True)
 class FuncProto:
-    """A prototype. ``proto_id`` is its type id, 0 where it comes from a C declaration; equal ones are identical."""
+    """A prototype. ``proto_id``: its type id, 0 for a C declaration; equal non-zero ids mean identical prototypes."""
 
     args: tuple[ParamType, ...]
     ret: ParamType
@@ -48,9 +48,9 @@ class FuncProto:
 
 @dataclass(frozen=True, slots=True)
 class AttachFunc:
-    """The function that a program was loaded for, and what it reads there.
+    """A program's load-time target, and the arguments that the program reads.
 
-    ``accessed_args`` is the kernel's mask: a bit for each argument that it reads, the next one for the return value
+    ``accessed_args`` is the kernel's mask: one bit per argument read, the next bit for the return value
     (``prog->aux->accessed_args``).
     """
 
@@ -60,8 +60,10 @@ class AttachFunc:
 
     @classmethod
     def of(cls, name: str, proto: FuncProto, args: Collection[int], *, ret: bool) -> "AttachFunc":
-        """The same with positions of arguments. KernelError (-EINVAL) for an argument that the function has not, and
-        for the return value of one that returns nothing.
+        """The same from positions of arguments.
+
+        Raises KernelError (-EINVAL) for an argument that the function does not have, and for the return value of a void
+        function.
         """
         count = len(proto.args)
         for position in args:
@@ -73,10 +75,10 @@ class AttachFunc:
 
 
 def btf_check_func_part_match(load: AttachFunc, name: str, proto: FuncProto) -> None:
-    """Refuse a function on which a program would read something else than where it was loaded for.
+    """Reject a function on which the program would read other data than on its load-time target.
 
-    KernelError (-EINVAL) names the function and the argument. The identical prototype is not compared: pointers to
-    anything but structs never match otherwise.
+    Raises KernelError (-EINVAL), which names the function and the argument. An identical prototype passes without
+    comparison: otherwise pointers to anything but structs would never match.
     """
     if proto == load.proto:
         return
@@ -97,11 +99,11 @@ def btf_check_func_part_match(load: AttachFunc, name: str, proto: FuncProto) -> 
 
 
 def _check_ret(load: AttachFunc, name: str, proto: FuncProto) -> None:
-    # The return value stands behind the arguments.
+    # The return value follows the arguments.
     loaded, size = _offsets(load.proto)[-1], _offsets(proto)[-1]
     if loaded != size:
         raise KernelError(
-            EINVAL, f"{name} has {size} bytes of arguments, {load.name} {loaded}: the return value stands elsewhere"
+            EINVAL, f"{name} has {size} bytes of arguments, {load.name} {loaded}: the return value is at another offset"
         )
     if not _matches(load.proto.ret, proto.ret):
         raise KernelError(
@@ -110,7 +112,7 @@ def _check_ret(load: AttachFunc, name: str, proto: FuncProto) -> None:
 
 
 def _offsets(proto: FuncProto) -> list[int]:
-    """Where each argument stands in the context, in bytes, and where they end: each begins a slot."""
+    """Offset of each argument in the context in bytes, and the end of the last; each starts a new slot."""
     return list(accumulate((round_up(arg.size, 8) for arg in proto.args), initial=0))
 
 

@@ -1,4 +1,4 @@
-"""Small BTF made by hand: numbers, pointers, structs without members, functions."""
+"""Writer of small BTF: numbers, pointers, structs without members, functions."""
 
 import struct
 from dataclasses import dataclass, field
@@ -7,43 +7,43 @@ from trampoline.bpf.btf.btf import Btf, BtfKind
 
 _RECORD = struct.Struct("<III")
 RECORD_SIZE = _RECORD.size
-"""Bytes of a record without what its kind has behind it."""
+"""Size of a record in bytes, without the data of its kind after it."""
 
 
 @dataclass(slots=True)
 class BtfWriter:
-    """Raw BTF, a type a call; each gives its type id."""
+    """Builder of raw BTF; each method adds one type and returns its type id."""
 
     types: bytearray = field(default_factory=bytearray)
     strings: bytearray = field(default_factory=lambda: bytearray(b"\0"))
     count: int = 0
 
     def add(self, kind: BtfKind, name: str = "", third: int = 0, vlen: int = 0, words: tuple[int, ...] = ()) -> int:
-        """A record: name, kind and vlen, size or type, and the words behind."""
+        """Add a record: name, kind and vlen, size or type, and the words after it."""
         self.types += _RECORD.pack(self._name(name), kind << 24 | vlen, third)
         self.types += struct.pack(f"<{len(words)}I", *words)
         self.count += 1
         return self.count
 
     def number(self, name: str = "int", size: int = 4) -> int:
-        """A signed integer of ``size`` bytes."""
+        """Add a signed integer of ``size`` bytes."""
         return self.add(BtfKind.INT, name, size, words=(1 << 24 | size * 8,))
 
     def pointer(self, to: int) -> int:
-        """A pointer to a type, 0 for void."""
+        """Add a pointer to a type, 0 for void."""
         return self.add(BtfKind.PTR, third=to)
 
     def prototype(self, ret: int, *params: int) -> int:
-        """A prototype with unnamed parameters."""
+        """Add a prototype with unnamed parameters."""
         words = tuple(word for param in params for word in (0, param))
         return self.add(BtfKind.FUNC_PROTO, third=ret, vlen=len(params), words=words)
 
     def function(self, name: str, prototype: int, *, is_global: bool) -> int:
-        """A function."""
+        """Add a function."""
         return self.add(BtfKind.FUNC, name, prototype, int(is_global))
 
     def btf(self) -> Btf:
-        """What was written."""
+        """The BTF built so far."""
         header = struct.pack("<HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(self.types), len(self.types), len(self.strings))
         return Btf(header + bytes(self.types) + bytes(self.strings))
 
@@ -56,7 +56,7 @@ class BtfWriter:
 
 
 def without_functions() -> Btf:
-    """The least that a kernel's BTF has: ``int``."""
+    """The smallest BTF that a kernel can have: only ``int``."""
     writer = BtfWriter()
     writer.number()
     return writer.btf()

@@ -1,1 +1,1 @@
-"""Lists of kernel functions that the verifier and the loader consult, one file a list."""
+"""Lists of kernel functions that the verifier and the loader consult, one per file."""

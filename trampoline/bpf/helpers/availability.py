@@ -1,4 +1,4 @@
-"""Which helpers a program may call: the kernel's ``get_func_proto`` of each program type, from availability.txt."""
+"""Helpers available to a program: ``get_func_proto`` of each program type, from availability.txt."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -25,33 +25,33 @@ _SOCKET_ITERATORS = ("bpf_iter_tcp", "bpf_iter_unix", "bpf_iter_udp")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What decides which helpers a program gets."""
+    """Properties of a program that determine its helpers."""
 
     rules: HelperRules
     prog_type: int
     attach: int = 0
     sleepable: bool = False
     target: str = ""
-    """Name of the function that it is for."""
+    """Name of its target function."""
     bpf: bool = True
     perfmon: bool = True
     """Capabilities of its loader."""
 
     @property
     def has_trampoline(self) -> bool:
-        """``bpf_prog_has_trampoline``: it is called by one."""
+        """``bpf_prog_has_trampoline``: True if a trampoline calls the program."""
         if self.prog_type == ProgType.LSM:
             return self.attach == AttachType.LSM_MAC
         return self.prog_type == ProgType.TRACING and self.attach in _TRAMPOLINE
 
 
 def is_known(rules: HelperRules, number: int) -> bool:
-    """Whether there is a helper of this number."""
+    """True if a helper has this number."""
     return 0 < number < rules.count
 
 
 def helper_for(caller: Caller, number: int) -> HelperProto | None:
-    """The prototype with which a program calls helper ``number``; None: it may not."""
+    """The prototype with which a program calls helper ``number``; None if it may not."""
     if not is_known(caller.rules, number):
         return None
     symbol = _available(caller).get(helper_names()[number])
@@ -80,7 +80,7 @@ def _section(version: KernelVersion, name: str) -> dict[str, str]:
 
 
 def _chain(caller: Caller) -> list[str]:
-    """Sections in the order in which a helper is looked for; the first that has it decides."""
+    """Sections in search order; the first that contains a helper decides."""
     kind = caller.prog_type
     if kind == ProgType.KPROBE:
         own = ["kprobe sleepable"] if caller.sleepable else []

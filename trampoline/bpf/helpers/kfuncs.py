@@ -1,4 +1,4 @@
-"""Kernel functions that programs may call by BTF id: their flags and who may, from kfuncs.txt."""
+"""Kernel functions that programs may call by BTF id, with flags and permissions, from kfuncs.txt."""
 
 from dataclasses import dataclass
 from enum import IntFlag, auto
@@ -39,20 +39,20 @@ class Kf(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Kfunc:
-    """One function: the set that it is in, and its flags."""
+    """One function: its set, and its flags."""
 
     name: str
     set: str
     flags: Kf
 
     def has(self, flag: Kf) -> bool:
-        """Whether any of these flags is set."""
+        """True if any of these flags is set."""
         return bool(self.flags & flag)
 
 
 @cache
 def kfuncs(version: KernelVersion) -> dict[str, Kfunc]:
-    """The modelled functions of a version by name."""
+    """The modelled functions of a version, by name."""
     found: dict[str, Kfunc] = {}
     for group, entries in sections("helpers/kfuncs.txt").items():
         for word, *flags in entries:
@@ -66,7 +66,7 @@ def kfuncs(version: KernelVersion) -> dict[str, Kfunc]:
 
 
 def may_call(rules: HelperRules, kfunc: Kfunc, prog_type: int, attach: int) -> bool:
-    """Whether a program of this type is offered the function (``btf_kfunc_id_set_contains``)."""
+    """True if a program of this type may call the function (``btf_kfunc_id_set_contains``)."""
     if kfunc.set == "common":
         return True
     if kfunc.set == "session":

@@ -1,6 +1,6 @@
 """Prototypes of helpers (``struct bpf_func_proto``), read from protos.txt, and the helpers' numbers.
 
-The verifier checks calls against them; the rewriting and the runtime find the kernel's function in them.
+The verifier checks calls against them; the rewriting and the runtime look up the kernel's function in them.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class HelperArg(Enum):
 
     @property
     def is_size(self) -> bool:
-        """The size of the memory that the argument before points to."""
+        """True for the size of the memory that the previous argument points to."""
         return self in (HelperArg.CONST_SIZE, HelperArg.CONST_SIZE_OR_ZERO)
 
 
@@ -78,12 +78,12 @@ class ArgSpec:
     type: HelperArg
     flags: ArgFlag = ArgFlag.NONE
     size: int = 0
-    """Bytes of FIXED_SIZE_MEM and LONG."""
+    """Size of FIXED_SIZE_MEM and LONG in bytes."""
     btf: str = ""
-    """Struct that a BTF_ID points to; empty: any, or what another argument says."""
+    """Struct that a BTF_ID points to; empty: any, or determined by another argument."""
 
     def has(self, flag: ArgFlag) -> bool:
-        """Whether a flag is set."""
+        """True if a flag is set."""
         return bool(self.flags & flag)
 
 
@@ -97,18 +97,18 @@ class HelperProto:
     """The kernel's function: ``bpf_map_lookup_elem``."""
     ret: Ret
     ret_null: bool
-    """It may give NULL."""
+    """True if it may return NULL."""
     ret_rdonly: bool
     ret_btf: str
     args: tuple[ArgSpec, ...]
     gpl_only: bool = False
     sleeps: bool = False
     allowed: str = ""
-    """Name of what else decides whether it is allowed (``bpf_func_proto.allowed``): see availability.py."""
+    """Name of a further condition (``bpf_func_proto.allowed``), see availability.py."""
 
     @property
     def releases(self) -> int | None:
-        """Index of the argument whose reference it gives back (``OBJ_RELEASE``)."""
+        """Index of the argument whose reference it releases (``OBJ_RELEASE``)."""
         return next((n for n, arg in enumerate(self.args) if arg.has(ArgFlag.RELEASE)), None)
 
 
@@ -120,13 +120,13 @@ def helper_names() -> tuple[str, ...]:
 
 @cache
 def helper_number(name: str) -> int:
-    """The number of a helper: ``helper_number("map_lookup_elem")`` is 1. Raises ValueError for what is none."""
+    """The number of a helper: ``helper_number("map_lookup_elem")`` is 1. Raises ValueError for an unknown name."""
     return helper_names().index(name)
 
 
 @cache
 def protos(version: KernelVersion) -> dict[str, HelperProto]:
-    """The prototypes of a version by their symbol: of several that hold, the newest."""
+    """The prototypes of a version by their symbol: of several valid ones, the newest."""
     found: dict[str, tuple[KernelVersion, HelperProto]] = {}
     for words in lines("helpers/protos.txt"):
         symbol, span = marked(words[0])
@@ -136,9 +136,9 @@ def protos(version: KernelVersion) -> dict[str, HelperProto]:
 
 
 def _proto(symbol: str, words: list[str]) -> HelperProto:
-    ahead, _, behind = " ".join(words).partition("--")
-    ret, *args = ahead.split()
-    attributes = behind.split()
+    prototype, _, tail = " ".join(words).partition("--")
+    ret, *args = prototype.split()
+    attributes = tail.split()
     named = dict(word.split("=") for word in attributes if "=" in word)
     ret_name, ret_flags, ret_btf = _parts(ret)
     return HelperProto(

@@ -7,17 +7,17 @@ from trampoline.bpf.kernel_version import NO_VERSION, KernelVersion
 
 @dataclass(frozen=True, slots=True)
 class HelperRules:
-    """One release's helpers; ``version`` is what the marks of the lists are compared with."""
+    """One release's helpers; ``version`` is compared with the marks of the lists."""
 
     count: int
-    """``__BPF_FUNC_MAX_ID``: numbers from there on are unknown."""
+    """``__BPF_FUNC_MAX_ID``: this number and higher ones are unknown helpers."""
     raw_tracepoints_trace: bool = False
-    """Raw tracepoint programs call the kernel functions that tracing programs do (7.0)."""
+    """Raw tracepoint programs may call the kernel functions of tracing programs (7.0)."""
     version: KernelVersion = NO_VERSION
     """From the release."""
     fsession: bool = False
-    """Session functions are for fsession programs too. From the release."""
+    """Session functions are also for fsession programs. From the release."""
 
 
 NO_HELPERS = HelperRules(count=0)
-"""Stands in rules that no release has been given to."""
+"""Default of rules before a release completes them."""

@@ -1,4 +1,4 @@
-"""What is done when a program's load faults: nothing is there, so it reads 0 (``ex_handler_bpf``)."""
+"""Exception table of BPF programs: a load from unmapped memory reads 0 (``ex_handler_bpf``)."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from trampoline.bpf.jit.jit_image import ExtableEntry
 
 _LENGTH, _REGISTER_SHIFT, _REGISTER = 0xFF, 8, 0xFF
 _NAMES = {field.offset: name if name[0] == "r" else f"r{name}" for name, field in pt_regs.fields.items()}
-"""Registers by their place in pt_regs. A fixup with a place between two clears none (DONT_CLEAR)."""
+"""Registers by their offset in pt_regs. A fixup whose offset is between two registers clears none (DONT_CLEAR)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,25 +19,25 @@ class _Fixup:
 
 
 class ExceptionTable:
-    """The instructions of all images in a kernel that may fault."""
+    """Instructions that may fault, from all images in a kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._fixups: dict[int, _Fixup] = {}
         self.faults = 0
-        """How many faults were answered."""
+        """Number of faults handled."""
         kernel.machine.on_fault.append(self._fix)
 
     def __len__(self) -> int:
         return len(self._fixups)
 
     def add(self, image: int, entries: tuple[ExtableEntry, ...]) -> None:
-        """Take in the entries of an image at a guest address."""
+        """Add the entries of an image at a guest address."""
         for entry in entries:
             register = _NAMES.get(entry.fixup >> _REGISTER_SHIFT & _REGISTER)
             self._fixups[image + entry.offset] = _Fixup(entry.fixup & _LENGTH, register)
 
     def remove(self, image: int, entries: tuple[ExtableEntry, ...]) -> None:
-        """Take them out again."""
+        """Remove the entries of an image."""
         for entry in entries:
             del self._fixups[image + entry.offset]
 

@@ -1,4 +1,4 @@
-"""What the words of a compiled program's frame are called."""
+"""Names of the words in a compiled program's frame."""
 
 from emu.machine.frame_words import StackNames
 from trampoline.bpf.jit.jit_input import JitFunc
@@ -6,11 +6,11 @@ from trampoline.bpf.jit.prologue import JitFrame
 from trampoline.bpf.jit.rules import JitRules
 
 _RBP = -16
-"""Where rbp points: below the return address."""
+"""Position of rbp: below the return address."""
 
 
 def stack_words(func: JitFunc, rules: JitRules) -> StackNames:
-    """Names of a function's words; registers that it pushes have their own."""
+    """Names of a function's stack words; registers that it pushes are named elsewhere."""
     frame = JitFrame.of(func, rules)
     found = {_RBP: "saved rbp"}
     for offset in range(8, frame.stack + 1, 8):

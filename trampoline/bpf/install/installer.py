@@ -1,4 +1,4 @@
-"""Rewritten functions become a program: compiled, placed, known to exceptions and symbols, freed in one piece."""
+"""Installs rewritten functions as a program: compiles, places, registers exceptions and symbols, frees as a whole."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -31,36 +31,36 @@ from trampoline.bpf.uapi import AttachType
 __all__ = ["InstallFunction", "Installed", "Installer", "PokeKey"]
 
 _ROUNDS = 4
-"""Compilations until the images have the sizes that were allocated for them: encodings may depend on addresses."""
+"""Maximum number of compilations until the image sizes match their allocations: encodings depend on addresses."""
 _NAME = 15
 _STACK_SEARCHED = 1024
-"""Bytes of stack in which a caller is looked for after a fault."""
+"""Bytes of stack searched for a caller after a fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstallFunction:
-    """A function as rewriting gives it: a call of another one, or its address, holds that one's number in ``off``."""
+    """A rewritten function: in a call of another function, or its address, ``off`` contains that function's number."""
 
     func: JitFunc
     origins: tuple[int | None, ...] | None = None
-    """The slot of each instruction in the program as it was loaded; None: in this function as it is."""
+    """Slot of each instruction in the program as loaded; None: same slots as in this function."""
     pokes: tuple[PokeKey, ...] = ()
-    """What its direct tail calls follow."""
+    """The program array slots that its direct tail calls follow."""
     private_stack: bool = False
-    """It runs on a stack of its own in per-CPU memory (7.2)."""
+    """It runs on a separate stack in per-CPU memory (7.2)."""
     name: str = ""
-    """Of a function behind the main one, where BTF has it."""
+    """Name from BTF, for functions other than the main one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A program's code in memory: a listing of each function, the main one first."""
+    """A program's code in memory: one listing per function, the main one first."""
 
     tag: bytes
     functions: tuple[Listing, ...]
 
     def source_of(self, address: int) -> LineInfo | None:
-        """The source line of the instruction at a guest address; None where none is known."""
+        """Source line of the instruction at a guest address; None if unknown."""
         for listing in self.functions:
             offset = address - listing.image.address
             if 0 <= offset < len(listing.image):
@@ -70,7 +70,7 @@ class Installed:
 
 
 class Installer:
-    """Installs the programs of one kernel. ``tag_hash``: the hash of tags by its name in hashlib."""
+    """Installer of one kernel's programs. ``tag_hash``: the hash of tags by its name in hashlib."""
 
     def __init__(self, runtime: Runtime, rules: JitRules, tag_hash: str, boot: Boot) -> None:
         self._runtime, self._kernel, self._tag_hash = runtime, runtime.kernel, tag_hash
@@ -78,18 +78,18 @@ class Installer:
         self.boot = JitBoot(boot, this_cpu_off=PERCPU.offset("this_cpu_off"))
         self.extable = ExceptionTable(runtime.kernel)
         self.installed: dict[int, Installed] = {}
-        """By the address of their ``struct bpf_prog``."""
+        """Installed programs by address of their ``struct bpf_prog``."""
 
     def source_of(self, fault: GuestFault) -> LineInfo | None:
-        """The line of a program's source in which the guest faulted, or from which what faulted was called; None
-        where the program has no lines, or none is to blame.
+        """Source line of the program in which the guest faulted, or which called the faulting code; None if the program
+        has no lines, or no program was running.
         """
         installed = list(self.installed.values())
         found = (one.source_of(address) for address in [fault.rip, *self._callers(fault)] for one in installed)
         return next((line for line in found if line is not None), None)
 
     def _callers(self, fault: GuestFault) -> list[int]:
-        """Addresses to which words on the stack would return: the last bytes of calls."""
+        """Return addresses on the stack, minus one: the last bytes of calls."""
         machine, top = self._kernel.machine, fault.registers["rsp"]
         addresses = range(top, min(top + _STACK_SEARCHED, (top | PAGE_MASK) + 1) - 7, 8)
         return [machine.read_u64(address) - 1 for address in addresses if machine.is_mapped(address)]
@@ -111,9 +111,9 @@ class Installer:
     ) -> BpfProg:
         """Compile and place the functions of a program, the main one first.
 
-        ``insns`` is the program as it was loaded, ``lines`` its source.
+        ``insns`` is the program as loaded, ``lines`` its source. The program keeps references to ``maps``.
 
-        It holds references to ``maps``. KernelError -ENOMEM, JitError; nothing is left behind then.
+        Raises KernelError -ENOMEM, JitError; nothing stays allocated then.
         """
         kernel, maps_of = self._kernel, self._runtime.maps
         with ExitStack() as undo:
@@ -160,7 +160,7 @@ class Installer:
     # Memory ---------------------------------------------------------------------------------------------------------
 
     def _with_stack(self, name: str, function: InstallFunction, undo: ExitStack) -> InstallFunction:
-        """A function with a private stack gets its memory, and a guard at both ends."""
+        """Allocate a function's private stack, with a guard at both ends."""
         func = function.func
         if not function.private_stack:
             return function
@@ -171,7 +171,7 @@ class Installer:
         return replace(function, func=replace(func, private_stack=offset))
 
     def _place(self, name: str, functions: Sequence[InstallFunction], undo: ExitStack) -> list[JitImage]:
-        """Compile each function to where it stands."""
+        """Compile each function at its final address."""
         execmem = self._kernel.execmem
         guess = self._kernel.layout.modules
         addresses = [guess] * len(functions)
@@ -197,7 +197,7 @@ class Installer:
         return made
 
     def _linked(self, function: InstallFunction, addresses: Sequence[int]) -> JitFunc:
-        """A function with the others' addresses, and with the programs that its direct tail calls go to."""
+        """A function with the addresses of the others, and of the programs that its direct tail calls reach."""
         base = self._runtime.call_base
         insns = tuple(_with_address(insn, addresses, base) for insn in function.func.insns)
         pokes = tuple(Poke(self._target(key)) for key in function.pokes)
@@ -207,7 +207,7 @@ class Installer:
         found = key.map.get(key.slot)
         return None if found is None else found.bpf_func + self.rules.tail_call_offset
 
-    # What is known of it --------------------------------------------------------------------------------------------
+    # Attributes ------------------------------------------------------------------------------------------------------
 
     def _name_of(self, function: InstallFunction) -> str:
         return _symbol(calc_tag(before_placing(function.func.insns), self._tag_hash), function.name or "F")

@@ -1,4 +1,4 @@
-"""A compiled function as a listing that names its eBPF instructions and source lines, which errors show."""
+"""A compiled function as a listing with its eBPF instructions and source lines, used in error messages."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from trampoline.bpf.program import LineInfo
 
 
 class Listing:
-    """Where the code of one function comes from."""
+    """Mapping from a function's machine code to its instructions and source lines."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class Listing:
         lines: Sequence[LineInfo] = (),
         origins: Sequence[int | None] | None = None,
     ) -> None:
-        """``lines``: the source, by slot of the program as it was loaded; ``origins``: what slot each instruction had
-        there, None for one that rewriting made. Without it all are where they were.
+        """``lines``: the source, by slot of the program as loaded; ``origins``: the slot of each instruction there,
+        None for one added by rewriting. Without ``origins`` all slots are unchanged.
         """
         self.func, self.image, self.name = func, image, name
         self._lines = sorted(lines, key=lambda line: line.slot)
@@ -37,20 +37,20 @@ class Listing:
         self._origins: dict[int, int] = {}
         known: int | None = None
         for slot, origin in zip(self._slots, self._slots if origins is None else origins, strict=False):
-            # What stands in place of an instruction comes from where it, or the one in front, came from.
+            # Code added by rewriting belongs to the instruction that it replaces or follows.
             known = origin if origin is not None else known
             if known is not None:
                 self._origins[slot] = known
 
     def slot_at(self, offset: int) -> int | None:
-        """The slot of the instruction whose code holds an offset of the image; None in the prologue and beyond."""
+        """Slot of the instruction whose code contains an offset of the image; None in the prologue and past the end."""
         slot = bisect_right(self.image.offsets, offset) - 1
         if slot < 0 or offset >= self.image.offsets[-1]:
             return None
         return self._slots[bisect_right(self._slots, slot) - 1]
 
     def line_of(self, slot: int) -> LineInfo | None:
-        """The source line of an instruction, by its slot here."""
+        """Source line of an instruction, by its slot in this function."""
         origin = self._origins.get(slot)
         if origin is None:
             return None
@@ -58,7 +58,7 @@ class Listing:
         return self._lines[position] if position >= 0 else None
 
     def assembly(self) -> Image:
-        """The image with a comment at the first instruction of each eBPF instruction, and the source line at all."""
+        """The image with comments: the eBPF instruction at its first machine instruction, the source line at each."""
         plain = image_of(self.image.code, self.image.address, self.name)
         lines: list[Line] = []
         before: int | None = None
@@ -78,7 +78,7 @@ class Listing:
         return f"{text}; {where}" if where else text
 
     def insn_text(self, slot: int) -> str:
-        """The slot of an instruction, and the instruction as text; as bytes where it has none."""
+        """Slot and text of an instruction; its bytes if it has no text."""
         try:
             return f"{slot}: {format_insn(self._insns[slot])}"
         except BytecodeError:

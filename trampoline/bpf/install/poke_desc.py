@@ -1,6 +1,6 @@
-"""Direct tail calls: jumps of compiled code that follow a slot of a program array (``bpf_arch_poke_desc_update``).
+"""Direct tail calls: jumps in compiled code that follow a slot of a program array (``bpf_arch_poke_desc_update``).
 
-``bypass`` jumps over the call while the slot is empty, ``target`` jumps to the program behind its prologue.
+``bypass`` jumps over the call while the slot is empty, ``target`` jumps into the program, past its prologue.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from trampoline.bpf.prog import BpfProg
 
 @dataclass(frozen=True, slots=True)
 class PokeKey:
-    """What a poke descriptor follows."""
+    """The map slot that a poke descriptor follows."""
 
     map: ProgArray
     slot: int
 
 
 class DirectTailCalls:
-    """The direct tail calls of one image, from when it stands in memory until it is freed."""
+    """The direct tail calls of one image, from its placement in memory until it is freed."""
 
     def __init__(self, kernel: Kernel, rules: JitRules, image: JitImage, keys: Sequence[PokeKey]) -> None:
         self._kernel, self._rules, self._image, self._keys = kernel, rules, image, keys
@@ -31,12 +31,12 @@ class DirectTailCalls:
             found.patches.append(self._changed)
 
     def _maps(self) -> list[ProgArray]:
-        """The arrays, each once: maps are compared as dictionaries, so by their identity."""
+        """The program arrays, each once: maps compare by identity."""
         keys = (self._keys[place.poke] for place in self._image.pokes)
         return list({id(key.map): key.map for key in keys}.values())
 
     def remove(self) -> None:
-        """The image is going."""
+        """Stop following the maps; called before the image is freed."""
         for found in self._maps():
             found.patches.remove(self._changed)
 
@@ -47,7 +47,7 @@ class DirectTailCalls:
                 continue
             base = self._image.address
             bypass, target, end = base + place.bypass, base + place.target, base + place.end
-            # The jump past the call goes last, and comes back first.
+            # The bypass is patched last when a program is set, and first when it is cleared.
             if prog is not None:
                 self._patch(target, jmp_rel32(target, prog.bpf_func + self._rules.tail_call_offset))
                 self._patch(bypass, NOPS[5])

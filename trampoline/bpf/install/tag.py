@@ -11,9 +11,9 @@ TAG_SIZE = 8
 
 
 def calc_tag(insns: Iterable[Insn], hash_name: str) -> bytes:
-    """Eight bytes of a hash that hashlib knows by name. Maps count as 0, so that the tag does not depend on them.
+    """The tag: eight bytes of a hash from hashlib. Map operands count as 0, so the tag does not depend on them.
 
-    A function behind the main one is hashed after rewriting, before it is placed: calls and addresses of functions
+    A function other than the main one is hashed after rewriting, before it is placed: calls and addresses of functions
     count as 1.
     """
     digest = hashlib.new(hash_name, encode(map(_stable, insns)), usedforsecurity=False)
@@ -27,7 +27,7 @@ def _stable(insn: Insn) -> Insn:
 
 
 def before_placing(insns: Iterable[Insn]) -> list[Insn]:
-    """A function's instructions as its tag is made of them."""
+    """A function's instructions in the form that its tag is computed from."""
     return [_unplaced(insn) for insn in insns]
 
 

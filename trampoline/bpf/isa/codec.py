@@ -21,7 +21,7 @@ _SLOT = Struct("<BBhi")
 
 
 def encode(insns: Iterable[Insn]) -> bytes:
-    """The bytes of these instructions."""
+    """Encode instructions as bytes."""
     out = bytearray()
     for insn in insns:
         registers = insn.src << 4 | insn.dst
@@ -34,9 +34,9 @@ def encode(insns: Iterable[Insn]) -> bytes:
 
 
 def decode(data: bytes, *, rewritten: bool = False) -> tuple[Insn, ...]:
-    """The instructions of these bytes; ``rewritten``: those that only the verifier makes are instructions too.
+    """Decode bytes as instructions; ``rewritten`` also accepts those that only the verifier creates.
 
-    Raises BytecodeError with the slot for what is not an instruction.
+    Raises BytecodeError with the slot for bytes that are not an instruction.
     """
     if len(data) % SLOT_SIZE:
         raise BytecodeError(f"{len(data) % SLOT_SIZE} bytes are left over, a slot has 8", len(data) // SLOT_SIZE)

@@ -1,8 +1,8 @@
-"""Which fields an instruction of each code may use, and with which values.
+"""Fields and values that an instruction of each code may have.
 
-What a program may be loaded with comes first; ``rewritten`` are the forms that only the kernel makes: probing and
-arena accesses, speculation barriers, direct tail calls, zero extensions, per-CPU addresses (include/linux/filter.h).
-Whether a program makes sense (a division by zero, a shift by 64) is the verifier's to say.
+The forms that a program may be loaded with come first; ``rewritten`` are the forms that only the kernel creates:
+probing and arena accesses, speculation barriers, direct tail calls, zero extensions, per-CPU addresses
+(include/linux/filter.h). The verifier, not this module, rejects senseless programs (a division by zero, a shift by 64).
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ _Check = Callable[[Insn, bool], "str | None"]
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """``fields`` of a code that may be other than zero, and what else has to hold for them."""
+    """Fields of a code that may be non-zero, and a further check."""
 
     fields: frozenset[str]
     check: _Check | None = None
@@ -53,7 +53,7 @@ class _Form:
 
 
 def fault(insn: Insn, *, rewritten: bool = False) -> str | None:
-    """What keeps these fields from being an instruction; None: they are one."""
+    """The reason why the fields are not an instruction; None if they are one."""
     form = _FORMS.get(insn.code)
     if form is None or (form.rewritten and not rewritten):
         return f"unknown opcode 0x{insn.code:02x}"
@@ -65,12 +65,12 @@ def fault(insn: Insn, *, rewritten: bool = False) -> str | None:
     last = MAX_REWRITTEN_REG if rewritten else MAX_REG
     for field, number, is_operand in (("dst", insn.dst, True), ("src", insn.src, insn.code not in (CALL, LD_IMM64))):
         if is_operand and number > last and not _is_stack_argument(insn, field):
-            return f"opcode 0x{insn.code:02x}: there is no register {number} for {field}"
+            return f"opcode 0x{insn.code:02x}: no register {number} for {field}"
     return None
 
 
 def _is_stack_argument(insn: Insn, field: str) -> bool:
-    """Whether the field is the base of an access of 8 bytes to arguments on the stack (since 7.2)."""
+    """True if the field is the base of an 8-byte access to stack arguments (since 7.2)."""
     if getattr(insn, field) != STACK_ARGS_REG:
         return False
     if field == "src":
@@ -79,7 +79,7 @@ def _is_stack_argument(insn: Insn, field: str) -> bool:
 
 
 def _one_of(field: str, *values: int) -> _Check:
-    """A check that a field has one of these values."""
+    """Build a check that a field has one of the given values."""
 
     def check(insn: Insn, _rewritten: bool) -> str | None:
         value = getattr(insn, field)
@@ -95,7 +95,7 @@ def _mov32(insn: Insn, rewritten: bool) -> str | None:
 
 
 def _mov64(insn: Insn, rewritten: bool) -> str | None:
-    if insn.off == ADDR_SPACE_CAST:  # from space 1 to 0 or back: the destination is the upper half of imm
+    if insn.off == ADDR_SPACE_CAST:  # from space 1 to 0 or back: imm is the destination space << 16 | the source space
         return _one_of("imm", 1, 1 << 16)(insn, rewritten)
     if insn.imm:
         return f"reserved field imm is {insn.imm}"
@@ -107,7 +107,7 @@ def _mov64(insn: Insn, rewritten: bool) -> str | None:
 def _call(insn: Insn, rewritten: bool) -> str | None:
     if insn.src > max(CallKind):
         return f"unknown kind of call {insn.src}"
-    # A kfunc's off says whose BTF. The verifier puts a function's index there.
+    # A kfunc's off selects the BTF. The verifier puts a function's index there.
     if insn.off and not (insn.src == CallKind.KFUNC or (rewritten and insn.src == CallKind.SUBPROG)):
         return f"reserved field off is {insn.off}"
     return None

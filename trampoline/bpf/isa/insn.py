@@ -1,8 +1,8 @@
 """An eBPF instruction as a value.
 
-The set is that of RFC 9669 with what kernels added to it: may_goto, load_acquire and store_release, gotox,
-addr_space_cast, arguments on the stack by way of r11. Places in a program are counted in slots of 8 bytes;
-LD_IMM64 is one value of two slots.
+The set is that of RFC 9669 plus the kernels' additions: may_goto, load_acquire and store_release, gotox,
+addr_space_cast, stack arguments through r11. Positions in a program are counted in slots of 8 bytes; LD_IMM64 is one
+value of two slots.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from trampoline.bpf.errors import BytecodeError
 
 MAX_REG = 10  # the frame pointer
 STACK_ARGS_REG = 11  # base of arguments on the stack
-MAX_REWRITTEN_REG = 12  # the verifier's and the JIT's own
+MAX_REWRITTEN_REG = 12  # used by the verifier and the JIT only
 
 
 class Cls(IntEnum):
@@ -51,7 +51,7 @@ class Size(IntEnum):
 
 
 class Mode(IntEnum):
-    """How memory is addressed: bits 5 to 7. What follows ATOMIC is made by the verifier, and doubles other values."""
+    """Addressing mode: bits 5 to 7. Modes after ATOMIC are created by the verifier and share values with others."""
 
     IMM = 0x00
     ABS = 0x20
@@ -89,7 +89,7 @@ class Alu(IntEnum):
     NEG = 0x80
     MOD = 0x90  # off 1: signed
     XOR = 0xA0
-    MOV = 0xB0  # off 8, 16, 32: sign-extended from so many bits
+    MOV = 0xB0  # off 8, 16, 32: sign-extended from that many bits
     ARSH = 0xC0
     END = 0xD0  # ALU: to little endian (K), to big endian (X); ALU64: swapped; imm is the width in bits
 
@@ -112,11 +112,11 @@ class Jmp(IntEnum):
     JSLT = 0xC0
     JSLE = 0xD0
     JCOND = 0xE0
-    TAIL_CALL = 0xF0  # made by the verifier
+    TAIL_CALL = 0xF0  # created by the verifier
 
 
 class Imm64(IntEnum):
-    """What the immediate of LD_IMM64 is: its src field."""
+    """Kind of LD_IMM64's immediate: its src field."""
 
     VALUE = 0
     MAP_FD = 1
@@ -128,7 +128,7 @@ class Imm64(IntEnum):
 
 
 class CallKind(IntEnum):
-    """What a call's immediate is: its src field."""
+    """Kind of a call's immediate: its src field."""
 
     HELPER = 0
     SUBPROG = 1
@@ -152,7 +152,7 @@ class Atomic(IntEnum):
     STORE_REL = 0x110
 
 
-# Whole codes of operations that exist once.
+# Whole codes of operations with a single code.
 LD_IMM64 = Cls.LD | Mode.IMM | Size.DW
 GOTO = Cls.JMP | Jmp.JA
 GOTOX = Cls.JMP | Jmp.JA | X
@@ -171,8 +171,8 @@ ZEXT = 1  # imm of a 32-bit move
 class Insn:
     """One instruction: ``off`` is signed 16 bits, ``imm`` signed 32 bits, and 0 to 2**64 - 1 in LD_IMM64.
 
-    Any fields that fit can be held, so that what a kernel refuses can be written too; ``forms.fault`` says whether
-    they are an instruction. Raises BytecodeError for a field that does not fit.
+    It can hold any fields that fit, so that instructions which a kernel rejects can be written too; ``forms.fault``
+    says if they are an instruction. Raises BytecodeError for a field that does not fit.
     """
 
     code: int
@@ -194,37 +194,37 @@ class Insn:
 
     @property
     def cls(self) -> Cls:
-        """Class."""
+        """Instruction class."""
         return Cls(self.code & 7)
 
     @property
     def op(self) -> int:
-        """Operation (``Alu``, ``Jmp``) of the classes that have one."""
+        """Operation (``Alu``, ``Jmp``), for the classes that have one."""
         return self.code & 0xF0
 
     @property
     def size(self) -> Size:
-        """Width of the access, of the classes that have one."""
+        """Width of the access, for the classes that have one."""
         return Size(self.code & 0x18)
 
     @property
     def mode(self) -> int:
-        """``Mode`` of the classes that have one."""
+        """``Mode``, for the classes that have one."""
         return self.code & 0xE0
 
     @property
     def from_register(self) -> bool:
-        """Whether the second operand is a register (X), of ALU and jump classes."""
+        """True if the second operand is a register (X); for ALU and jump classes."""
         return bool(self.code & X)
 
     @property
     def slots(self) -> int:
-        """How many slots of 8 bytes it takes."""
+        """Number of 8-byte slots that it takes."""
         return 2 if self.code == LD_IMM64 else 1
 
     @property
     def jump(self) -> int | None:
-        """How far a jump goes, in slots from the one behind it; None for what does not jump, or jumps by a register."""
+        """Jump distance in slots from the next instruction; None for non-jumps and for jumps through a register."""
         if self.cls not in (Cls.JMP, Cls.JMP32) or self.op in (Jmp.CALL, Jmp.EXIT, Jmp.TAIL_CALL):
             return None
         if self.code == GOTOX:
@@ -233,7 +233,7 @@ class Insn:
 
     @property
     def function(self) -> int | None:
-        """How far the function is that it calls or takes the address of, in slots from the slot behind its first."""
+        """Distance of the function called or referenced, in slots from the slot after its first; None for others."""
         if self.code == CALL and self.src == CallKind.SUBPROG:
             return self.imm
         if self.code == LD_IMM64 and self.src == Imm64.FUNC and not self.imm >> 32:

@@ -1,4 +1,4 @@
-"""eBPF from text: what ``text`` prints, and the spellings of the kernel's log and of LLVM."""
+"""Parser of eBPF text: the output of ``text``, and the spellings of the kernel's log and of LLVM."""
 
 import re
 from typing import NamedTuple
@@ -38,7 +38,7 @@ _U32 = (1 << 32) - 1
 
 
 class _Goal(NamedTuple):
-    """A label that an instruction names, and the field that its distance belongs in."""
+    """A label operand, and the field that receives its distance."""
 
     label: Token
     field: str
@@ -53,10 +53,10 @@ class _Statement(NamedTuple):
 
 
 def parse(text: str, *, rewritten: bool = False) -> tuple[Insn, ...]:
-    """The instructions of a text; ``rewritten``: those that only the verifier makes are instructions too.
+    """Parse a text; ``rewritten`` also accepts instructions that only the verifier creates.
 
-    Comments begin with ``;``, ``//`` or a ``#`` that stands alone. A number with a colon, and an opcode in brackets,
-    may precede an instruction and count for nothing. ``call name#1`` is the helper 1. Raises BytecodeSyntaxError.
+    Comments start with ``;``, ``//`` or a separate ``#``. A number with a colon, and an opcode in brackets, may precede
+    an instruction and are ignored. ``call name#1`` is helper 1. Raises BytecodeSyntaxError.
     """
     labels: dict[str, int] = {}
     statements: list[_Statement] = []
@@ -65,7 +65,7 @@ def parse(text: str, *, rewritten: bool = False) -> tuple[Insn, ...]:
         line = TokenLine(source, number)
         while line.next.kind == "name" and line.at(line.next.text, ":"):
             if line.next.text in labels:
-                raise line.fail("a label that is not in use")
+                raise line.fail("a new label")
             labels[line.any().text] = slot
             line.any()
         if line.next.kind == "end":
@@ -86,12 +86,12 @@ def parse(text: str, *, rewritten: bool = False) -> tuple[Insn, ...]:
 
 
 def _resolve(statement: _Statement, labels: dict[str, int]) -> Insn:
-    """The instruction, with the distance of the label that it names."""
+    """The instruction with the distance of its label filled in."""
     insn, goal, line, _, slot = statement
     if goal is None:
         return insn
     if goal.label.text not in labels:
-        raise line.fail("a label of this text", goal.label)
+        raise line.fail("a label defined in this text", goal.label)
     distance = labels[goal.label.text] - slot - 1
     if goal.field == "imm":
         return Insn(insn.code, insn.dst, insn.src, insn.off, distance & _U32 if insn.code == LD_IMM64 else distance)
@@ -131,7 +131,7 @@ def _statement(line: TokenLine) -> tuple[Insn, _Goal | None]:
 
 
 def _jump(line: TokenLine, code: int, dst: int = 0, src: int = 0, imm: int = 0) -> tuple[Insn, _Goal | None]:
-    """What stands behind goto."""
+    """Parse the target after goto."""
     field = "imm" if code == GOTOL else "off"
     distance, goal = _goal(line, field, 32 if code == GOTOL else 16)
     if code == GOTOL:
@@ -140,13 +140,13 @@ def _jump(line: TokenLine, code: int, dst: int = 0, src: int = 0, imm: int = 0) 
 
 
 def _goal(line: TokenLine, field: str, bits: int) -> tuple[int, _Goal | None]:
-    """A label, or a distance with a sign: +3, pc+3."""
+    """Parse a label, or a distance with a sign: +3, pc+3."""
     if line.at("pc", "+") or line.at("pc", "-"):
         line.any()
     if line.next.text not in ("+", "-"):
         return 0, _Goal(line.name("a label or a distance with a sign"), field)
     distance = line.integer(-(1 << bits - 1), (1 << bits - 1) - 1, "a distance")
-    if line.take("<"):  # LLVM names the goal as well
+    if line.take("<"):  # LLVM prints the target's name as well
         line.name("a label")
         line.want(">")
     return distance, None
@@ -185,20 +185,20 @@ def _call(line: TokenLine) -> tuple[Insn, _Goal | None]:
 
 
 def _off(line: TokenLine) -> int:
-    """off=1, where an instruction has that field for itself."""
+    """Parse off=1, for instructions that use that field for themselves."""
     return line.integer(-0x8000, 0x7FFF, "an offset") if line.take("off", "=") else 0
 
 
 def _rewritten(line: TokenLine) -> Insn:
-    """An access as the verifier has rewritten it: probe or arena, and what it was."""
+    """Parse an access as rewritten by the verifier: probe or arena, and the original access."""
     word = line.any()
     start = line.next
     if start.text in ("probe", "arena"):
-        raise line.fail(f"an access that there is for {word.text}")
+        raise line.fail(f"an access that {word.text} supports")
     insn, _ = _statement(line)
     mode = _REWRITTEN_MODES.get((insn.cls, word.text, Mode(insn.mode))) if insn.cls in (1, 2, 3) else None
     if mode is None:
-        raise line.fail(f"an access that there is for {word.text}", start)
+        raise line.fail(f"an access that {word.text} supports", start)
     return Insn(insn.cls | mode | insn.size, insn.dst, insn.src, insn.off, insn.imm)
 
 
@@ -241,7 +241,7 @@ def _assignment(line: TokenLine) -> tuple[Insn, _Goal | None]:
         line.any()
         return Insn(LD_IMM64, dst.number, imm=value & (1 << 64) - 1), None
     if not -(1 << 31) <= value < 1 << 32:
-        raise line.fail("an immediate of 32 bits, or ll behind it", first._replace(text=str(value)))
+        raise line.fail("an immediate of 32 bits, or ll after it", first._replace(text=str(value)))
     return Insn(cls | Alu.MOV, dst.number, imm=value - (1 << 32) if value >> 31 == 1 else value), None
 
 
@@ -255,7 +255,7 @@ def _sign_extension(line: TokenLine, cls: Cls, dst: BpfRegister) -> Insn:
 
 
 def _named(line: TokenLine, cls: Cls, start: Token, dst: BpfRegister) -> tuple[Insn, _Goal | None]:
-    """What a register is set to by an operation that has a name."""
+    """Parse a named operation whose result is assigned to a register."""
     name = line.any()
     if name.text in ("map", "btf", "subprog"):
         if not dst.wide:
@@ -283,7 +283,7 @@ def _named(line: TokenLine, cls: Cls, start: Token, dst: BpfRegister) -> tuple[I
 
 
 def _imm64(line: TokenLine, name: Token, dst: int) -> tuple[Insn, _Goal | None]:
-    """A map, a value of one, a type or a function as an immediate of 64 bits."""
+    """Parse a 64-bit immediate: a map, a value in one, a type or a function."""
     line.want("[")
     high, goal = 0, None
     if name.text == "subprog":

@@ -1,4 +1,4 @@
-"""Loads, stores and atomic operations from text."""
+"""Parser of loads, stores and atomic operations. All functions raise BytecodeSyntaxError."""
 
 import re
 
@@ -15,7 +15,7 @@ _SIZES = {size.bits: size for size in Size}
 
 
 def _type(line: TokenLine) -> tuple[bool, Size]:
-    """(u32 *): whether it is signed, and its size."""
+    """Parse (u32 *): True if signed, and the size."""
     line.want("(")
     match = ACCESS.fullmatch(line.next.text)
     if not match:
@@ -26,13 +26,13 @@ def _type(line: TokenLine) -> tuple[bool, Size]:
 
 
 def _address(line: TokenLine) -> tuple[int, int]:
-    """r1 +8: register and offset."""
+    """Parse r1 +8: register and offset."""
     base = line.register(wide=True).number
     return base, line.integer(-0x8000, 0x7FFF, "an offset") if line.next.text in ("+", "-") else 0
 
 
 def _pointer(line: TokenLine) -> tuple[Size, int, int]:
-    """(u32 *)(r1 +8): size, register, offset."""
+    """Parse (u32 *)(r1 +8): size, register, offset."""
     start = line.next
     signed, size = _type(line)
     if signed:
@@ -44,12 +44,12 @@ def _pointer(line: TokenLine) -> tuple[Size, int, int]:
 
 
 def _value(line: TokenLine, size: Size, same: int | None = None) -> int:
-    """A register that is read or written with this size: of less than 64 bits also as r, as the kernel's log has it."""
+    """Parse a register read or written with this size; r is accepted below 64 bits, as in the kernel's log."""
     return line.register(wide=True if size == Size.DW else None, same=same).number
 
 
 def load(line: TokenLine, start: Token, dst: BpfRegister) -> Insn:
-    """What stands behind the * of a load."""
+    """Parse a load after its ``*``."""
     kind = line.next
     signed, size = _type(line)
     if not dst.wide and (signed or size == Size.DW):
@@ -74,7 +74,7 @@ def load(line: TokenLine, start: Token, dst: BpfRegister) -> Insn:
 
 
 def store(line: TokenLine) -> Insn:
-    """A store, a locked operation, or a store_release, from its first word."""
+    """Parse a store, a locked operation, or a store_release, from its first word."""
     word = line.any()
     if word.text == "store_release":
         line.want("(")
@@ -97,7 +97,7 @@ def store(line: TokenLine) -> Insn:
 
 
 def atomic(line: TokenLine, name: Token, start: Token, dst: BpfRegister) -> Insn:
-    """An atomic operation that gives a value: its address and operands, in brackets."""
+    """Parse an atomic operation with a result: its address and operands, in brackets."""
     kernel = _KERNEL_ATOMIC.fullmatch(name.text)
     llvm = _EXCHANGE.fullmatch(name.text)
     if kernel and kernel[1] in ("xchg", "cmpxchg"):

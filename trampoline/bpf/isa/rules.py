@@ -1,4 +1,4 @@
-"""Rules of a kernel release for the instruction set, beyond the third version, which all that are modelled have."""
+"""Rules of a kernel release for the instruction set, beyond the third version, which all modelled releases have."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,11 +7,11 @@ from trampoline.bpf.isa.insn import GOTOL, Alu, Atomic, Cls, Insn, Mode, X
 
 
 class MayGoto(Enum):
-    """How may_goto is bounded. The value is the bytes of stack that a function with may_goto needs for it."""
+    """Bound of may_goto. The value is the number of stack bytes that a function with may_goto needs for it."""
 
-    NONE = 0  # there is no may_goto
+    NONE = 0  # may_goto does not exist
     COUNTED = 8  # a count
-    TIMED = 16  # a count, and the time when it ends
+    TIMED = 16  # a count, and the end time
 
     @property
     def stack(self) -> int:
@@ -24,14 +24,14 @@ class IsaRules:
     """Instructions that one release has."""
 
     extended: bool
-    """The fourth set (6.6): loads and moves that extend the sign, signed division, bswap, gotol."""
+    """The fourth version (6.6): sign-extending loads and moves, signed division, bswap, gotol."""
     ordered: bool
     """load_acquire and store_release (6.15)."""
     may_goto: MayGoto
     """may_goto (6.9), and its bound by time (6.15)."""
 
     def has(self, insn: Insn) -> bool:
-        """Whether an instruction is in it, one of the forms that only some releases have; True for all others."""
+        """True if the release has an instruction; always True for those that all releases have."""
         if insn.cls == Cls.STX and insn.mode == Mode.ATOMIC and insn.imm in (Atomic.LOAD_ACQ, Atomic.STORE_REL):
             return self.ordered
         return self.extended or not _is_extended(insn)

@@ -1,10 +1,9 @@
-"""eBPF as text: the form of the kernel's log and of LLVM.
+"""eBPF as text, in the form of the kernel's log and of LLVM.
 
-Registers are named by what an instruction does with them: ``w1`` where 32 bits or fewer count, ``r1`` elsewhere. An
-offset in memory is written ``+8``, an immediate in decimals unless it is a mask or a value of 64 bits. Jumps and
-calls within the program name a label, ``L12`` for slot 12; without labels they are written ``+3``, counted in slots
-from the next instruction. The forms that only the kernel makes begin with ``probe`` or ``arena`` where memory is read
-or written, and are else written as the kernel's log has them.
+A register is ``w1`` where the instruction uses 32 bits or fewer, otherwise ``r1``. An offset in memory is written
+``+8``, an immediate in decimal unless it is a mask or a 64-bit value. Jumps and calls within the program name a label,
+``L12`` for slot 12; without labels they are written ``+3``, in slots from the next instruction. Of the forms that only
+the kernel creates, memory accesses start with ``probe`` or ``arena``; the others are written as in the kernel's log.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +67,7 @@ FETCH_NAMES = {
     Atomic.FETCH_AND: "atomic_fetch_and",
     Atomic.FETCH_XOR: "atomic_fetch_xor",
 }
-# What a rewritten access does by its (class, mode), and the mode it was rewritten from.
+# (class, mode) of a rewritten access: the operation, and the mode before the rewrite.
 REWRITTEN_ACCESSES = {
     (Cls.LDX, Mode.PROBE_MEM): ("probe", Mode.MEM),
     (Cls.LDX, Mode.PROBE_MEMSX): ("probe", Mode.MEMSX),
@@ -81,9 +80,9 @@ REWRITTEN_ACCESSES = {
 
 
 def format_insn(insn: Insn, label: str | None = None) -> str:
-    """One instruction as text; ``label`` names what it jumps to, calls or takes the address of.
+    """Format one instruction; ``label`` names the target of a jump, a call or a function's address.
 
-    Raises BytecodeError for what is no instruction.
+    Raises BytecodeError for fields that are not an instruction.
     """
     if reason := fault(insn, rewritten=True):
         raise BytecodeError(reason)
@@ -101,7 +100,7 @@ def format_insn(insn: Insn, label: str | None = None) -> str:
 
 
 def format_program(insns: Sequence[Insn]) -> str:
-    """A program as text, one instruction a line, with labels where jumps and calls go.
+    """Format a program, one instruction per line, with labels at the targets of jumps and calls.
 
     A jump out of the program or into an LD_IMM64 is written as a distance.
     """
@@ -136,7 +135,7 @@ def _alu(insn: Insn) -> str:
     operand = src if insn.from_register else str(insn.imm)
     if insn.op == Alu.NEG:
         return f"{dst} = -{dst}"
-    if insn.op == Alu.END:  # the registers are whole: the upper bits become zero
+    if insn.op == Alu.END:  # always 64-bit names: the upper bits become zero
         name = "bswap" if wide else "be" if insn.from_register else "le"
         return f"r{insn.dst} = {name}{insn.imm} r{insn.dst}"
     if insn.op != Alu.MOV:
@@ -201,14 +200,14 @@ def _imm64(insn: Insn, label: str | None) -> str:
         case Imm64.BTF_ID:
             value = f"btf[id:{low}, fd:{high}]" if high else f"btf[id:{low}]"
         case Imm64.FUNC:
-            # The verifier leaves an address there.
+            # The verifier stores an address there.
             distance = f"0x{insn.imm:x}" if insn.function is None else f"{insn.function:+d}"
             value = f"subprog[{label or distance}]"
     return f"r{insn.dst} = {value} ll" + (f" off={insn.off}" if insn.off else "")
 
 
 def _map(imm: int) -> str:
-    """A map's number, or the address that the verifier leaves there."""
+    """A map's number, or the address that the verifier stored there."""
     return f"0x{imm:x}" if imm >> 32 else str(imm)
 
 

@@ -1,11 +1,11 @@
-"""The words of eBPF text, with their columns."""
+"""Tokens of eBPF text, with their columns."""
 
 import re
 from typing import NamedTuple
 
 from trampoline.bpf.errors import BytecodeSyntaxError
 
-# A place and an opcode before an instruction, as the kernel's log and disassemblers have them: "12: (b7) ".
+# A position and an opcode before an instruction, as in the kernel's log and in disassemblers: "12: (b7) ".
 _PREFIX = re.compile(r"\s*\d+:\s*(\([0-9a-f]{2}\)\s*)?")
 _COMMENT = re.compile(r";|//|(?<!\S)#")
 _TOKEN = re.compile(
@@ -28,14 +28,14 @@ class Token(NamedTuple):
 
 
 class BpfRegister(NamedTuple):
-    """A register that is named: ``wide`` as r, with 64 bits, or as w."""
+    """A named register: ``wide`` for r (64 bits), otherwise w."""
 
     number: int
     wide: bool
 
 
 class TokenLine:
-    """The words of one line, read from left to right. What isn't as expected raises BytecodeSyntaxError."""
+    """The tokens of one line, read from left to right. Anything unexpected raises BytecodeSyntaxError."""
 
     def __init__(self, text: str, number: int) -> None:
         self.number = number
@@ -57,52 +57,52 @@ class TokenLine:
 
     @property
     def next(self) -> Token:
-        """The word that is read next."""
+        """The next token, not consumed."""
         return self._tokens[self._place]
 
     def fail(self, expected: str, token: Token | None = None) -> BytecodeSyntaxError:
-        """The error that this was expected where the word stands."""
+        """The error for an expectation that a token (by default the next) does not meet."""
         token = token or self.next
         found = token.text if token.kind == "end" else repr(token.text)
         return BytecodeSyntaxError(self.number, token.column, expected, found)
 
     def any(self) -> Token:
-        """The next word."""
+        """Read the next token."""
         token = self.next
         self._place = min(self._place + 1, len(self._tokens) - 1)
         return token
 
     def at(self, *texts: str) -> bool:
-        """Whether these words follow."""
+        """True if these words follow."""
         ahead = self._tokens[self._place : self._place + len(texts)]
         return [token.text for token in ahead if token.kind != "end"] == list(texts)
 
     def take(self, *texts: str) -> bool:
-        """Whether these words follow; they are read if they do."""
+        """Read these words if they follow; True if read."""
         found = self.at(*texts)
         if found:
             self._place += len(texts)
         return found
 
     def want(self, *texts: str) -> None:
-        """These words."""
+        """Read these words."""
         for text in texts:
             if not self.take(text):
                 raise self.fail(repr(text))
 
     def end(self) -> None:
-        """The end of the line."""
+        """Require the end of the line."""
         if self.next.kind != "end":
             raise self.fail("the end of the line")
 
     def name(self, expected: str) -> Token:
-        """A name."""
+        """Read a name."""
         if self.next.kind != "name":
             raise self.fail(expected)
         return self.any()
 
     def integer(self, low: int, high: int, expected: str) -> int:
-        """A number with or without a sign, from ``low`` up to ``high`` inclusive."""
+        """Read a number with or without a sign, from ``low`` to ``high`` inclusive."""
         first = self.next
         negative = self.take("-")
         if not negative:
@@ -110,7 +110,7 @@ class TokenLine:
         if self.next.kind != "number":
             raise self.fail(expected)
         digits = self.any().text
-        if len(digits) > 40:  # more than any field has, and than int() may take
+        if len(digits) > 40:  # longer than any field needs, and near the limit of int()
             raise self.fail(f"{expected} from {low} to {high}", first)
         value = int(digits, 16 if digits[:2] in ("0x", "0X") else 10)
         value = -value if negative else value
@@ -119,22 +119,22 @@ class TokenLine:
         return value
 
     def imm(self) -> int:
-        """An immediate of 32 bits, signed or not."""
+        """Read an immediate of 32 bits, signed or unsigned."""
         value = self.integer(-(1 << 31), (1 << 32) - 1, "an immediate")
         return value - (1 << 32) if value >> 31 == 1 else value
 
     def operand(self) -> int:
-        """An immediate where a register could stand."""
+        """Read an immediate where a register is allowed too."""
         if self.next.kind != "number" and self.next.text not in ("-", "+"):
             raise self.fail("a register or an immediate")
         return self.imm()
 
     def at_register(self) -> bool:
-        """Whether a register follows."""
+        """True if a register follows."""
         return self.next.kind == "name" and bool(_REGISTER.fullmatch(self.next.text))
 
     def register(self, *, wide: bool | None = None, same: int | None = None) -> BpfRegister:
-        """A register, of this width if one is given, and this very one if ``same`` is given."""
+        """Read a register, of this width if given, and with the number ``same`` if given."""
         match = _REGISTER.fullmatch(self.next.text) if self.next.kind == "name" else None
         register = BpfRegister(int(match[2]), match[1] == "r") if match else None
         letter = {True: "r", False: "w", None: "r or w"}[wide]

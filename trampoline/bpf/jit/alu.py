@@ -1,4 +1,4 @@
-"""Arithmetic, moves and byte swaps (ALU and ALU64). Registers are the processor's."""
+"""Machine code of arithmetic, moves and byte swaps (ALU and ALU64). Registers are the processor's numbers."""
 
 from functools import cache
 
@@ -34,7 +34,7 @@ _SHIFT_PREFIX = {Alu.LSH: 1, Alu.RSH: 3, Alu.ARSH: 2}
 
 
 def operation_opcode(op: int) -> bytes:
-    """Opcode of ``op rm, reg`` of an operation that atomic instructions know too."""
+    """Opcode of ``op rm, reg``, for operations that atomic instructions use too."""
     return _BINARY[Alu(op)].to_bytes()
 
 
@@ -44,7 +44,7 @@ def _rex(wide: bool) -> int:
 
 @cache
 def with_immediate(op: int, dst: int, value: int, wide: bool) -> bytes:
-    """``dst op= value`` of the operations that take an immediate directly."""
+    """``dst op= value``, for operations with an immediate form."""
     if op in _BINARY:
         return alu_imm(_EXTENSION[Alu(op)], _ACCUMULATOR[Alu(op)], dst, value, wide)
     if op == Alu.MOV:
@@ -62,7 +62,7 @@ def with_immediate(op: int, dst: int, value: int, wide: bool) -> bytes:
 
 @cache
 def with_register(op: int, dst: int, src: int, wide: bool) -> bytes:
-    """``dst op= src`` of the operations that take any registers."""
+    """``dst op= src``, for operations that accept any registers."""
     if op in _BINARY:
         return reg_reg(_BINARY[Alu(op)].to_bytes(), dst, src, _rex(wide))
     if op == Alu.MOV:
@@ -72,9 +72,9 @@ def with_register(op: int, dst: int, src: int, wide: bool) -> bytes:
 
 @cache
 def shift(op: int, dst: int, src: int, wide: bool, *, bmi2: bool, frugal: bool) -> bytes:
-    """``dst`` shifted by a register: x86 counts are in cl, unless BMI2 takes any register.
+    """``dst`` shifted by a register: x86 takes the count in cl, BMI2 in any register.
 
-    ``frugal``: what is not needed if rcx is shifted or is the count is left out.
+    ``frugal``: omit the moves that are not needed if rcx is shifted or is the count.
     """
     if bmi2 and src != RCX:
         return shift_by_register(_SHIFT_PREFIX[Alu(op)], dst, src, wide)
@@ -100,7 +100,7 @@ def negate(dst: int, wide: bool) -> bytes:
 def divide(op: int, dst: int, src: int | None, value: int, wide: bool, signed: bool) -> bytes:
     """``dst /= src`` or ``dst %= src``; ``src`` None: by the immediate.
 
-    ``div`` works on rdx:rax, so both are put aside unless they are the result's.
+    ``div`` works on rdx:rax, so both are saved unless they receive the result.
     """
     code = b""
     if dst != RAX:
@@ -151,7 +151,7 @@ def truncate(dst: int, bits: int) -> bytes:
 
 @cache
 def byte_swap(dst: int, bits: int) -> bytes:
-    """``dst`` with its bytes in reverse; what is above 16 or 32 bits is cleared."""
+    """``dst`` with its bytes reversed; bits above 16 or 32 are cleared."""
     if bits == 16:
         return b"\x66" + reg_reg(b"\xc1", dst, 1) + imm8(8) + _zero_extend16(dst)  # ror dst16, 8
     code = short(0xC8, dst, WIDE if bits == 64 else NONE)  # bswap dst
@@ -164,7 +164,7 @@ def _zero_extend16(dst: int) -> bytes:
 
 @cache
 def cast_to_user(dst: int, src: int, user_vm_start: int) -> bytes:
-    """``dst`` = the arena address ``src`` as its process sees it; 0 stays 0 (addr_space_cast)."""
+    """``dst`` = the arena address ``src`` as a user-space address; 0 stays 0 (addr_space_cast)."""
     code = b"" if dst == src else reg_reg(b"\x89", dst, src)  # mov dst32, src32
     code += reg_reg(b"\xc1", dst, 4, WIDE) + imm8(32)  # shl dst, 32
     upper = imm32(user_vm_start >> 32)

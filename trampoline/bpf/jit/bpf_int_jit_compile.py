@@ -1,4 +1,4 @@
-"""A function to machine code at an address (``bpf_int_jit_compile``)."""
+"""Compiles a function to machine code at an address (``bpf_int_jit_compile``)."""
 
 from trampoline.bpf.jit.do_jit import translate
 from trampoline.bpf.jit.errors import JitError
@@ -11,7 +11,8 @@ from trampoline.bpf.jit.rules import JitBoot, JitRules
 def compile_func(func: JitFunc, address: int, rules: JitRules, boot: JitBoot) -> JitImage:
     """The image of a function at a guest address.
 
-    Raises JitError for what this release's JIT does not know, for callees out of reach, for jumps that do not settle.
+    Raises JitError for instructions that this release's JIT lacks, callees out of reach, and jumps whose sizes do not
+    converge.
     """
     pieces = translate(func, rules, boot)
     layout = Layout(pieces, rules)
@@ -39,7 +40,7 @@ def compile_func(func: JitFunc, address: int, rules: JitRules, boot: JitBoot) ->
     offsets.append(len(code))
     for reloc in relocs:
         far = reloc.target - (address + reloc.offset + 4)
-        # Addresses wrap: per-CPU offsets near 0 are in reach of code near the end.
+        # Addresses wrap: per-CPU offsets near 0 are reachable from code near the top.
         far = (far + (1 << 63)) % (1 << 64) - (1 << 63)
         if not -(1 << 31) <= far < 1 << 31:
             raise JitError(f"{reloc.target:#x} is out of reach of {address + reloc.offset:#x}")

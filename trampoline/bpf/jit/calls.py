@@ -1,4 +1,4 @@
-"""Calls, tail calls, jumps by a register, returns: what goes to addresses outside the function."""
+"""Calls, tail calls, register jumps, returns: code that leaves the function."""
 
 from asm.encodings import INT3, NOP5
 from emu.kernel.text.entry import SITE_SIZE
@@ -27,7 +27,7 @@ _ADD_ONE = bytes.fromhex("48830001")  # add qword ptr [rax], 1
 
 
 class Calls:
-    """Emits what leaves a function."""
+    """Emitter of code that leaves a function."""
 
     def __init__(self, func: JitFunc, frame: JitFrame, rules: JitRules, boot: JitBoot) -> None:
         self._func, self._frame, self._rules, self._boot = func, frame, rules, boot
@@ -58,7 +58,7 @@ class Calls:
         return b"\x48\x8b\x85" + imm32(-self._frame.stack - (16 if self._rules.tail_call_by_pointer else 8))
 
     def exit(self) -> EmittedInsn:
-        """The first exit: registers back, and return."""
+        """The first exit: restores registers and returns."""
         code = b""
         distances: tuple[Distance, ...] = ()
         if self._func.from_classic and self._func.unprivileged:
@@ -83,7 +83,7 @@ class Calls:
         return code, distances
 
     def jump(self, reg: int) -> EmittedInsn:
-        """``jmp reg``, as far as the boot allows it."""
+        """``jmp reg``, in the form that the boot's mitigations require. Raises JitError for an unknown thunk."""
         plain = (b"\x41" if reg >= 8 else b"") + bytes((0xFF, 0xE0 + (reg & 7)))
         match self._boot.indirect_jump:
             case IndirectJump.LFENCE:
@@ -96,7 +96,7 @@ class Calls:
         return EmittedInsn(plain + (INT3 if self._rules.sls else b""))
 
     def tail_call_indirect(self) -> EmittedInsn:
-        """bpf_tail_call(ctx, map, index) with rdi, rsi, rdx: to the program behind its prologue, or on."""
+        """bpf_tail_call(ctx, map, index) with rdi, rsi, rdx: jump past the program's prologue, or continue."""
         rules = self._rules
         bound = memory(b"\x39", RDX, RSI, rules.max_entries_offset)  # cmp [rsi + max_entries], edx
         # mov rcx, [rsi + rdx * 8 + ptrs]
@@ -107,7 +107,7 @@ class Calls:
         enter += b"\x48\x83\xc1" + rules.tail_call_offset.to_bytes()  # add rcx, prologue
         jump = self.jump(RCX)
         load, compare, count = self._count()
-        # Three jumps go to the end: each knows what follows it.
+        # Three jumps lead to the end: each needs the size of the code that follows it.
         tail = count[1] + enter
         after_test = len(tail) + len(jump.code)
         head = reg_reg(b"\x89", RDX, RDX) + bound
@@ -123,7 +123,10 @@ class Calls:
         return EmittedInsn(code + jump.code, distances=distances)
 
     def tail_call_direct(self, number: int) -> EmittedInsn:
-        """A tail call of a known slot: a jump past it, or to the program, that is patched as the map changes."""
+        """A tail call with a known slot: a jump past it, or to the program, patched when the map changes.
+
+        ``number``: index of the poke descriptor, from 1. Raises JitError for an unknown one.
+        """
         if not 1 <= number <= len(self._func.pokes):
             raise JitError(f"tail call of poke descriptor {number}, there are {len(self._func.pokes)}")
         poke = self._func.pokes[number - 1]
@@ -141,8 +144,8 @@ class Calls:
         return EmittedInsn(code, distances=(where,), poke=PokeOffsets(number - 1, bypass, target))
 
     def _count(self) -> tuple[bytes, bytes, tuple[bytes, bytes]]:
-        """The counter's load, its comparison with the limit, and its increment: what of it stands before, and what
-        behind the look at the slot.
+        """The counter's load, its comparison with the limit, and its increment: the parts before and after the check of
+        the slot.
         """
         limit = MAX_TAIL_CALL_CNT.to_bytes()
         if self._rules.tail_call_by_pointer:
@@ -152,7 +155,7 @@ class Calls:
         return b"\x8b\x85" + place, b"\x83\xf8" + limit, (store, b"")  # mov eax, [rbp - offset]; cmp eax, limit
 
     def _leave_frame(self) -> bytes:
-        """Everything off the stack that the prologue put there behind the place where tail calls arrive."""
+        """Pop everything that the prologue pushed after the entry point of tail calls."""
         code = restore(self._func, self._frame) + pop(RAX) * self._frame.counter_words
         if self._frame.stack:
             code += reg_reg(b"\x81", RSP, 0, WIDE) + imm32(self._frame.stack)  # add rsp, stack

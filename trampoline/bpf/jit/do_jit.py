@@ -1,4 +1,4 @@
-"""Each instruction to its piece of code."""
+"""Translates each instruction to a piece of machine code (``do_jit``)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,14 +39,14 @@ _FP = 10
 _LFENCE = b"\x0f\xae\xe8"
 _EX_TYPE_BPF = 7
 _KEEP = 1
-"""Stands in a fixup for a register to clear where none is (DONT_CLEAR)."""
+"""Fixup value for "no register to clear" (DONT_CLEAR)."""
 _FETCH = 1
-"""Atomic operations with this bit give the old value."""
+"""Atomic operations with this bit return the old value."""
 _ARENA_ACCESS, _ARENA_WRITE = 1 << 31, 1 << 30
 
 
 def translate(func: JitFunc, rules: JitRules, boot: JitBoot) -> Pieces:
-    """The pieces of a function. Raises JitError for an instruction that this JIT does not know."""
+    """The pieces of a function. Raises JitError for an instruction that this JIT lacks."""
     return _Translation(func, rules, boot).run()
 
 
@@ -73,7 +73,7 @@ class _Translation:
             except JitError as error:
                 raise error if error.slot is not None else JitError(error.reason, slot) from None
             if slot in targets and self._rules.endbr:
-                piece = _behind(ENDBR64, piece)
+                piece = _prefixed(ENDBR64, piece)
             items.append(piece)
             if insn.code == LD_IMM64:
                 items.append(None)
@@ -111,7 +111,7 @@ class _Translation:
     def _reg(self, number: int) -> int:
         registers = self._registers
         if number >= len(registers) or registers[number] < 0:
-            raise JitError(f"there is no register {number}")
+            raise JitError(f"no register {number}")
         return registers[number]
 
     def _alu(self, insn: Insn, wide: bool) -> bytes:
@@ -154,7 +154,7 @@ class _Translation:
             return EmittedInsn(b"", Branch(slot + 1 + (insn.imm if code == GOTOL else insn.off)))
         if code == CALL:
             if not insn.imm:
-                raise JitError("a call of nothing")
+                raise JitError("a call without a target")
             target = self._func.call_base + insn.imm & ADDRESS_MASK
             return self._calls.call(target, of_bpf=insn.src == CallKind.SUBPROG)
         if code == EXIT:
@@ -249,7 +249,7 @@ class _Translation:
         raise JitError(f"a load of code {insn.code:#x}")
 
     def _probe(self, load: bytes, dst: int, src: int, off: int) -> EmittedInsn:
-        """A load that gives 0 where its address is not the kernel's or faults."""
+        """A load that returns 0 if its address is not a kernel address or faults."""
         check = memory.check_by_carry if self._rules.probe is ProbeCheck.CARRY else memory.check_by_range
         before = check(dst, src, off, self._boot.user_limit)
         fixup = len(load) | _saved(dst) << 8
@@ -259,7 +259,7 @@ class _Translation:
     def _arena_fault(
         self, length: int, off: int, base: int, *, stores: bool, result: int | None = None
     ) -> ExtableEntry:
-        """What an arena access that faults leaves: 0 in ``result``; newer kernels report the address too."""
+        """Table entry of an arena access: a fault sets ``result`` to 0; newer kernels report the address too."""
         cleared = _KEEP if result is None else _saved(result)
         fixup, data = length | cleared << 8, _EX_TYPE_BPF
         if self._rules.arena_faults is not ArenaFaults.REGISTER:
@@ -270,7 +270,7 @@ class _Translation:
         return ExtableEntry(0, fixup, data)
 
     def _stack_arg(self, insn: Insn) -> bytes:
-        """An argument from the sixth on: r9, then the stack above the return address, or below what is saved."""
+        """An argument from the sixth on: r9, then the stack above the return address, or below the saved registers."""
         cls, mode, size = insn.code & 7, insn.code & 0xE0, insn.code & 0x18
         if size != Size.DW or mode != Mode.MEM:
             raise JitError("an argument on the stack is 8 bytes")
@@ -287,7 +287,7 @@ class _Translation:
         return memory.store_immediate(size, RBP, insn.imm, self._out_arg(insn.off))
 
     def _out_arg(self, off: int) -> int:
-        """Offset from rbp of an outgoing argument: the seventh is where rsp points."""
+        """Offset from rbp of an outgoing argument: the seventh is at rsp."""
         return -self._frame.depth - off - 16
 
 
@@ -299,8 +299,8 @@ def _saved(register: int) -> int:
     return offset
 
 
-def _behind(first: bytes, piece: EmittedInsn) -> EmittedInsn:
-    """A piece with other code in front."""
+def _prefixed(first: bytes, piece: EmittedInsn) -> EmittedInsn:
+    """A piece with other code before it."""
     n = len(first)
     return replace(
         piece,

@@ -1,4 +1,4 @@
-"""Code before its place is known: one piece for each instruction."""
+"""Code before its address is known: one piece per instruction."""
 
 from dataclasses import dataclass, field
 
@@ -7,12 +7,12 @@ from trampoline.bpf.jit.jit_image import ExtableEntry
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A jump within the function that follows a piece's code, in two bytes or in five (six with a condition)."""
+    """A jump within the function, after a piece's code, of two bytes or five (six with a condition)."""
 
     target: int
-    """Slot that it goes to; ``TO_EXIT``: the first exit."""
+    """Target slot; ``TO_EXIT``: the first exit."""
     condition: int | None = None
-    """Opcode of the two-byte form, None for a jump without condition."""
+    """Opcode of the two-byte form; None for an unconditional jump."""
 
 
 TO_EXIT = -1
@@ -20,7 +20,7 @@ TO_EXIT = -1
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """Four bytes at ``offset`` of a piece that become the distance from their end to an address."""
+    """Four bytes at ``offset`` of a piece that receive the distance from their end to an address."""
 
     offset: int
     target: int
@@ -29,7 +29,7 @@ class Distance:
 
 @dataclass(frozen=True, slots=True)
 class PokeOffsets:
-    """Where in a piece a direct tail call is patched."""
+    """Offsets in a piece at which a direct tail call is patched."""
 
     poke: int
     bypass: int
@@ -38,7 +38,7 @@ class PokeOffsets:
 
 @dataclass(slots=True)
 class EmittedInsn:
-    """What one instruction becomes. Offsets count from its first byte."""
+    """Code of one instruction. Offsets count from its first byte."""
 
     code: bytes
     branch: Branch | None = None
@@ -46,12 +46,12 @@ class EmittedInsn:
     fault: ExtableEntry | None = None
     poke: PokeOffsets | None = None
     is_exit: bool = False
-    """The first exit, which others jump to."""
+    """The first exit, the target of other exits."""
 
 
 @dataclass(slots=True)
 class Pieces:
-    """The pieces of a function by slot; None at second slots of LD_IMM64."""
+    """The pieces of a function by slot; None for second slots of LD_IMM64."""
 
     prologue: bytes
     items: list[EmittedInsn | None] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """Machine code of x86_64 from its parts: prefixes, opcode, ModRM, SIB, displacement.
 
-Registers are the processor's numbers. Every function gives the bytes of one instruction and is pure.
+Registers are the processor's numbers. Every function returns the bytes of one instruction and is pure.
 """
 
 RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = range(16)
@@ -9,13 +9,13 @@ REGISTER_NAMES = ("rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", *(f"r{
 WIDE = 0x48
 """REX.W: 64-bit operands."""
 PLAIN = 0x40
-"""REX without W, for the instructions that always carry one."""
+"""REX without W, for the instructions that always have one."""
 NONE = 0
-"""REX only where a register asks for it."""
+"""REX only if a register requires it."""
 
 
 def fits8(value: int) -> bool:
-    """Whether a number is a sign-extended byte."""
+    """True if a number fits a sign-extended byte."""
     return -0x80 <= value < 0x80
 
 
@@ -48,7 +48,7 @@ def short(opcode: int, reg: int, rex: int = NONE) -> bytes:
 
 
 def memory(opcode: bytes, reg: int, base: int, disp: int, rex: int = NONE, prefix: bytes = b"") -> bytes:
-    """``op reg, [base + disp]``; the displacement takes one byte where it can, and is never left out."""
+    """``op reg, [base + disp]``; the displacement takes one byte if possible, and is never omitted."""
     mod = 0x40 if fits8(disp) else 0x80
     sib = b"\x24" if base & 7 == RSP else b""
     where = (mod | (reg & 7) << 3 | base & 7).to_bytes() + sib
@@ -63,15 +63,14 @@ def indexed(opcode: bytes, reg: int, base: int, index: int, disp: int, rex: int 
 
 
 def mov(dst: int, src: int, wide: bool = True) -> bytes:
-    """``mov dst, src``; a 64-bit move onto itself is nothing."""
+    """``mov dst, src``; empty for a 64-bit move onto itself."""
     if wide and dst == src:
         return b""
     return reg_reg(b"\x89", dst, src, WIDE if wide else NONE)
 
 
 def mov_imm32(dst: int, value: int, *, sign_extended: bool) -> bytes:
-    """A constant of 32 bits: ``mov r64, imm32`` if it is negative and to be extended, ``xor`` for 0, else
-    ``mov r32, imm32``.
+    """A 32-bit constant: ``mov r64, imm32`` if negative and sign-extended, ``xor`` for 0, otherwise ``mov r32, imm32``.
     """
     if sign_extended and value & 0x80000000:
         return reg_reg(b"\xc7", dst, 0, WIDE) + imm32(value)
@@ -81,7 +80,7 @@ def mov_imm32(dst: int, value: int, *, sign_extended: bool) -> bytes:
 
 
 def mov_imm64(dst: int, value: int, *, sign_extended: bool) -> bytes:
-    """A constant of 64 bits (0 to 2**64 - 1) in its shortest form; ``sign_extended``: that form may be used."""
+    """A 64-bit constant (0 to 2**64 - 1) in its shortest form; ``sign_extended``: ``mov r64, imm32`` is allowed."""
     if value < 1 << 32:
         return mov_imm32(dst, value, sign_extended=False)
     if sign_extended and value >= (1 << 64) - (1 << 31):
@@ -90,7 +89,7 @@ def mov_imm64(dst: int, value: int, *, sign_extended: bool) -> bytes:
 
 
 def alu_imm(extension: int, accumulator: int, dst: int, value: int, wide: bool) -> bytes:
-    """``op dst, imm``: with a byte where it fits, in rax's own form, or with four bytes."""
+    """``op dst, imm``: with one byte if it fits, in rax's own form, or with four bytes."""
     rex = WIDE if wide else NONE
     if fits8(value):
         return reg_reg(b"\x83", dst, extension, rex) + imm8(value)
@@ -100,13 +99,13 @@ def alu_imm(extension: int, accumulator: int, dst: int, value: int, wide: bool) 
 
 
 def alu_imm32(extension: int, dst: int, value: int, wide: bool = True) -> bytes:
-    """``op dst, imm`` with four bytes whatever the number is."""
+    """``op dst, imm`` always with four bytes."""
     return reg_reg(b"\x81", dst, extension, WIDE if wide else NONE) + imm32(value)
 
 
 # VEX, three bytes:  C4   R X B mmmmm   W vvvv L pp      R X B and vvvv are inverted
 def shift_by_register(pp: int, dst: int, count: int, wide: bool) -> bytes:
-    """BMI2's ``shlx``, ``shrx`` or ``sarx`` ``dst, dst, count``; ``pp`` says which."""
+    """BMI2's ``shlx``, ``shrx`` or ``sarx`` ``dst, dst, count``, selected by ``pp``."""
     high = dst >> 3
     first = (1 - high) << 7 | 1 << 6 | (1 - high) << 5 | 2
     second = (0x80 if wide else 0) | (~count & 15) << 3 | pp

@@ -1,12 +1,12 @@
-"""What cannot be compiled."""
+"""Error of the JIT."""
 
 from trampoline.bpf.errors import TrampolineError
 
 
 class JitError(TrampolineError):
-    """A function that the kernel's JIT would refuse, or an instruction that is none.
+    """A function that the kernel's JIT would refuse, or an invalid instruction.
 
-    ``slot`` is the instruction's place in its function, counted in 8 bytes; None where it has none.
+    ``slot``: the instruction's position in its function, in slots of 8 bytes; None if it has none.
     """
 
     def __init__(self, reason: str, slot: int | None = None) -> None:

@@ -1,11 +1,11 @@
-"""What the JIT gives: code and what belongs to its places. Offsets are bytes from the image's first."""
+"""Output of the JIT: code and its tables. Offsets are bytes from the image's start."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Reloc:
-    """Four bytes at ``offset`` that hold the distance from their end to ``target``."""
+    """Four bytes at ``offset`` that contain the distance from their end to ``target``."""
 
     offset: int
     target: int
@@ -14,9 +14,9 @@ class Reloc:
 
 @dataclass(frozen=True, slots=True)
 class ExtableEntry:
-    """What is done when the instruction at ``offset`` faults (``struct exception_table_entry`` of type BPF).
+    """Fault handling of the instruction at ``offset`` (``struct exception_table_entry`` of type BPF).
 
-    ``fixup`` holds how many bytes to go on behind, and which of pt_regs' fields to clear; ``data`` the entry's type.
+    ``fixup``: the number of bytes to skip, and the field of pt_regs to clear; ``data``: the entry's type.
     """
 
     offset: int
@@ -26,7 +26,7 @@ class ExtableEntry:
 
 @dataclass(frozen=True, slots=True)
 class PokePlace:
-    """Where a direct tail call is patched: ``bypass`` jumps over it while its slot is empty, ``target`` jumps to the
+    """Patched jumps of a direct tail call: ``bypass`` jumps over it while its slot is empty, ``target`` jumps to the
     program.
     """
 
@@ -39,7 +39,7 @@ class PokePlace:
 
 @dataclass(frozen=True, slots=True)
 class JitImage:
-    """A compiled function. ``offsets`` has the place of each slot of the function, and of its end."""
+    """A compiled function. ``offsets``: offset of each slot of the function, and of its end."""
 
     address: int
     code: bytes

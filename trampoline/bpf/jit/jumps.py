@@ -1,4 +1,4 @@
-"""Comparisons and the jumps behind them."""
+"""Comparisons and the jumps after them."""
 
 from functools import cache
 
@@ -18,7 +18,7 @@ CONDITIONS = {
     Jmp.JSGE: 0x7D,
     Jmp.JSLE: 0x7E,
 }
-"""Opcode of the two-byte jump of each condition; the long form is 0F and 0x10 more."""
+"""Opcode of the two-byte jump of each condition; the long form is 0F and the opcode plus 0x10."""
 
 
 @cache
@@ -42,16 +42,16 @@ def compare_immediate(op: int, dst: int, value: int, wide: bool) -> bytes:
 
 
 def short_jump(condition: int | None, distance: int) -> bytes:
-    """The form of two bytes."""
+    """The two-byte form of a jump; ``distance`` in bytes."""
     return bytes((0xEB if condition is None else condition, distance & 0xFF))
 
 
 def long_jump(condition: int | None, distance: int) -> bytes:
-    """The form of five bytes, six with a condition."""
+    """The long form of a jump, five bytes, six with a condition; ``distance`` in bytes."""
     opcode = b"\xe9" if condition is None else bytes((0x0F, condition + 0x10))
     return opcode + imm32(distance)
 
 
 def long_size(condition: int | None) -> int:
-    """Bytes of the long form."""
+    """Size of the long form in bytes."""
     return 5 if condition is None else 6

@@ -1,7 +1,7 @@
-"""Where code goes: passes over the function until its size stays, as the kernel's JIT makes them.
+"""Addresses of the code: passes over the function until its size is constant, as in the kernel's JIT.
 
-Jumps begin long and become short once their targets are near. A jump forward is measured with the places of the pass
-before, so sizes need not settle; from the sixteenth pass on what shrinks is filled up with nops.
+Jumps start long and become short once their targets are near. A forward jump is measured with the addresses of the
+previous pass, so sizes need not converge; from the sixteenth pass on, code that shrinks is padded with nops.
 """
 
 from asm.encodings import NOPS
@@ -13,11 +13,11 @@ from trampoline.bpf.jit.rules import JitRules
 MAX_PASSES = 20
 PADDING_PASSES = MAX_PASSES - 5
 _MAX_INSN_SIZE = 64
-"""What every instruction is taken to need before the first pass."""
+"""Assumed size of every instruction before the first pass, in bytes."""
 
 
 class Layout:
-    """The passes of one function. ``ends[i]`` is where slot ``i - 1`` ends, ``ends[0]`` the prologue's end."""
+    """The passes of one function. ``ends[i]``: end of slot ``i - 1``; ``ends[0]``: end of the prologue. In bytes."""
 
     def __init__(self, pieces: Pieces, rules: JitRules) -> None:
         self._pieces = pieces
@@ -28,12 +28,12 @@ class Layout:
         self.jumps: list[bytes] = [b""] * count
 
     def settle(self) -> int:
-        """Make passes until the size stays; gives it. Raises JitError if it never does."""
+        """Run passes until the size is constant, and return it. Raises JitError if it never is."""
         size = 0
         for number in range(MAX_PASSES):
             before, size = size, self._pass(padding=number >= PADDING_PASSES)
             if size == before:
-                # The pass that writes the image must find the same places.
+                # The pass that writes the image must reproduce the sizes.
                 if self._pass(padding=number + 1 >= PADDING_PASSES) != size:
                     break
                 return size

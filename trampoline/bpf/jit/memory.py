@@ -1,4 +1,4 @@
-"""Loads, stores and atomic operations. Registers are the processor's."""
+"""Machine code of loads, stores and atomic operations. Registers are the processor's numbers."""
 
 from functools import cache
 
@@ -30,7 +30,7 @@ _FETCHES_BY_LOOP = (Atomic.FETCH_AND, Atomic.FETCH_OR, Atomic.FETCH_XOR)
 
 @cache
 def load(size: int, dst: int, base: int, disp: int, *, signed: bool = False, index: int | None = None) -> bytes:
-    """``dst = *(base + index + disp)``; narrow ones are extended to 64 bits by 64-bit forms where there is no index."""
+    """``dst = *(base + index + disp)``, extended to 64 bits; without an index, narrow loads use 64-bit forms."""
     narrow = WIDE if index is None or signed else PLAIN
     if signed:
         opcode, rex = {Size.B: b"\x0f\xbe", Size.H: b"\x0f\xbf", Size.W: b"\x63"}[Size(size)], WIDE
@@ -60,7 +60,7 @@ def store(size: int, base: int, src: int, disp: int, *, index: int | None = None
 
 @cache
 def store_immediate(size: int, base: int, value: int, disp: int, *, index: int | None = None) -> bytes:
-    """``*(base + index + disp) = value``; 64-bit stores extend 32 bits."""
+    """``*(base + index + disp) = value``; 64-bit stores sign-extend 32 bits."""
     opcode = b"\xc6" if size == Size.B else b"\xc7"
     rex = WIDE if size == Size.DW else NONE
     prefix = b"\x66" if size == Size.H else b""
@@ -90,15 +90,15 @@ def atomic(op: int, size: int, base: int, src: int, disp: int, *, lock: bool = T
 
 
 def needs_loop(op: int) -> bool:
-    """Whether an atomic operation has no instruction that gives the old value."""
+    """True if no single instruction does the atomic operation and returns the old value."""
     return op in _FETCHES_BY_LOOP
 
 
 @cache
 def fetch_by_loop(op: int, size: int, base: int, src: int, disp: int) -> bytes:
-    """``src = *(base + disp)``, which becomes ``old op src``: tried with cmpxchg until nobody was in between.
+    """``src = *(base + disp)``, which becomes ``old op src``: cmpxchg, repeated until no other write intervenes.
 
-    rax is cmpxchg's, so r10 keeps eBPF's r0 and stands for it.
+    cmpxchg uses rax, so r10 saves eBPF's r0 and replaces it as an operand.
     """
     wide = size == Size.DW
     operand = R10 if src == RAX else src
@@ -113,10 +113,10 @@ def fetch_by_loop(op: int, size: int, base: int, src: int, disp: int) -> bytes:
 
 @cache
 def check_by_carry(dst: int, base: int, disp: int, user_limit: int) -> bytes:
-    """What stands before a load of 6.1 that may fault: ``dst = 0`` and past the load if it is no kernel address.
+    """Check before a load of 6.1 that may fault: not a kernel address sets ``dst = 0`` and skips the load.
 
-    The base is held against the limit first and base + offset must not pass 2**64, since one spare register is not
-    enough to look at the sum. The last byte, the distance past the load, stays to be written.
+    First the base is compared with the limit, then base + offset must not pass 2**64: one spare register is not enough
+    to compare the sum. The caller fills in the last byte, the distance past the load.
     """
     limit = user_limit + abs(disp)
     first = short(0xB8, R11, WIDE) + limit.to_bytes(8, "little")  # movabs r11, limit
@@ -130,9 +130,9 @@ def check_by_carry(dst: int, base: int, disp: int, user_limit: int) -> bytes:
 
 @cache
 def check_by_range(dst: int, base: int, disp: int, user_limit: int) -> bytes:
-    """What stands before a load that may fault: ``dst = 0`` and past the load if it is a user address or vsyscall's.
+    """Check before a load that may fault: a user address or the vsyscall page sets ``dst = 0`` and skips the load.
 
-    The last byte, the distance past the load, stays to be written.
+    The caller fills in the last byte, the distance past the load.
     """
     code = mov_imm64(R10, _VSYSCALL_ADDR, sign_extended=True)
     code += mov(R11, base)
@@ -145,7 +145,7 @@ def check_by_range(dst: int, base: int, disp: int, user_limit: int) -> bytes:
     return code + b"\x77" + imm8(len(clear)) + clear  # ja to the load
 
 
-# Offsets of struct pt_regs, counted in the order of the processor's numbers.
+# Offsets of struct pt_regs, in the order of the processor's register numbers.
 PT_REGS = {
     RAX: 0x50,
     7: 0x70,  # rdi

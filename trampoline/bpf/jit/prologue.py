@@ -1,4 +1,4 @@
-"""How functions begin and end: frame, tail call counter, saved registers, arena, private stack, return."""
+"""Prologue and epilogue: frame, tail call counter, saved registers, arena, private stack, return."""
 
 from dataclasses import dataclass
 
@@ -33,26 +33,26 @@ from trampoline.bpf.jit.rules import JitBoot, JitRules
 
 MAX_TAIL_CALL_CNT = 33
 CALLEE_SAVED = (RBX, R13, R14, R15)
-"""Where R6 to R9 are."""
+"""Registers of R6 to R9."""
 
 
 @dataclass(frozen=True, slots=True)
 class JitFrame:
-    """What a function has on its stack, from the saved rbp downwards."""
+    """A function's stack frame, from the saved rbp downwards."""
 
     stack: int
-    """Bytes of eBPF stack, a multiple of 8."""
+    """Size of the eBPF stack in bytes, a multiple of 8."""
     counts_tail_calls: bool
-    """A tail call counter is below the stack (by pointer: two words)."""
+    """True if a tail call counter is below the stack (by pointer: two words)."""
     saved: tuple[int, ...]
-    """Registers that are pushed, in this order."""
+    """Registers pushed, in this order."""
     out_args: int = 0
-    """Bytes of arguments on the stack for the functions that it calls."""
+    """Bytes of stack arguments for the functions that it calls."""
     counter_words: int = 0
 
     @property
     def depth(self) -> int:
-        """Bytes between rbp and rsp."""
+        """Distance between rbp and rsp in bytes."""
         return self.stack + 8 * self.counter_words + 8 * len(self.saved) + self.out_args
 
     @classmethod
@@ -84,7 +84,7 @@ def _out_args(insns: tuple[Insn, ...], rules: JitRules) -> int:
 
 
 def prologue(func: JitFunc, frame: JitFrame, rules: JitRules, boot: JitBoot) -> bytes:
-    """The first instructions. Raises JitError if a private stack is asked for and the per-CPU base is not known."""
+    """The first instructions. Raises JitError for a private stack without a known per-CPU base."""
     endbr = ENDBR64 if rules.endbr else b""
     code = endbr + NOP5
     is_main = func.index == 0
@@ -95,7 +95,7 @@ def prologue(func: JitFunc, frame: JitFrame, rules: JitRules, boot: JitBoot) -> 
         else:
             code += reg_reg(b"\x31", RAX, RAX) if clears else b"\x66\x90"  # xor eax, eax; nop2
     if func.exception_cb:
-        # rsp and rbp come as second and third argument; the boundary's registers are above.
+        # rsp and rbp are the second and third argument; the boundary's registers are above.
         code += mov(RSP, RSI) + mov(RBP, RDX)
         code += b"".join(map(pop, reversed((R12, *CALLEE_SAVED))))
         code += mov(RSP, RBP)
@@ -125,13 +125,13 @@ def _push_counter(is_main: bool, rules: JitRules) -> bytes:
         return push(RAX)
     if not is_main:
         return push(RAX) + push(RAX)
-    # rax is the count at the program's entry or in a tail call from its main function, else already the address.
+    # rax is the count at the program's entry or in a tail call from its main function, otherwise already the address.
     store = push(RAX) + mov(RAX, RSP) + b"\xeb\x01"  # jmp past the push
     compare = reg_reg(b"\x83", RAX, 7, WIDE) + bytes((MAX_TAIL_CALL_CNT,))
     return compare + b"\x77" + len(store).to_bytes() + store + push(RAX) + push(RAX)  # ja past the store
 
 
 def restore(func: JitFunc, frame: JitFrame) -> bytes:
-    """Saved registers back from the stack."""
+    """Pop the saved registers."""
     code = alu_imm(0, 0, RSP, frame.out_args, wide=True) if frame.out_args else b""
     return code + b"".join(map(pop, reversed(frame.saved)))

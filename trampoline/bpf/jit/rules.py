@@ -8,18 +8,18 @@ from trampoline.bpf.boot import Boot
 from trampoline.bpf.jit.encode import R8, R13, R14, R15, RAX, RBP, RBX, RCX, RDI, RDX, RSI
 
 REGISTERS = (RAX, RDI, RSI, RDX, RCX, R8, RBX, R13, R14, R15, RBP)
-"""Processor's registers of r0 to r10."""
+"""Processor registers of r0 to r10."""
 
 
 class ProbeCheck(Enum):
-    """How a load that may fault (PROBE_MEM) finds out whether its address is the kernel's."""
+    """Method by which a load that may fault (PROBE_MEM) detects a non-kernel address."""
 
     CARRY = "base against a limit, then the carry of base + offset"
     RANGE = "the address, with vsyscall's page as origin, against the span of user addresses"
 
 
 class ArenaFaults(Enum):
-    """What an extable entry says of an access to an arena."""
+    """Contents of an extable entry for an access to an arena."""
 
     REGISTER = "the register that a load clears"
     ACCESS = "that, and the base register and the offset; every instruction of a store class clears none"
@@ -31,39 +31,38 @@ class JitRules:
     """One release's JIT. ``KernelRelease`` sets the fields whose docstring says "from the release"."""
 
     registers: tuple[int, ...]
-    """Processor's register of each eBPF register; -1: it has none."""
+    """Processor register of each eBPF register; -1: none."""
     bmi2_shifts: bool
-    """Shifts by a register use BMI2 where the processor has it (77d8f5d47bfb, 6.2)."""
+    """Shifts by a register use BMI2 if the processor has it (77d8f5d47bfb, 6.2)."""
     probe: ProbeCheck
     tail_call_by_pointer: bool
-    """Functions share one tail call counter by its address (116e04ba1459, 6.12); before, each has a copy."""
+    """Functions share one tail call counter through its address (116e04ba1459, 6.12); before, each has a copy."""
     counter_for_all_calls: bool
-    """Every call of a function that tail calls reach gives the counter along, not only those of BPF functions."""
+    """Every call from a function that tail calls can reach passes the counter on, not only calls of BPF functions."""
     frugal_rcx_shifts: bool = True
     """A shift of rcx itself does not save rcx, and one by rcx needs no copy (8662de232149, 6.2)."""
     locks_xchg: bool = True
-    """``xchg`` has a lock prefix, which the processor does not need."""
+    """``xchg`` has a redundant lock prefix."""
     max_positive_jump8: int = 123
-    """Furthest a two-byte jump goes forward; less than 127 so that sizes converge (c8831bdbfbab)."""
+    """Maximum forward distance of a two-byte jump; less than 127 so that sizes converge (c8831bdbfbab)."""
     stack_args_register: int | None = None
-    """eBPF register that arguments on the stack are reached by."""
+    """eBPF register that addresses stack arguments."""
     arena_faults: ArenaFaults = ArenaFaults.REGISTER
-    """What extable entries of arena accesses say."""
+    """Contents of extable entries of arena accesses."""
     private_stack_guard: int = 8
-    """Bytes below and above a private stack (PRIV_STACK_GUARD_SZ)."""
+    """Guard bytes below and above a private stack (PRIV_STACK_GUARD_SZ)."""
     endbr: bool = True
-    """endbr64 at the entry and where tail calls arrive (CONFIG_X86_KERNEL_IBT). From the release."""
+    """endbr64 at the entry and at the entry point of tail calls (CONFIG_X86_KERNEL_IBT). From the release."""
     sign_extended_imm: bool = True
-    """Constants of 64 bits take ``mov r64, imm32`` where they can (af7c2c7a5b5d, 6.11). From the release."""
+    """64-bit constants use ``mov r64, imm32`` if possible (af7c2c7a5b5d, 6.11). From the release."""
     sls: bool = True
-    """int3 follows a plain ret and a plain indirect jump (CONFIG_MITIGATION_SLS, CONFIG_RETPOLINE). From the release.
-    """
+    """int3 follows a plain ret or indirect jump (CONFIG_MITIGATION_SLS, CONFIG_RETPOLINE). From the release."""
     max_entries_offset: int = 0x24
-    """Of ``map.max_entries`` in struct bpf_array. From the release."""
+    """Offset of ``map.max_entries`` in struct bpf_array. From the release."""
     ptrs_offset: int = 0x110
-    """Of ``ptrs`` in struct bpf_array. From the release."""
+    """Offset of ``ptrs`` in struct bpf_array. From the release."""
     bpf_func_offset: int = 0x30
-    """Of ``bpf_func`` in struct bpf_prog. From the release."""
+    """Offset of ``bpf_func`` in struct bpf_prog. From the release."""
 
     @property
     def tail_call_offset(self) -> int:
@@ -72,7 +71,7 @@ class JitRules:
 
 
 class IndirectJump(Enum):
-    """What stands for ``jmp reg``."""
+    """Form of ``jmp reg``."""
 
     PLAIN = "jmp reg"
     LFENCE = "lfence, jmp reg"
@@ -81,7 +80,7 @@ class IndirectJump(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JitBoot:
-    """What the processor and the kernel's command line decide. Addresses are guest addresses."""
+    """JIT settings from the processor and the kernel's command line. Addresses are guest addresses."""
 
     boot: Boot = field(default_factory=Boot)
     """Return thunk and call-depth accounting."""
@@ -89,13 +88,13 @@ class JitBoot:
     """The processor has BMI2."""
     indirect_jump: IndirectJump = IndirectJump.PLAIN
     thunks: Mapping[int, int] = field(default_factory=dict)
-    """Thunk of each processor register, where indirect jumps go through them."""
+    """Thunk of each processor register, if indirect jumps use thunks."""
     this_cpu_off: int | None = None
-    """GS offset of ``this_cpu_off``, as instructions hold it."""
+    """GS offset of ``this_cpu_off``, as encoded in instructions."""
     five_level_paging: bool = False
     """User addresses have 56 bits instead of 47."""
     clear_bhb_loop: int | None = None
-    """Called before a classic unprivileged program returns (X86_FEATURE_CLEAR_BHB_LOOP)."""
+    """Function called before a classic unprivileged program returns (X86_FEATURE_CLEAR_BHB_LOOP)."""
     clear_bhb_instruction: bool = False
     """Such a program ends with IBHF (X86_FEATURE_CLEAR_BHB_HW, or the loop in a guest)."""
 

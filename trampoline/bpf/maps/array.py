@@ -1,4 +1,4 @@
-"""Arrays: one value a number, in guest memory one behind the other, or in per-CPU memory (kernel/bpf/arraymap.c)."""
+"""Arrays: values by index, contiguous in guest memory or in per-CPU memory (kernel/bpf/arraymap.c)."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,14 +13,14 @@ from trampoline.bpf.uapi import MapType
 
 
 def check_access(spec: MapSpec, allowed: int) -> None:
-    """The flags of a map: -EINVAL for others than ``allowed``, and where programs may neither read nor write."""
+    """Check map flags: -EINVAL for flags outside ``allowed``, and for maps that programs may neither read nor write."""
     both = MapFlag.RDONLY_PROG | MapFlag.WRONLY_PROG
     if spec.flags & ~int(allowed) or spec.flags & both == both:
         raise KernelError(EINVAL, f"{spec.name}: map flags {spec.flags:#x}")
 
 
 def check_array(spec: MapSpec) -> None:
-    """``array_map_alloc_check``: KernelError -EINVAL, -E2BIG."""
+    """``array_map_alloc_check``. Raises KernelError -EINVAL, -E2BIG."""
     percpu = spec.type is MapType.PERCPU_ARRAY
     check_access(spec, ARRAY_FLAGS)
     if spec.key_size != 4 or spec.value_size <= 0 or spec.max_entries <= 0:
@@ -37,11 +37,11 @@ def check_array(spec: MapSpec) -> None:
 
 
 class ArrayLike(BpfMap):
-    """What arrays have in common: ``max_entries`` elements of ``elem_size`` bytes behind the structure."""
+    """Base of arrays: ``max_entries`` elements of ``elem_size`` bytes, after the structure."""
 
     @property
     def elem_size(self) -> int:
-        """Bytes from one element to the next."""
+        """Distance between elements in bytes."""
         return round_up(self.spec.value_size, 8)
 
     @property
@@ -50,7 +50,7 @@ class ArrayLike(BpfMap):
         return self.address + self.layout.bpf_array.size
 
     def allocate(self, undo: ExitStack) -> None:
-        """One allocation; an array that user space can map has its values on pages of their own."""
+        """One allocation; an array that user space can map has its values on separate pages."""
         head, size = self.layout.bpf_array.size, self.elem_size * self.spec.max_entries
         name = f"bpf_map {self.name}"
         if self.spec.flags & MapFlag.MMAPABLE:
@@ -65,11 +65,10 @@ class ArrayLike(BpfMap):
         array.index_mask = (1 << (self.spec.max_entries - 1).bit_length()) - 1 & 0xFFFFFFFF
 
     def release(self) -> None:
-        """Give its memory back."""
         self.site.memory.free(self._block)
 
     def keys_in_memory(self) -> Iterator[bytes]:
-        """All numbers, rising."""
+        """All indices, ascending."""
         return (index.to_bytes(4, "little") for index in range(self.spec.max_entries))
 
     def __len__(self) -> int:
@@ -81,7 +80,7 @@ class ArrayLike(BpfMap):
 
 
 class ArrayMap(ArrayLike):
-    """``BPF_MAP_TYPE_ARRAY``; a one-element array of global data begins with its first value."""
+    """``BPF_MAP_TYPE_ARRAY``; a one-element array of global data starts with its initial value."""
 
     operations = {  # noqa: RUF012
         "map_lookup_elem": "array_map_lookup_elem",
@@ -91,7 +90,6 @@ class ArrayMap(ArrayLike):
     }
 
     def allocate(self, undo: ExitStack) -> None:
-        """As all arrays, with the first value."""
         super().allocate(undo)
         if len(self.spec.initial) > self.spec.value_size:
             raise KernelError(E2BIG, f"{self.name}: {len(self.spec.initial)} bytes of data for {self.spec.value_size}")
@@ -104,7 +102,7 @@ class ArrayMap(ArrayLike):
         return self.slot(index) if index < self.spec.max_entries else 0
 
     def update_elem(self, key: bytes, value: bytes, flags: int = 0, cpu: int | None = None) -> None:
-        """Every element is there: -E2BIG beyond the last, -EEXIST for BPF_NOEXIST."""
+        """All elements always exist: -E2BIG beyond the last, -EEXIST for BPF_NOEXIST."""
         check_update(self.name, flags)
         index = index_of(key)
         if index >= self.spec.max_entries:
@@ -125,7 +123,9 @@ class PerCpuArrayMap(PerCpuFace, ArrayLike):
     }
 
     def allocate(self, undo: ExitStack) -> None:
-        """The pointers behind the structure (8 bytes each, whatever a value has), the values in per-CPU memory."""
+        """The pointers follow the structure (8 bytes each, independent of the value's size), the values are in per-CPU
+        memory.
+        """
         head, count = self.layout.bpf_array.size, self.spec.max_entries
         self._block = self.address = self.site.memory.alloc(head + 8 * count, f"bpf_map {self.name}")
         undo.callback(self.site.memory.free, self._block)
@@ -139,7 +139,6 @@ class PerCpuArrayMap(PerCpuFace, ArrayLike):
         self.machine.write(self.value_address, b"".join(pointer.to_bytes(8, "little") for pointer in pointers))
 
     def release(self) -> None:
-        """Give its memory back."""
         self.kernel.percpu.free(self._values)
         super().release()
 
@@ -153,12 +152,11 @@ class PerCpuArrayMap(PerCpuFace, ArrayLike):
         return self.machine.read_u64(self.value_address + 8 * index) if index < self.spec.max_entries else 0
 
     def read_value(self, key: bytes) -> bytes | None:
-        """The values of all CPUs."""
         pptr = self._pptr(key)
         return self.read_cpus(pptr) if pptr else None
 
     def update_elem(self, key: bytes, value: bytes, flags: int = 0, cpu: int | None = None) -> None:
-        """As an array; a program sets its own CPU's value."""
+        """As for an array; a program sets its own CPU's value."""
         check_update(self.name, flags)
         pptr = self._pptr(key)
         if not pptr:

@@ -1,4 +1,4 @@
-"""Arrays of maps: slots hold addresses of maps like the one that the array was made with (kernel/bpf/map_in_map.c)."""
+"""Arrays of maps: slots contain addresses of maps like the array's inner map (kernel/bpf/map_in_map.c)."""
 
 from errno import EBADF, EINVAL
 from typing import Any
@@ -14,16 +14,16 @@ _NEVER_INNER = (MapType.PROG_ARRAY, MapType.ARRAY_OF_MAPS, MapType.HASH_OF_MAPS,
 
 
 def check_array_of_maps(spec: MapSpec) -> None:
-    """``bpf_map_meta_alloc`` and the array's checks: KernelError -EBADF without an inner map, -EINVAL."""
+    """``bpf_map_meta_alloc`` and the array's checks. Raises KernelError -EBADF without an inner map, -EINVAL."""
     check_fd_array(spec)
     if spec.inner is None:
-        raise KernelError(EBADF, f"{spec.name}: of what maps?")
+        raise KernelError(EBADF, f"{spec.name}: an array of maps needs an inner map")
     if spec.inner.type in _NEVER_INNER:
-        raise KernelError(EINVAL, f"{spec.name}: {spec.inner.name} is of a type that inner maps can't have")
+        raise KernelError(EINVAL, f"{spec.name}: {spec.inner.name} has a type that inner maps cannot have")
 
 
 class ArrayOfMaps(FdArray[BpfMap]):
-    """``BPF_MAP_TYPE_ARRAY_OF_MAPS``: ``outer[0] = inner``, ``del outer[0]``. A slot holds a reference to its map."""
+    """``BPF_MAP_TYPE_ARRAY_OF_MAPS``: ``outer[0] = inner``, ``del outer[0]``. A slot has a reference to its map."""
 
     operations = {"map_lookup_elem": "array_of_map_lookup_elem"}  # noqa: RUF012
 
@@ -37,20 +37,20 @@ class ArrayOfMaps(FdArray[BpfMap]):
             self.site.maps.put(old)
 
     def _check(self, inner: BpfMap) -> None:
-        """``bpf_map_meta_equal``; arrays have the same length too unless BPF_F_INNER_MAP says otherwise."""
+        """``bpf_map_meta_equal``; arrays also need the same length, except with BPF_F_INNER_MAP."""
         meta, spec = self.spec.inner, inner.spec
-        assert meta is not None  # checked when it was made
+        assert meta is not None  # checked at creation
         same = (spec.type, spec.key_size, spec.value_size, spec.flags) == (
             *(meta.type, meta.key_size, meta.value_size, meta.flags),
         )
         if spec.type is MapType.ARRAY and not meta.flags & MapFlag.INNER_MAP:
             same = same and spec.max_entries == meta.max_entries
         if not same:
-            raise KernelError(EINVAL, f"{inner.name} is not like the maps that {self.name} is for")
+            raise KernelError(EINVAL, f"{inner.name} differs from the inner map of {self.name}")
 
     def put(self, key: Any, value: Any, flags: int = 0) -> None:
-        """Put a map into a slot: KernelError -EINVAL for flags and for one of another kind, -E2BIG for a slot that
-        there is not.
+        """Put a map into a slot. Raises KernelError -EINVAL for flags and for a different kind of map, -E2BIG beyond
+        the last slot.
         """
         if not isinstance(value, BpfMap):
             raise TypeError(f"{self.name} takes maps, not {value!r}")

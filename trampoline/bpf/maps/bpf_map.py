@@ -1,4 +1,4 @@
-"""What all maps have in common: a structure in guest memory, references, and a dictionary's face for Python."""
+"""Base of all maps: a structure in guest memory, references, and Python's mapping protocol."""
 
 import operator
 from collections.abc import Iterator, MutableMapping
@@ -22,13 +22,13 @@ __all__ = ["BpfMap"]
 class BpfMap(MutableMapping[Any, Any]):
     """A map of one kernel, as user space sees it: ``counts[3]``, ``counts[3] = 5``, ``del counts[3]``, ``for key in``.
 
-    Keys and values have the types that BTF gives them (``trampoline.bpf.maps.value_format``), or are bytes. A key that
-    is not there is a KeyError; what the kernel refuses is a KernelError, and MapValueError what is no key or value. The
-    bodies of the operations that programs call are here too, with keys and values as bytes.
+    Keys and values have their BTF types (``trampoline.bpf.maps.value_format``), or are bytes. A missing key is a
+    KeyError, a refusal by the kernel a KernelError, an invalid key or value a MapValueError. The implementations of the
+    operations that programs call are here too, with keys and values as bytes.
     """
 
     operations: dict[str, str] = {}  # noqa: RUF012  # a constant of each class
-    """Kernel functions behind ``map->ops``, by member."""
+    """Kernel functions of ``map->ops``, by member."""
 
     def __init__(self, site: MapSite, spec: MapSpec, ident: int, btf: Btf | None) -> None:
         self.site, self.spec, self.id = site, spec, ident
@@ -38,7 +38,7 @@ class BpfMap(MutableMapping[Any, Any]):
         """Guest address of its ``struct bpf_map``; 0 once it is freed."""
         self.refs = 1
         self.frozen = False
-        """User space may not write to it any more (BPF_MAP_FREEZE)."""
+        """True after BPF_MAP_FREEZE: user space may not write any more."""
         self.key_format: ValueFormat = format_of(btf, spec.key_type, spec.key_size)
         self.value_format: ValueFormat = format_of(btf, spec.value_type, spec.value_size)
 
@@ -48,11 +48,11 @@ class BpfMap(MutableMapping[Any, Any]):
     # Memory ---------------------------------------------------------------------------------------------------------
 
     def allocate(self, undo: ExitStack) -> None:
-        """Take guest memory and fill in its structure; ``undo`` is told how to give each part back. KernelError."""
+        """Allocate guest memory and fill in the structure; ``undo`` collects the releases. Raises KernelError."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """Give its guest memory back."""
+        """Free the guest memory."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class BpfMap(MutableMapping[Any, Any]):
         self.site.maps.close(self)
 
     def drop_user(self) -> None:
-        """User space has let go of it, programs perhaps have not (``map_release_uref``)."""
+        """User space dropped its last reference; programs may still use the map (``map_release_uref``)."""
 
     @property
     def view(self) -> StructView:
@@ -68,7 +68,7 @@ class BpfMap(MutableMapping[Any, Any]):
         return self.layout.bpf_map.view(self.machine, self.address)
 
     def fill_in(self) -> None:
-        """Write what every map's structure has."""
+        """Write the members common to all maps' structures."""
         view, spec = self.view, self.spec
         view.ops = self.site.ops(self.type)
         view.map_type, view.key_size, view.value_size = int(spec.type), spec.key_size, spec.value_size
@@ -79,12 +79,12 @@ class BpfMap(MutableMapping[Any, Any]):
         view.bypass_spec_v1 = 1
 
     def freeze(self) -> None:
-        """User space may only read it from now on; -EBUSY is not modelled: nothing maps it writably."""
+        """Make it read-only for user space; -EBUSY is not modelled: no writable mappings exist."""
         self.frozen = True
         self.view.frozen = 1
 
     def check_writable(self) -> None:
-        """KernelError -EPERM where user space must not write."""
+        """Raise KernelError -EPERM if user space must not write."""
         if self.frozen:
             raise KernelError(EPERM, f"{self.name} is frozen")
 
@@ -95,35 +95,35 @@ class BpfMap(MutableMapping[Any, Any]):
         except KeyError:
             return default
 
-    # What programs and user space call, in bytes --------------------------------------------------------------------
+    # Operations of programs and user space, in bytes -----------------------------------------------------------------
 
     def lookup(self, key: bytes) -> int:
-        """Guest address of a key's value as a program gets it on CPU 0, 0 where there is none."""
+        """Guest address of a key's value, on CPU 0 for per-CPU maps; 0 if missing. Raises KernelError."""
         raise KernelError(EINVAL, f"{self.name}: a {self.type.name.lower()} map has no look-up")
 
     def update_elem(self, key: bytes, value: bytes, flags: int = 0, cpu: int | None = None) -> None:
-        """Set a key's value, on one CPU where there are values for each and ``cpu`` says so. KernelError."""
+        """Set a key's value, for per-CPU maps only on ``cpu`` if given. Raises KernelError."""
         raise KernelError(EINVAL, f"{self.name}: a {self.type.name.lower()} map has no update")
 
     def delete_elem(self, key: bytes) -> None:
-        """Take a key out. KernelError -ENOENT where it is not there, -EINVAL where keys stay."""
-        raise KernelError(EINVAL, f"{self.name}: keys of a {self.type.name.lower()} map stay")
+        """Remove a key. Raises KernelError -ENOENT if missing, -EINVAL if keys are permanent."""
+        raise KernelError(EINVAL, f"{self.name}: keys of a {self.type.name.lower()} map cannot be removed")
 
     def keys_in_memory(self) -> Iterator[bytes]:
-        """The keys in the order of BPF_MAP_GET_NEXT_KEY."""
+        """The keys in the order of BPF_MAP_GET_NEXT_KEY. Raises KernelError for a map without keys."""
         raise KernelError(EINVAL, f"{self.name}: a {self.type.name.lower()} map has no keys")
 
     def read_value(self, key: bytes) -> bytes | None:
-        """A key's value (the values of all CPUs, one behind the other), None where it is not there."""
+        """A key's value (the values of all CPUs, concatenated), None if missing."""
         address = self.lookup(key)
         return self.machine.read(address, self.spec.value_size) if address else None
 
-    # Python's face --------------------------------------------------------------------------------------------------
+    # Mapping protocol ------------------------------------------------------------------------------------------------
 
     def put(self, key: Any, value: Any, flags: UpdateFlag | int = UpdateFlag.ANY) -> None:
         """Set a value as BPF_MAP_UPDATE_ELEM does with ``flags``.
 
-        KernelError: -EEXIST, -ENOENT, -E2BIG where there is no room, -EINVAL, -EPERM for a frozen map.
+        Raises KernelError: -EEXIST, -ENOENT, -E2BIG if full, -EINVAL, -EPERM for a frozen map.
         """
         self.check_writable()
         encoded, content = self.key_format.encode(key), self._encode(value)
@@ -131,8 +131,9 @@ class BpfMap(MutableMapping[Any, Any]):
             self.update_elem(encoded, content, int(flags))
 
     def _called(self, member: str, key: bytes, value: bytes | None = None, flags: int = 0) -> int | None:
-        """Let the kernel's function do it, as a system call does, so that programs on it run; KernelError for what it
-        refuses. None: there is none for user space, or a CPU is busy, which this is called from.
+        """Call the kernel's function, as a system call does, so that programs attached to it run. Raises KernelError.
+
+        Returns None if user space has no such function, or if called from a busy CPU.
         """
         function = self.operations.get(member)
         if function is None or is_percpu(self.type) or any(vcpu.is_running for vcpu in self.machine.vcpus):
@@ -185,22 +186,22 @@ class BpfMap(MutableMapping[Any, Any]):
         return sum(1 for _ in self.keys_in_memory())
 
     def clear(self) -> None:
-        """Take every key out. KernelError -EINVAL where keys stay."""
+        """Remove every key. Raises KernelError -EINVAL if keys are permanent."""
         for key in list(self):
             del self[key]
 
 
 class PerCpuFace(BpfMap):
-    """Python's face of maps with a value for each CPU: a list, or one value that is set on every CPU."""
+    """Mapping protocol of per-CPU maps: values are lists with one item per CPU, or one value set on every CPU."""
 
     @property
     def cpus(self) -> int:
-        """CPUs of the kernel."""
+        """Number of CPUs of the kernel."""
         return len(self.machine.vcpus)
 
     @property
     def stride(self) -> int:
-        """Bytes of a value with its padding."""
+        """Size of a value in bytes, including padding."""
         return round_up(self.spec.value_size, 8)
 
     def _encode(self, value: Any) -> bytes:
@@ -219,7 +220,7 @@ class PerCpuFace(BpfMap):
         return b"".join(self.machine.read(area + pptr, self.stride) for area in areas)
 
     def write_cpus(self, pptr: int, value: bytes, cpu: int | None, *, others: bool = False) -> None:
-        """Set all values, or one CPU's; then zero the ``others`` if asked to."""
+        """Set all values, or one CPU's; ``others``: also zero those of the other CPUs."""
         size, step = self.spec.value_size, self.stride
         for index, area in enumerate(self.kernel.percpu_areas):
             if cpu is None:
@@ -231,15 +232,16 @@ class PerCpuFace(BpfMap):
 
 
 def check_update(name: str, flags: int) -> None:
-    """The flags of an update (kernel/bpf/*.c): KernelError -EINVAL for unknown ones, and for BPF_F_LOCK: no value here
-    has a lock.
+    """Check the flags of an update (kernel/bpf/*.c).
+
+    Raises KernelError -EINVAL for unknown ones, and for BPF_F_LOCK: no value here has a lock.
     """
     if flags & ~BPF_F_LOCK > BPF_EXIST or flags & BPF_F_LOCK:
         raise KernelError(EINVAL, f"{name}: update with flags {flags:#x}")
 
 
 def check_present(name: str, flags: int, *, there: bool) -> None:
-    """-EEXIST or -ENOENT where the flags want a key to be new, or old (``check_flags``)."""
+    """Raise -EEXIST or -ENOENT if the flags require a new or an existing key (``check_flags``)."""
     if there and flags == BPF_NOEXIST:
         raise KernelError(EEXIST, f"{name} has this key")
     if not there and flags == BPF_EXIST:
@@ -247,15 +249,15 @@ def check_present(name: str, flags: int, *, there: bool) -> None:
 
 
 def index_of(key: bytes) -> int:
-    """An array's key as a number."""
+    """An array's key as an index."""
     return int.from_bytes(operator.getitem(key, slice(4)), "little")
 
 
 def beyond(name: str, index: int) -> KernelError:
-    """An index that an array does not have."""
+    """The error for an index beyond an array's end."""
     return KernelError(E2BIG, f"{name} has no element {index}")
 
 
 def is_percpu(kind: MapType) -> bool:
-    """Whether there is a value for each CPU."""
+    """True if the map type has a value for each CPU."""
     return kind in (MapType.PERCPU_ARRAY, MapType.PERCPU_HASH, MapType.LRU_PERCPU_HASH)

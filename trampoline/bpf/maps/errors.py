@@ -1,11 +1,11 @@
-"""What map creation does not model, and values that don't fit."""
+"""Errors of map creation and of values that do not fit."""
 
 from trampoline.bpf.errors import TrampolineError
 
 
 class UnsupportedMap(TrampolineError):
-    """A map of a type that there is no guest code for: neither made nor refused as a kernel would."""
+    """A map of a type without guest code: neither created nor refused as a kernel would."""
 
 
 class MapValueError(TrampolineError, ValueError):
-    """A Python value that can't be a key or a value of a map: its size, range or members are others."""
+    """A Python value that cannot be a key or a value of a map: wrong size, range or members."""

@@ -1,5 +1,6 @@
-"""What arrays of programs and of maps have in common (``bpf_fd_array_map_*`` in kernel/bpf/arraymap.c): user space puts
-file descriptors in; slots hold addresses, and a reference to what is there.
+"""Base of arrays of programs and of maps (``bpf_fd_array_map_*`` in kernel/bpf/arraymap.c).
+
+User space stores file descriptors; slots contain addresses, and hold a reference to their object.
 """
 
 from collections.abc import Iterator
@@ -17,34 +18,31 @@ Held = TypeVar("Held")
 
 
 def check_fd_array(spec: MapSpec) -> None:
-    """``fd_array_map_alloc_check``: KernelError -EINVAL, -E2BIG."""
+    """``fd_array_map_alloc_check``. Raises KernelError -EINVAL, -E2BIG."""
     if spec.value_size != 4:
         raise KernelError(EINVAL, f"{spec.name}: values of {spec.value_size} bytes; a file descriptor has 4")
     if spec.flags & (MapFlag.RDONLY_PROG | MapFlag.WRONLY_PROG):
-        raise KernelError(EINVAL, f"{spec.name}: programs don't read or write what is behind a file descriptor")
+        raise KernelError(EINVAL, f"{spec.name}: programs cannot read or write file descriptors")
     check_array(spec)
 
 
 class FdArray(ArrayLike, Generic[Held]):
-    """``held[0] = something``, ``del held[0]``."""
+    """Base class: ``held[0] = something``, ``del held[0]``."""
 
     def allocate(self, undo: ExitStack) -> None:
-        """As all arrays."""
         self._held: dict[int, Held] = {}
         super().allocate(undo)
 
     def release(self) -> None:
-        """Empty every slot and give its memory back."""
         self.clear()
         super().release()
 
     @property
     def elem_size(self) -> int:
-        """A pointer."""
         return 8
 
     def _set(self, index: int, held: Held | None) -> None:
-        """Put something into a slot, or nothing, and let go of what was there."""
+        """Set or clear a slot, and drop the reference to its old object."""
         raise NotImplementedError
 
     def _index(self, key: bytes) -> int:
@@ -54,14 +52,14 @@ class FdArray(ArrayLike, Generic[Held]):
         return index
 
     def delete_elem(self, key: bytes) -> None:
-        """Empty a slot: KernelError -E2BIG, -ENOENT for one that is empty."""
+        """Clear a slot. Raises KernelError -E2BIG, -ENOENT for an empty one."""
         index = self._index(key)
         if index not in self._held:
             raise KernelError(ENOENT, f"{self.name}: slot {index} is empty")
         self._set(index, None)
 
     def _checked(self, key: Any, flags: int) -> int:
-        """The slot of an update: KernelError -EINVAL for flags, -E2BIG."""
+        """The slot of an update. Raises KernelError -EINVAL for flags, -E2BIG."""
         if flags:
             raise KernelError(EINVAL, f"{self.name}: update with flags {flags:#x}")
         return self._index(self.key_format.encode(key))
@@ -82,6 +80,6 @@ class FdArray(ArrayLike, Generic[Held]):
         return len(self._held)
 
     def clear(self) -> None:
-        """Empty every slot."""
+        """Clear every slot."""
         for index in list(self._held):
             self._set(index, None)

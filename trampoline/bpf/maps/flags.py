@@ -4,7 +4,7 @@ from enum import IntFlag
 
 
 class UpdateFlag(IntFlag):
-    """How an update treats a key that is there, or is not."""
+    """Conditions of an update on the key: any, new, or existing."""
 
     ANY = 0
     NOEXIST = 1
@@ -31,12 +31,12 @@ class MapFlag(IntFlag):
     RB_OVERWRITE = 1 << 19
 
 
-# Numbers: the complement of a flag knows only the flags that there are.
+# Plain ints: the complement of an IntFlag contains only defined flags.
 ACCESS_MASK = int(MapFlag.RDONLY | MapFlag.WRONLY | MapFlag.RDONLY_PROG | MapFlag.WRONLY_PROG)
 ARRAY_FLAGS = ACCESS_MASK | int(MapFlag.NUMA_NODE | MapFlag.MMAPABLE | MapFlag.PRESERVE_ELEMS | MapFlag.INNER_MAP)
 HASH_FLAGS = ACCESS_MASK | int(
     MapFlag.NO_PREALLOC | MapFlag.NO_COMMON_LRU | MapFlag.NUMA_NODE | MapFlag.ZERO_SEED
 )
 PCPU_MIN_UNIT_SIZE = 32 << 10
-"""Bytes of a per-CPU value at most (include/linux/percpu.h)."""
+"""Maximum size of a per-CPU value in bytes (include/linux/percpu.h)."""
 KMALLOC_MAX_SIZE = 4 << 20

@@ -1,7 +1,7 @@
-"""Hash maps: elements in buckets' lists in guest memory, as look-ups of programs walk them (kernel/bpf/hashtab.c).
+"""Hash maps: elements in bucket lists in guest memory, walked by programs' look-ups (kernel/bpf/hashtab.c).
 
-Elements are made with the map (preallocated) or one by one (BPF_F_NO_PREALLOC). Those that are free hang in one list;
-the kernel has one for each CPU and a spare element for each. The hash has no random seed, so that runs repeat.
+Elements are allocated with the map (preallocated) or one by one (BPF_F_NO_PREALLOC). Free elements are in one list; the
+kernel has one list and a spare element per CPU. The hash has no random seed, so that runs repeat.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _IN_USE, _REF = htab_elem.offset("lru_type"), htab_elem.offset("lru_ref")
 
 
 def check_hash(spec: MapSpec) -> None:
-    """``htab_map_alloc_check``: KernelError -EINVAL, -E2BIG, -ENOTSUPP."""
+    """``htab_map_alloc_check``. Raises KernelError -EINVAL, -E2BIG, -ENOTSUPP."""
     percpu, lru = is_percpu(spec.type), spec.type in (MapType.LRU_HASH, MapType.LRU_PERCPU_HASH)
     check_access(spec, HASH_FLAGS)
     if not lru and spec.flags & MapFlag.NO_COMMON_LRU:
@@ -63,31 +63,31 @@ class HashMap(BpfMap):
 
     @property
     def key_space(self) -> int:
-        """Bytes of a key with its padding: the value follows."""
+        """Size of a key in bytes, including padding; the value follows."""
         return round_up(self.spec.key_size, 8)
 
     @property
     def elem_size(self) -> int:
-        """Bytes of an element."""
+        """Size of an element in bytes."""
         return KEY_OFFSET + self.key_space + self.value_space
 
     @property
     def value_space(self) -> int:
-        """Bytes that an element has for its value."""
+        """Size of the value in an element in bytes."""
         return round_up(self.spec.value_size, 8)
 
     @property
     def is_preallocated(self) -> bool:
-        """Whether its elements are made with it."""
+        """True if elements are allocated with the map."""
         return not self.spec.flags & MapFlag.NO_PREALLOC
 
     @property
     def _elements(self) -> int:
-        """How many elements are preallocated: an update in a full map needs one more for a while."""
+        """Number of preallocated elements: an update in a full map needs one more for a short time."""
         return self.spec.max_entries + len(self.machine.vcpus)
 
     def allocate(self, undo: ExitStack) -> None:
-        """The structure, the buckets and, where they are preallocated, the elements."""
+        """The structure, the buckets and, if preallocated, the elements."""
         memory, name = self.site.memory, self.name
         self.address = memory.alloc(self.layout.bpf_htab.size, f"bpf_map {name}")
         undo.callback(memory.free, self.address)
@@ -100,7 +100,7 @@ class HashMap(BpfMap):
         self.fill_in()
         view = self._htab
         view.buckets, view.n_buckets, view.elems, view.elem_size = self._buckets, n_buckets, self._elems, self.elem_size
-        # Each list ends in its bucket's number (hlist_nulls), so that a walk that strayed into another one sees it.
+        # Each list ends with its bucket's number (hlist_nulls), so that a walk that ended in another list detects it.
         ends = (1 | number << 1 for number in range(n_buckets))
         content = b"".join(end.to_bytes(8, "little") + bytes(bucket.size - 8) for end in ends)
         self.machine.write(self._buckets, content)
@@ -108,12 +108,11 @@ class HashMap(BpfMap):
             self._prepare(undo)
 
     def _prepare(self, undo: ExitStack) -> None:
-        """Hang all elements into the list of free ones, the first in front."""
+        """Put all elements into the free list, the first in front."""
         for number in reversed(range(self._elements)):
             self._give(self._elems + number * self.elem_size)
 
     def release(self) -> None:
-        """Give its memory back, with the elements that are in use."""
         if not self.is_preallocated:
             for element in list(self._walk_all()):
                 self._free_element(element)
@@ -129,7 +128,7 @@ class HashMap(BpfMap):
     # Elements -------------------------------------------------------------------------------------------------------
 
     def _take(self) -> int:
-        """An element for a new key: a free one, or new memory. KernelError -E2BIG, -ENOMEM."""
+        """An element for a new key: a free one, or new memory. Raises KernelError -E2BIG, -ENOMEM."""
         if not self.is_preallocated:
             return self.kernel.slab.alloc(self.elem_size, f"element of {self.name}")
         view = self._htab
@@ -138,7 +137,7 @@ class HashMap(BpfMap):
         return element
 
     def _give(self, element: int) -> None:
-        """An element that no list holds any more, back to the free ones; memory of its own when no reader is left."""
+        """Return an unlinked element to the free list; separately allocated memory after a grace period."""
         if self.is_preallocated:
             view = self._htab
             self.machine.write_u64(element + _NEXT, int(view.freelist))
@@ -168,7 +167,7 @@ class HashMap(BpfMap):
         return self.machine.read(element + KEY_OFFSET, self.spec.key_size)
 
     def _find(self, key: bytes) -> tuple[int, int]:
-        """The element of a key, or 0, and the word that points to it."""
+        """The element of a key, or 0, and the address of the link to it."""
         hashed = jhash(key, int(self._htab.hashrnd))
         link = self._head(hashed)
         for element in self._walk(link):
@@ -181,7 +180,7 @@ class HashMap(BpfMap):
         return element + KEY_OFFSET + self.key_space
 
     def _insert(self, key: bytes, element: int) -> None:
-        """Write an element's key and hang it in front of its bucket's list."""
+        """Write an element's key and insert it at the front of its bucket's list."""
         machine = self.machine
         hashed = jhash(key, int(self._htab.hashrnd))
         head = self._head(hashed)
@@ -196,12 +195,12 @@ class HashMap(BpfMap):
     # Operations -----------------------------------------------------------------------------------------------------
 
     def lookup(self, key: bytes) -> int:
-        """Address of a key's value, 0 where it is not there."""
+        """Address of a key's value, 0 if missing."""
         element, _ = self._find(key)
         return self._value_of(element) if element else 0
 
     def update_elem(self, key: bytes, value: bytes, flags: int = 0, cpu: int | None = None) -> None:
-        """A new element takes the old one's place, so that readers of the old one see it whole."""
+        """Replace an existing element by a new one, so that readers of the old one see a consistent value."""
         check_update(self.name, flags)
         old, _ = self._find(key)
         check_present(self.name, flags, there=bool(old))
@@ -211,7 +210,7 @@ class HashMap(BpfMap):
         self._set_value(element, value, cpu)
         self._insert(key, element)
         if old:
-            # In front of it now stands the new one; the old one's link may have changed by that.
+            # The new element is now in front of it; this may have changed the old one's link.
             self._unlink(old, self._link_of(old, key))
             self._give(old)
             self._written_again(element)
@@ -235,10 +234,10 @@ class HashMap(BpfMap):
         self.machine.write(self._value_of(element), value)
 
     def _written_again(self, element: int) -> None:
-        """The element holds a new value of an old key."""
+        """Called when an element has a new value for an existing key."""
 
     def delete_elem(self, key: bytes) -> None:
-        """Take a key out: KernelError -ENOENT."""
+        """Remove a key. Raises KernelError -ENOENT."""
         element, link = self._find(key)
         if not element:
             raise KernelError(ENOENT, f"{self.name} has no such key")
@@ -259,7 +258,7 @@ class HashMap(BpfMap):
 
 
 class PerCpuHashMap(PerCpuFace, HashMap):
-    """``BPF_MAP_TYPE_PERCPU_HASH``: an element holds a per-CPU pointer."""
+    """``BPF_MAP_TYPE_PERCPU_HASH``: an element contains a per-CPU pointer."""
 
     operations = {  # noqa: RUF012
         "map_lookup_elem": "htab_percpu_map_lookup_elem",
@@ -273,11 +272,10 @@ class PerCpuHashMap(PerCpuFace, HashMap):
 
     @property
     def value_space(self) -> int:
-        """A pointer."""
         return 8
 
     def _prepare(self, undo: ExitStack) -> None:
-        """Each element keeps its per-CPU memory for good."""
+        """Each element keeps its per-CPU memory permanently."""
         self._values = self.kernel.percpu.alloc(self.stride * self._elements, f"values of {self.name}")
         undo.callback(self.kernel.percpu.free, self._values)
         for number in range(self._elements):
@@ -286,7 +284,6 @@ class PerCpuHashMap(PerCpuFace, HashMap):
         super()._prepare(undo)
 
     def release(self) -> None:
-        """Give its memory back."""
         super().release()
         if self._values:
             self.kernel.percpu.free(self._values)
@@ -315,12 +312,11 @@ class PerCpuHashMap(PerCpuFace, HashMap):
         return self.kernel.percpu.address(self._pptr(element), 0) if element else 0
 
     def read_value(self, key: bytes) -> bytes | None:
-        """The values of all CPUs."""
         element, _ = self._find(key)
         return self.read_cpus(self._pptr(element)) if element else None
 
     def update_elem(self, key: bytes, value: bytes, flags: int = 0, cpu: int | None = None) -> None:
-        """An old element gets the new values in place; of a new one the other CPUs' are zero."""
+        """An existing element gets the new values in place; in a new one the other CPUs' values are zero."""
         check_update(self.name, flags)
         old, _ = self._find(key)
         check_present(self.name, flags, there=bool(old))
@@ -337,10 +333,10 @@ class PerCpuHashMap(PerCpuFace, HashMap):
 
 
 class LruHashMap(HashMap):
-    """``BPF_MAP_TYPE_LRU_HASH``: a full map drops a key that has not been looked up lately.
+    """``BPF_MAP_TYPE_LRU_HASH``: a full map removes a key that was not looked up recently.
 
-    Simpler than the kernel's lists: elements are asked in turn, and one that a program looked up, or that was written
-    again, since it was asked last gets a second chance. The kernel may drop keys before the map is full.
+    Simpler than the kernel's lists: elements are checked in turn, and one that was looked up by a program or rewritten
+    since its last check is kept. The kernel may remove keys before the map is full.
     """
 
     operations = {  # noqa: RUF012
@@ -354,7 +350,7 @@ class LruHashMap(HashMap):
         view, machine = self._htab, self.machine
         if int(view.count) < self.spec.max_entries:
             return
-        # Two rounds at most: the first one clears every reference.
+        # Two rounds at most: the first clears every reference bit.
         for _ in range(2 * self._elements):
             element = self._elems + int(view.lru_hand) % self._elements * self.elem_size
             view.lru_hand = (int(view.lru_hand) + 1) % self._elements

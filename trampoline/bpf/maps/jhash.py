@@ -1,4 +1,4 @@
-"""The hash of hash maps' keys (include/linux/jhash.h), as Python and as guest code see ``helpers/runtime``."""
+"""The hash of hash maps' keys (include/linux/jhash.h), for Python and for the guest code in ``helpers/runtime``."""
 
 from struct import unpack_from
 
@@ -18,7 +18,7 @@ def _rol(value: int, count: int) -> int:
 
 
 def jhash(key: bytes, seed: int) -> int:
-    """The 32-bit hash of some bytes; of whole words it is jhash2()'s as well."""
+    """The 32-bit hash of bytes; for whole words it equals jhash2()."""
     start = (GOLDEN + len(key) + seed) & _M
     state = {"a": start, "b": start, "c": start}
     at = 0

@@ -1,4 +1,4 @@
-"""Where maps live: what a map needs of the kernel that it is made in."""
+"""The parts of a kernel that maps depend on."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MapSite(Protocol):
-    """A kernel with map memory and the maps' operations in its text."""
+    """A kernel with map memory, and the map operations in its text."""
 
     @property
     def kernel(self) -> Kernel:
@@ -22,12 +22,12 @@ class MapSite(Protocol):
 
     @property
     def layout(self) -> MapRules:
-        """Its release's structures."""
+        """Map structures of its release."""
         ...
 
     @property
     def memory(self) -> MapMemory:
-        """Where maps are allocated."""
+        """The allocator of maps."""
         ...
 
     @property
@@ -37,7 +37,7 @@ class MapSite(Protocol):
 
     @property
     def maps(self) -> "Maps":
-        """All of its maps."""
+        """The table of its maps."""
         ...
 
     def ops(self, kind: MapType) -> int:
@@ -45,5 +45,5 @@ class MapSite(Protocol):
         ...
 
     def function(self, name: str) -> int:
-        """Guest address of one of the operations."""
+        """Guest address of a map operation."""
         ...

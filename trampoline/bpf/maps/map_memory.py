@@ -1,4 +1,4 @@
-"""Guest memory for maps (``bpf_map_area_alloc``): small ones are kernel objects, large ones pages of their own."""
+"""Guest memory for maps (``bpf_map_area_alloc``): small ones are slab objects, large ones separate pages."""
 
 from errno import ENOMEM
 
@@ -10,14 +10,14 @@ from emu.machine.address_map import PAGE_SIZE, round_up
 from emu.machine.machine import Prot
 
 LARGEST_OBJECT = PAGE_SIZE << 3
-"""What is larger has pages of its own (``PAGE_ALLOC_COSTLY_ORDER``)."""
+"""Maximum size of a slab object in bytes; larger allocations use pages (``PAGE_ALLOC_COSTLY_ORDER``)."""
 DISTANCE = 1 << 32
-"""The pages' place behind the beginning of vmalloc space."""
+"""Offset of the pages from the start of vmalloc space."""
 SPACE = 1 << 36
 
 
 class MapMemory:
-    """Memory of one kernel's maps, zeroed; freed pages are unmapped, so that a stale pointer faults."""
+    """Memory of one kernel's maps, zeroed; freed pages are unmapped, so that a dangling pointer faults."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -28,11 +28,11 @@ class MapMemory:
 
     @property
     def used(self) -> int:
-        """Bytes of address space in use, free pages behind each range with it."""
+        """Bytes of address space in use, including the guard page after each range."""
         return sum(self._reserved.values())
 
     def alloc(self, size: int, name: str, *, pages: bool = False) -> int:
-        """Guest address of ``size`` zeroed bytes, page-aligned where ``pages`` says so. KernelError -ENOMEM."""
+        """Guest address of ``size`` zeroed bytes, page-aligned if ``pages``. Raises KernelError -ENOMEM."""
         if size <= LARGEST_OBJECT and not pages:
             return self._kernel.slab.alloc(size, name)
         wanted = round_up(size, PAGE_SIZE)
@@ -47,11 +47,11 @@ class MapMemory:
 
     @staticmethod
     def exhausted(name: str) -> KernelError:
-        """-ENOMEM."""
+        """The error -ENOMEM."""
         return KernelError(ENOMEM, f"no memory for {name}")
 
     def reserve(self, size: int, name: str) -> int:
-        """The first address of a range that nothing else gets, with a page behind it; not mapped. KernelError
+        """Reserve an address range and a guard page after it, unmapped; returns its first address. Raises KernelError
         -ENOMEM.
         """
         self._kernel.process.point(PointKind.ALLOC, name)
@@ -64,7 +64,7 @@ class MapMemory:
         raise self.exhausted(name)
 
     def unreserve(self, address: int) -> None:
-        """Give a range back in which nothing is mapped any more."""
+        """Release a range in which nothing is mapped any more."""
         merged: list[tuple[int, int]] = []
         for start, room in sorted([*self._free, (address, self._reserved.pop(address))]):
             if merged and sum(merged[-1]) == start:
@@ -74,7 +74,7 @@ class MapMemory:
         self._free = merged
 
     def free(self, address: int) -> None:
-        """Give an allocation back."""
+        """Free an allocation."""
         size = self._pages.pop(address, None)
         if size is None:
             self._kernel.slab.free(address)

@@ -30,17 +30,17 @@ KINDS: Mapping[MapType, tuple[type[BpfMap], Callable[[MapSpec], None]]] = {
     MapType.ARRAY_OF_MAPS: (ArrayOfMaps, check_array_of_maps),
     MapType.RINGBUF: (RingBuffer, check_ringbuf),
 }
-"""Types that there is guest code for: the class, and what is checked before one is made."""
+"""Map types with guest code: the class, and the check before creation."""
 
 
 def check_name(name: str) -> None:
-    """``bpf_obj_name_cpy``: letters, digits, ``_`` and ``.``; KernelError -EINVAL."""
+    """``bpf_obj_name_cpy``: letters, digits, ``_`` and ``.`` only. Raises KernelError -EINVAL."""
     if not all(char.isascii() and (char.isalnum() or char in "_.") for char in name):
-        raise KernelError(EINVAL, f"a map can't be named {name!r}")
+        raise KernelError(EINVAL, f"invalid map name {name!r}")
 
 
 class Maps:
-    """The maps that exist, by guest address of their ``struct bpf_map``."""
+    """The existing maps, by guest address of their ``struct bpf_map``."""
 
     def __init__(self, site: MapSite) -> None:
         self._site = site
@@ -48,10 +48,10 @@ class Maps:
         self._next_id = 1
 
     def create(self, spec: MapSpec, btf: Btf | None = None) -> BpfMap:
-        """Make a map (BPF_MAP_CREATE); on any error nothing is left behind.
+        """Create a map (BPF_MAP_CREATE); after an error nothing stays allocated.
 
-        ``btf`` is what the key's and value's type ids refer to. KernelError: -EINVAL, -E2BIG, -ENOTSUPP as the type's
-        checks say, -ENOMEM; UnsupportedMap for a type that is not modelled.
+        ``btf`` contains the types of key and value. Raises KernelError: -EINVAL, -E2BIG, -ENOTSUPP from the type's
+        checks, -ENOMEM; UnsupportedMap for a type that is not modelled.
         """
         try:
             kind = MapType(spec.type)
@@ -77,10 +77,10 @@ class Maps:
         return made
 
     def at(self, address: int) -> BpfMap:
-        """The map at a guest address; KernelError -EINVAL where there is none."""
+        """The map at a guest address. Raises KernelError -EINVAL if none is there."""
         found = self._by_address.get(address)
         if found is None:
-            raise KernelError(EINVAL, f"there is no map at {address:#x}")
+            raise KernelError(EINVAL, f"no map at {address:#x}")
         return found
 
     def get(self, found: BpfMap) -> None:
@@ -96,7 +96,7 @@ class Maps:
             found.address = 0
 
     def close(self, found: BpfMap) -> None:
-        """Drop user space's reference, the one that ``create`` gave."""
+        """Drop user space's reference, taken by ``create``."""
         found.drop_user()
         self.put(found)
 

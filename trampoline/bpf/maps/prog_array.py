@@ -1,4 +1,4 @@
-"""Program arrays: where tail calls go (kernel/bpf/arraymap.c). Slots hold addresses of ``struct bpf_prog``."""
+"""Program arrays: the targets of tail calls (kernel/bpf/arraymap.c). Slots contain addresses of ``struct bpf_prog``."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,25 +13,26 @@ Patch = Callable[["ProgArray", int, BpfProg | None], None]
 
 
 class ProgArray(FdArray[BpfProg]):
-    """``BPF_MAP_TYPE_PROG_ARRAY``: ``jumps[0] = prog``, ``del jumps[0]``. A slot holds a reference to its program."""
+    """``BPF_MAP_TYPE_PROG_ARRAY``: ``jumps[0] = prog``, ``del jumps[0]``. A slot has a reference to its program."""
 
     owner: TailOwner | None = None
 
     def allocate(self, undo: ExitStack) -> None:
-        """As all arrays."""
         self.patches: list[Patch] = []
-        """Told the array, the slot and its new program, before the old one goes: direct tail calls are patched
-        (``map_poke_run``).
+        """Called with the array, the slot and its new program before the old one is released, to patch direct tail
+        calls (``map_poke_run``).
         """
         super().allocate(undo)
 
     def drop_user(self) -> None:
-        """Empty every slot, as when the last file descriptor is closed: programs in it may use it themselves."""
+        """Clear every slot, as on closing the last file descriptor: programs in it may use it themselves."""
         self.clear()
 
     def check_user(self, owner: TailOwner) -> None:
-        """A program wants to be in this array or to call through it: KernelError -EINVAL where its type or context is
-        another than that of the first one that did (``bpf_prog_map_compatible``).
+        """Check a program that enters this array or calls through it.
+
+        Raises KernelError -EINVAL if its type or context differs from the first such program's
+        (``bpf_prog_map_compatible``).
         """
         if self.owner is None:
             self.owner = owner
@@ -50,13 +51,13 @@ class ProgArray(FdArray[BpfProg]):
             self.site.programs.put(old)
 
     def put(self, key: Any, value: Any, flags: int = 0) -> None:
-        """Put a program into a slot: KernelError -EINVAL for flags and for one that does not go with the others,
-        -E2BIG for a slot that there is not.
+        """Put a program into a slot. Raises KernelError -EINVAL for flags and for an incompatible program, -E2BIG
+        beyond the last slot.
         """
         if not isinstance(value, BpfProg):
             raise TypeError(f"{self.name} takes programs, not {value!r}")
         index = self._checked(key, flags)
         if value.tail_owner is None:
-            raise KernelError(EINVAL, f"{value.name} is no eBPF program: nothing can tail-call it")
+            raise KernelError(EINVAL, f"{value.name} is not an eBPF program and cannot be tail-called")
         self.check_user(value.tail_owner)
         self._set(index, value)

@@ -1,6 +1,6 @@
-"""Ring buffers: records of programs for user space, in the order in which they were reserved (kernel/bpf/ringbuf.c).
+"""Ring buffers: records from programs to user space, in the order of reservation (kernel/bpf/ringbuf.c).
 
-The data area stands in memory twice, one behind the other, so that a record that goes over the end is in one piece.
+The data area is mapped twice in succession, so that a record across the end is contiguous.
 """
 
 from collections.abc import Iterator
@@ -26,34 +26,35 @@ NO_WAKEUP, FORCE_WAKEUP = 1, 2
 MAX_RECORD = (1 << 32) // 4 - 1
 """RINGBUF_MAX_RECORD_SZ."""
 AVAIL_DATA, RING_SIZE, CONS_POS, PROD_POS, OVERWRITE_POS = range(5)
-"""What bpf_ringbuf_query() can be asked."""
+"""Flags of bpf_ringbuf_query()."""
 
 
 def check_ringbuf(spec: MapSpec) -> None:
-    """``ringbuf_map_alloc``: KernelError -EINVAL, -E2BIG. A buffer that overwrites old records is not modelled."""
+    """``ringbuf_map_alloc``. Raises KernelError -EINVAL, -E2BIG. A buffer that overwrites old records is not modelled.
+    """
     check_access(spec, MapFlag.NUMA_NODE)
     size = spec.max_entries
     if spec.key_size or spec.value_size or size <= 0 or size & size - 1 or size % PAGE_SIZE:
         sizes = f"a key of {spec.key_size}, a value of {spec.value_size}, {size} bytes"
-        raise KernelError(EINVAL, f"{spec.name}: {sizes}; wanted are 0, 0 and whole pages, a power of two")
+        raise KernelError(EINVAL, f"{spec.name}: {sizes}; expected 0, 0 and a power of two of at least one page")
     if size > 1 << 31:
         raise KernelError(E2BIG, f"{spec.name}: {size} bytes")
 
 
 class RingBuffer(BpfMap):
-    """``BPF_MAP_TYPE_RINGBUF``. Iterating takes records out: each is bytes, or what ``record_format`` makes of them."""
+    """``BPF_MAP_TYPE_RINGBUF``. Iterating removes records: each is bytes, or decoded by ``record_format``."""
 
     record_format: ValueFormat | None = None
-    """How a record is read; records of another size are given as bytes."""
+    """Format of a record; records of another size are returned as bytes."""
     wakeups = 0
-    """How often a program woke the reader."""
+    """Number of times that a program woke the reader."""
 
     def allocate(self, undo: ExitStack) -> None:
         """The structure, and the buffer with its data mapped twice."""
         memory, size = self.site.memory, self.spec.max_entries
         self.address = memory.alloc(self.layout.bpf_ringbuf_map.size, f"bpf_map {self.name}")
         undo.callback(memory.free, self.address)
-        # The second mapping of the data takes address space behind, for which as much is reserved.
+        # The second mapping of the data uses the address space after the first, so twice the size is reserved.
         self._buffer = memory.reserve(bpf_ringbuf.size + 2 * size, f"ring buffer {self.name}")
         undo.callback(memory.unreserve, self._buffer)
         machine, name = self.machine, f"ring buffer {self.name}"
@@ -69,7 +70,6 @@ class RingBuffer(BpfMap):
         self._ring.mask, self._ring.nr_pages = size - 1, (bpf_ringbuf.size + size) // PAGE_SIZE
 
     def release(self) -> None:
-        """Give its memory back."""
         size = self.spec.max_entries
         self.machine.unmap(self.data + size, size)
         self.machine.unmap(self._buffer, bpf_ringbuf.size + size)
@@ -85,10 +85,10 @@ class RingBuffer(BpfMap):
         """Guest address of the first byte of records."""
         return self._buffer + bpf_ringbuf.size
 
-    # What programs call ---------------------------------------------------------------------------------------------
+    # Operations of programs ------------------------------------------------------------------------------------------
 
     def reserve(self, size: int) -> int:
-        """Guest address of room for a record, 0 where there is none (``__bpf_ringbuf_reserve``)."""
+        """Guest address of room for a record, 0 if none is left (``__bpf_ringbuf_reserve``)."""
         ring = self._ring
         length = round_up(size + HEADER, 8)
         producer = int(ring.producer_pos)
@@ -104,7 +104,7 @@ class RingBuffer(BpfMap):
         return header + HEADER
 
     def _pending(self, ring: StructView) -> int:
-        """Where the oldest record begins that is not committed or not read: room ends there."""
+        """Position of the oldest record that is not committed or not read: the end of the free room."""
         position, consumer = int(ring.pending_pos), int(ring.consumer_pos)
         while position < int(ring.producer_pos):
             length = self.machine.read_u32(self.data + (position & int(ring.mask)))
@@ -115,18 +115,18 @@ class RingBuffer(BpfMap):
         return min(position, consumer)
 
     def commit(self, sample: int, flags: int, *, discard: bool) -> None:
-        """A record is done, or not wanted (``bpf_ringbuf_commit``); ``sample`` is what ``reserve`` gave."""
+        """Commit or discard a record (``bpf_ringbuf_commit``); ``sample``: the address returned by ``reserve``."""
         header = sample - HEADER
         length = self.machine.read_u32(header) ^ BUSY
         self.machine.write_u32(header, length | (DISCARD if discard else 0))
-        # The reader is woken where it had read everything in front of this record.
+        # The reader is woken if it had read everything before this record.
         at = (header - self.data) & int(self._ring.mask)
         caught_up = int(self._ring.consumer_pos) & int(self._ring.mask) == at
         if flags & FORCE_WAKEUP or (caught_up and not flags & NO_WAKEUP):
             self.wakeups += 1
 
     def query(self, what: int) -> int:
-        """``bpf_ringbuf_query``; 0 for what it does not know."""
+        """``bpf_ringbuf_query``; 0 for unknown flags."""
         ring = self._ring
         producer, consumer = int(ring.producer_pos), int(ring.consumer_pos)
         answers = {
@@ -143,7 +143,7 @@ class RingBuffer(BpfMap):
         return self.records()
 
     def records(self) -> Iterator[object]:
-        """Take out what is committed, up to the first record that is not. Discarded ones are passed over."""
+        """Remove and return committed records, up to the first uncommitted one; skips discarded records."""
         ring = self._ring
         while int(ring.consumer_pos) < int(ring.producer_pos):
             at = int(ring.consumer_pos)
@@ -159,7 +159,7 @@ class RingBuffer(BpfMap):
                 yield (shape if shape is not None and shape.size == size else Raw(size)).decode(content)
 
     def drain(self) -> list[object]:
-        """All records that are there, taken out."""
+        """All available records, removed."""
         return list(self.records())
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """Rules of a kernel release for maps: their layout in memory, as generated code reads it.
 
-Offsets are those of the releases' BTF. A program's inlined look-ups hold ``bpf_array.value``, the size of ``htab_elem``
-and the LRU reference bit; a tail call reads ``bpf_map.max_entries`` and ``bpf_array.ptrs``.
+Offsets are those of the releases' BTF. A program's inlined look-ups contain ``bpf_array.value``, the size of
+``htab_elem`` and the LRU reference bit; a tail call reads ``bpf_map.max_entries`` and ``bpf_array.ptrs``.
 """
 
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from emu.kernel.structs import Struct, embedded, raw, s32, struct_symbols, u8, u32, u64
 
 KEY_OFFSET = 0x30
-"""``htab_elem.key``: the key, padded to 8 bytes, and then the value follow."""
+"""Offset of ``htab_elem.key``: the key, padded to 8 bytes, followed by the value."""
 
 htab_elem = Struct(
     "htab_elem",
     size=KEY_OFFSET,
     fields={
-        "next": u64(0x00),  # of its hash_node; odd: the end of the list
+        "next": u64(0x00),  # next of its hash_node; odd: the end of the list
         "pprev": u64(0x08),
         "ptr_to_pptr": u64(0x10),
         "lru_type": u8(0x22),
@@ -28,7 +28,7 @@ bucket = Struct("bucket", size=0x10, fields={"first": u64(0x00), "raw_lock": u32
 
 bpf_ringbuf = Struct(
     "bpf_ringbuf",
-    size=0x3000,  # data follows, twice
+    size=0x3000,  # followed by the data, mapped twice
     fields={
         "mask": u64(0x38),
         "nr_pages": s32(0x48),
@@ -48,7 +48,7 @@ OPERATIONS = (
     "map_lookup_elem", "map_update_elem", "map_delete_elem", "map_push_elem", "map_pop_elem", "map_peek_elem",
     "map_lookup_percpu_elem",
 )  # fmt: skip
-"""Members of ``bpf_map_ops`` that programs call, one behind the other in memory."""
+"""Members of ``bpf_map_ops`` that programs call, consecutive in memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,23 +61,23 @@ class MapRules:
     bpf_ringbuf_map: Struct
     bpf_map_ops: Struct
     prog_bpf_func: int
-    """``offsetof(struct bpf_prog, bpf_func)``, which a tail call reads."""
+    """``offsetof(struct bpf_prog, bpf_func)``, read by tail calls."""
 
     @property
     def structs(self) -> tuple[Struct, ...]:
-        """Every structure here."""
+        """Every structure of the release."""
         return (
             *(self.bpf_map, self.bpf_array, self.bpf_htab, self.bpf_ringbuf_map, self.bpf_map_ops),
             *(htab_elem, bucket, bpf_ringbuf, bpf_ringbuf_hdr),
         )
 
     def asm_symbols(self) -> dict[str, int]:
-        """The symbols of all structures here for assembly text."""
+        """Symbols of all structures, for assembly text."""
         return struct_symbols(self.structs)
 
 
 def bpf_map(size: int, ops: int, **more: int) -> Struct:
-    """``struct bpf_map``; its first members stand together from ``ops`` on."""
+    """``struct bpf_map``; its first members are consecutive from offset ``ops`` on."""
     fields = {
         "ops": u64(ops),
         "map_type": u32(ops + 0x18),
@@ -111,7 +111,7 @@ def map_rules(
     for_each: int,
     prog_bpf_func: int,
 ) -> MapRules:
-    """The structures that hold ``bpf_map``, by the offsets of their own members in bytes."""
+    """The structures that contain ``bpf_map``, from the offsets of their own members in bytes."""
     array = {
         "map": embedded(0, bpf_map),
         "elem_size": u32(bpf_map.size),
@@ -126,7 +126,7 @@ def map_rules(
         "buckets": u64(buckets),
         "elems": u64(buckets + 8),
         "freelist": u64(freelist),
-        "lru_hand": u64(freelist + 0x40),  # among the kernel's LRU lists: the element that is asked next
+        "lru_hand": u64(freelist + 0x40),  # in place of the kernel's LRU lists: the element to check next
         "count": u32(count),
         "n_buckets": u32(n_buckets),
         "elem_size": u32(n_buckets + 4),

@@ -1,8 +1,8 @@
-"""Bytes of keys, values and variables as Python values, and back.
+"""Conversion between bytes of keys, values and variables and Python values.
 
-A format comes from BTF where a type is known: numbers with their sign, enums and pointers as numbers, arrays as lists
-(of ``char`` as bytes), structures as ``Record``. Without a type 1, 2, 4 and 8 bytes are an unsigned number, else bytes.
-Bytes of the right size are taken everywhere.
+A format comes from BTF if the type is known: numbers with their sign, enums and pointers as numbers, arrays as lists
+(of ``char`` as bytes), structures as ``Record``. Without a type 1, 2, 4 and 8 bytes are an unsigned number, other sizes
+bytes. Bytes of the right size are accepted everywhere.
 """
 
 import operator
@@ -33,7 +33,7 @@ class StructValue(Mapping[str, Any]):
         try:
             return self._members[name]
         except KeyError:
-            raise AttributeError(f"no member {name!r}; there are {', '.join(self._members)}") from None
+            raise AttributeError(f"no member {name!r}; members are {', '.join(self._members)}") from None
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a record is a copy of guest memory: assign the whole value to the map")
@@ -56,50 +56,49 @@ def _hashable(value: Any) -> Any:
 
 
 class ValueFormat(Protocol):
-    """How bytes of one size are a Python value."""
+    """Conversion between bytes of one size and a Python value."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         ...
 
     def decode(self, data: bytes) -> Any:
-        """The value of so many bytes."""
+        """The value of ``size`` bytes."""
         ...
 
     def encode(self, value: Any) -> bytes:
-        """Its bytes. MapValueError."""
+        """The bytes of a value. Raises MapValueError."""
         ...
 
 
 def _exact(value: Any, size: int) -> bytes | None:
-    """A bytes-like value as it is, None for another; MapValueError where its size is not ``size``."""
+    """A bytes-like value unchanged, None for another; MapValueError if its length is not ``size``."""
     if not isinstance(value, bytes | bytearray | memoryview):
         return None
     if len(value) != size:
-        raise MapValueError(f"{len(value)} bytes where there are {size}")
+        raise MapValueError(f"{len(value)} bytes, not {size}")
     return bytes(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An integer; a negative one is taken for an unsigned as C does."""
+    """An integer; a negative one is converted to unsigned as in C."""
 
     size: int
     signed: bool = False
 
     def decode(self, data: bytes) -> int:
-        """The number."""
         return int.from_bytes(data, "little", signed=self.signed)
 
     def encode(self, value: SupportsIndex | bytes) -> bytes:
-        """Two's complement, little endian. MapValueError where it does not fit or is no number."""
+        """Two's complement, little endian. Raises MapValueError for a value that does not fit or is not a number."""
         if (exact := _exact(value, self.size)) is not None:
             return exact
         try:
-            number = operator.index(value)  # type: ignore[arg-type]  # bytes were answered above
+            number = operator.index(value)  # type: ignore[arg-type]  # bytes were handled above
         except TypeError:
-            raise MapValueError(f"{value!r} is no number") from None
+            raise MapValueError(f"{value!r} is not a number") from None
         if not -(1 << 8 * self.size - 1) <= number < 1 << 8 * self.size:
             raise MapValueError(f"{number:#x} does not fit into {self.size} bytes")
         return (number & (1 << 8 * self.size) - 1).to_bytes(self.size, "little")
@@ -112,11 +111,10 @@ class Float:
     size: int
 
     def decode(self, data: bytes) -> float:
-        """The number."""
         return float(struct.unpack("<f" if self.size == 4 else "<d", data)[0])
 
     def encode(self, value: float | bytes) -> bytes:
-        """IEEE 754. MapValueError."""
+        """IEEE 754. Raises MapValueError."""
         if (exact := _exact(value, self.size)) is not None:
             return exact
         try:
@@ -127,24 +125,24 @@ class Float:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """Bytes that have no type; ``text``: an array of char, into which shorter strings go."""
+    """Bytes without a type; ``text``: an array of char, which accepts shorter strings."""
 
     size: int
     text: bool = False
 
     def decode(self, data: bytes) -> bytes:
-        """The bytes; of text those before the first NUL."""
+        """The bytes; for text those before the first NUL."""
         return data.split(b"\0", 1)[0] if self.text else data
 
     def encode(self, value: Any) -> bytes:
-        """The bytes. MapValueError for another size."""
+        """The bytes. Raises MapValueError for another size."""
         if isinstance(value, str):
             value = value.encode()
         if self.text and isinstance(value, bytes | bytearray) and len(value) < self.size:
             return bytes(value).ljust(self.size, b"\0")
         exact = _exact(value, self.size)
         if exact is None:
-            raise MapValueError(f"{value!r} where {self.size} bytes are wanted")
+            raise MapValueError(f"{value!r} is not {self.size} bytes")
         return exact
 
 
@@ -157,30 +155,29 @@ class Array:
 
     @property
     def size(self) -> int:
-        """Bytes of all."""
+        """Size of all elements in bytes."""
         return self.element.size * self.count
 
     def decode(self, data: bytes) -> list[Any]:
-        """The elements."""
         step = self.element.size
         return [self.element.decode(data[at * step : (at + 1) * step]) for at in range(self.count)]
 
     def encode(self, value: Any) -> bytes:
-        """The elements' bytes. MapValueError for another number of elements."""
+        """The elements' bytes. Raises MapValueError for another number of elements."""
         if (exact := _exact(value, self.size)) is not None:
             return exact
         try:
             items = list(value)
         except TypeError:
-            raise MapValueError(f"{value!r} is no sequence of {self.count} elements") from None
+            raise MapValueError(f"{value!r} is not a sequence of {self.count} elements") from None
         if len(items) != self.count:
-            raise MapValueError(f"{len(items)} elements where there are {self.count}")
+            raise MapValueError(f"{len(items)} elements, not {self.count}")
         return b"".join(map(self.element.encode, items))
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A member: its bytes, and within them its bits where it is a bit-field."""
+    """A member: its bytes, and its bits within them for a bit-field."""
 
     offset: int
     format: ValueFormat
@@ -190,13 +187,12 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A struct or union; members of anonymous members stand among its own."""
+    """A struct or union; members of anonymous members count as its own."""
 
     size: int
     slots: Mapping[str, _Slot]
 
     def decode(self, data: bytes) -> StructValue:
-        """Its members."""
         found: dict[str, Any] = {}
         for name, slot in self.slots.items():
             part = data[slot.offset : slot.offset + slot.format.size]
@@ -210,7 +206,7 @@ class Structure:
         return StructValue(found)
 
     def encode(self, value: Any) -> bytes:
-        """Its bytes; members that are not given are zero. MapValueError for members that it does not have."""
+        """The structure's bytes; omitted members are zero. Raises MapValueError for unknown members."""
         if (exact := _exact(value, self.size)) is not None:
             return exact
         if isinstance(value, tuple | list):
@@ -218,12 +214,12 @@ class Structure:
                 raise MapValueError(f"{len(value)} values for {len(self.slots)} members: {', '.join(self.slots)}")
             value = dict(zip(self.slots, value, strict=True))
         if not isinstance(value, Mapping):
-            raise MapValueError(f"{value!r} where members are wanted: {', '.join(self.slots)}")
+            raise MapValueError(f"{value!r} is not a mapping of members: {', '.join(self.slots)}")
         out = bytearray(self.size)
         for name, part in value.items():
             slot = self.slots.get(name)
             if slot is None:
-                raise MapValueError(f"no member {name!r}; there are {', '.join(self.slots)}")
+                raise MapValueError(f"no member {name!r}; members are {', '.join(self.slots)}")
             if not slot.bits:
                 out[slot.offset : slot.offset + slot.format.size] = slot.format.encode(part)
                 continue
@@ -238,12 +234,12 @@ class Structure:
 
 
 def plain(size: int) -> ValueFormat:
-    """The format of so many bytes without a type."""
+    """The format for ``size`` bytes without a type."""
     return Number(size) if size in (1, 2, 4, 8) else Raw(size)
 
 
 def format_of(btf: Btf | None, type_id: int, size: int) -> ValueFormat:
-    """The format of a type that takes ``size`` bytes; the plain one where there is none, or where it has another size.
+    """The format of a type of ``size`` bytes; the plain one for no type or a type of another size.
 
     Raises BtfError for BTF that contradicts itself.
     """
@@ -292,7 +288,7 @@ def _slot(btf: Btf, member: Member, base: int, depth: int) -> _Slot | None:
         return None
     if not member.bit_size and member.bit_offset % 8 == 0:
         return _Slot(base + member.bit_offset // 8, found)
-    # A bit-field lies in a storage unit of its type.
+    # A bit-field is in a storage unit of its type.
     unit = 8 * found.size
     bits = member.bit_size or 1
     return _Slot(base + member.bit_offset // unit * found.size, found, member.bit_offset % unit, bits)

@@ -1,1 +1,1 @@
-"""BPF objects of clang: from an ELF file to programs and maps, as libbpf prepares them."""
+"""BPF objects built by clang: from an ELF file to programs and maps, prepared as libbpf does."""

@@ -1,4 +1,4 @@
-"""Puts a program together: its function, then those it calls, each once, as libbpf appends them."""
+"""Layout of one program: its entry function, then each function that it calls, once, as libbpf appends them."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -13,19 +13,22 @@ from trampoline.bpf.objects.relocations import FunctionUse, ObjectCode
 from trampoline.bpf.program import FuncInfo, LineInfo
 
 MAX_PROGRAM = 1_000_000
-"""Slots of a program: BPF_COMPLEXITY_LIMIT_INSNS, more than which no kernel takes."""
+"""Maximum size of a program in slots (BPF_COMPLEXITY_LIMIT_INSNS)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A function in a program, from a slot on."""
+    """A function in a program, and the slot where it starts."""
 
     function: ObjectFunction
     slot: int
 
 
 def lay_out(code: ObjectCode, entry: ObjectFunction) -> dict[ObjectFunction, Placed]:
-    """The functions of a program: a callee comes behind all that were met before it, in the order of first uses."""
+    """Positions of a program's functions: a callee follows all functions found before it, in the order of first use.
+
+    Raises ObjectError for a program of more than ``MAX_PROGRAM`` slots.
+    """
     placed = {entry: Placed(entry, 0)}
     end = entry.slots
     pending = [_callees(code, entry)]
@@ -47,13 +50,13 @@ def _callees(code: ObjectCode, function: ObjectFunction) -> Iterator[ObjectFunct
 
 
 def distance(insn: Insn, slot: int, target: int) -> int:
-    """The immediate of an instruction at a slot that calls, or takes the address of, the function at another."""
+    """The immediate of an instruction at ``slot`` that calls, or takes the address of, the function at ``target``."""
     imm = target - slot - 1
     return imm % (1 << 32) if insn.code == LD_IMM64 else imm
 
 
 def func_infos(ext: BtfExt | None, placed: dict[ObjectFunction, Placed]) -> tuple[FuncInfo, ...]:
-    """Types of the functions of a program; none where those of one are missing."""
+    """Types of a program's functions; empty if any function's type is missing."""
     if ext is None:
         return ()
     found = []
@@ -67,7 +70,7 @@ def func_infos(ext: BtfExt | None, placed: dict[ObjectFunction, Placed]) -> tupl
 
 
 def line_infos(ext: BtfExt | None, btf: Btf | None, placed: dict[ObjectFunction, Placed]) -> tuple[LineInfo, ...]:
-    """Source lines of a program's instructions. Raises ObjectError for text that is not there."""
+    """Source lines of a program's instructions. Raises ObjectError for invalid string offsets."""
     if ext is None or btf is None:
         return ()
     found = []

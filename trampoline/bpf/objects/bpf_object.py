@@ -1,4 +1,4 @@
-"""A compiled BPF object: clang's ELF file as programs and maps that a kernel could be given."""
+"""A compiled BPF object: clang's ELF file as programs and maps for a kernel."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,7 +21,7 @@ from trampoline.bpf.objects.section_names import SectionKind, section_kind
 from trampoline.bpf.program import BpfProgram, MapSpec
 
 _POINTER = 8
-_OF_VALUES = (R_BPF_64_ABS64, R_BPF_64_64)  # compilers before LLVM 13 had one type for both
+_OF_VALUES = (R_BPF_64_ABS64, R_BPF_64_64)  # compilers before LLVM 13 used one type for both
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ class ObjectProgram:
 
     @property
     def autoload(self) -> bool:
-        """Whether it is loaded unless named: sections with a question mark are not."""
+        """True if it is loaded without being named; False for sections with a question mark."""
         return self.kind.autoload
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalVariable:
-    """A global variable: ``offset`` and ``size`` in bytes of the value of the map of this name.
+    """A global variable: ``offset`` and ``size`` in bytes, within the value of the map named ``map``.
 
-    ``type_id`` is its type in the object's BTF, 0 where none is stated.
+    ``type_id`` is its type in the object's BTF, 0 if not stated.
     """
 
     name: str
@@ -56,12 +56,12 @@ class GlobalVariable:
 class BpfObject:
     """A BPF object file: ``BpfObject.open("prog.o").resolve(Btf.read("vmlinux.btf"))``.
 
-    Everything that does not depend on a kernel is checked when it is opened.
+    Everything that does not depend on a kernel is checked on opening.
     """
 
     def __init__(self, sources: Sources, name: str) -> None:
         self.name = name
-        """The file's name up to its first dot, which is part of the names of its maps of global data."""
+        """The file's name up to its first dot; part of the names of its global data maps."""
         self.license = sources.license
         self.btf = sources.btf
         self._sources = sources
@@ -69,7 +69,7 @@ class BpfObject:
         self._data = data_maps(sources, name)
         specs = [definition.spec for definition in definitions] + list(self._data.values())
         self.maps: dict[str, MapSpec] = {spec.name: spec for spec in specs}
-        """Maps that the object defines and those of its global data, by name, in that order."""
+        """Maps that the object defines, then the maps of its global data, by name."""
         if len(self.maps) != len(specs):
             raise ObjectError("two maps have the same name", section=".maps")
         self.data: dict[str, MapSpec] = {sources.elf.sections[at].name: spec for at, spec in self._data.items()}
@@ -80,15 +80,15 @@ class BpfObject:
         self.entries = tuple(self._entries())
         """Every program, in the file's order."""
         self.initial_slots = self._initial_slots(definitions)
-        """What a map of maps or programs holds at first: its name → index → name of the map or program."""
+        """Initial elements of a map of maps or programs: its name → index → name of the map or program."""
         self.variables = {variable.name: variable for variable in self._variables()}
         """Global variables by name."""
 
     @classmethod
     def open(cls, source: str | PathLike[str] | bytes, name: str = "") -> "BpfObject":
-        """Read the object at a path, or whose bytes these are; ``name`` is the file's unless given.
+        """Read the object from a path or from bytes; ``name`` overrides the file's name.
 
-        Raises ObjectError for what is not such an object, is damaged, or needs what is not supported.
+        Raises ObjectError if the file is not such an object, is damaged, or needs an unsupported feature.
         """
         if not isinstance(source, bytes):
             name = name or Path(fspath(source)).name
@@ -98,16 +98,21 @@ class BpfObject:
 
     @property
     def programs(self) -> tuple[BpfProgram, ...]:
-        """The programs that are loaded unless named otherwise, as far as no kernel is asked: targets have no ids yet.
+        """The programs with autoload, resolved without a kernel: targets have no BTF ids yet.
 
-        Raises ObjectError where one needs a kernel's types or symbols.
+        Raises ObjectError if one needs a kernel's types or symbols.
         """
         return self.resolve(None)
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """Kernel symbols without a type whose addresses its programs ask for."""
+        """Kernel symbols without a type whose addresses the programs need."""
         return tuple(one.name for one in self._externs.values() if one.kind is ExternKind.ADDRESS)
+
+    @property
+    def needs_configuration(self) -> bool:
+        """Whether it has ``.kconfig`` variables."""
+        return any(one.kind is ExternKind.CONFIG for one in self._externs.values())
 
     def resolve(
         self,
@@ -120,14 +125,14 @@ class BpfObject:
         attach_to: Mapping[str, BpfProgram] | None = None,
         function_id: Callable[[str], int | None] | None = None,
     ) -> tuple[BpfProgram, ...]:
-        """The programs as they are loaded into a kernel with these types.
+        """The programs resolved against a kernel with these types.
 
-        ``names``: which (by default those with autoload). ``kconfig``: values of ``CONFIG_…`` and of
-        ``LINUX_KERNEL_VERSION``. ``ksyms``: addresses of symbols that have no BTF. ``targets``: by program, the
-        function instead of the section's. ``attach_to``: by program, the program whose function is the target.
-        ``function_id``: finds the BTF id of a target that is asked before ``kernel_btf``.
+        ``names``: the programs to resolve (by default those with autoload). ``kconfig``: values of ``CONFIG_…`` and of
+        ``LINUX_KERNEL_VERSION``. ``ksyms``: addresses of symbols without BTF. ``targets``: by program, the function
+        that replaces the section's. ``attach_to``: by program, the program whose function is the target.
+        ``function_id``: looks up the BTF id of a target before ``kernel_btf`` is searched.
 
-        Raises ObjectError for a relocation, extern or target that the kernel has no answer to, and for damaged types.
+        Raises ObjectError for a relocation, extern or target that the kernel cannot satisfy, and for damaged types.
         """
         with _named(self._sources.elf.name):
             chosen = self._chosen(names)
@@ -150,7 +155,7 @@ class BpfObject:
             return [entry for entry in self.entries if entry.autoload]
         known = {entry.name for entry in self.entries}
         if missing := sorted(set(names) - known):
-            raise ObjectError(f"there is no program {missing[0]}")
+            raise ObjectError(f"no program {missing[0]}")
         return [entry for entry in self.entries if entry.name in names]
 
     def _definitions(self) -> Iterator[Definition]:
@@ -158,7 +163,7 @@ class BpfObject:
         if section is None:
             return
         if self.btf is None:
-            raise ObjectError("there is no .BTF, which says what the maps are", section=section.name)
+            raise ObjectError("no .BTF section; map definitions need it", section=section.name)
         yield from map_definitions(self.btf, section.size)
 
     def _entries(self) -> Iterator[ObjectProgram]:
@@ -182,7 +187,9 @@ class BpfObject:
             section = by_name.get(name)
             for record in found:
                 if section is None or (section.index, record.slot) not in starts:
-                    raise ObjectError(f"a CO-RE relocation at slot {record.slot} is at no instruction", section=name)
+                    raise ObjectError(
+                        f"a CO-RE relocation at slot {record.slot} is not at an instruction", section=name
+                    )
                 records.setdefault((section.index, record.slot), []).append(record)
         return records
 
@@ -199,7 +206,7 @@ class BpfObject:
             outer = placed[before - 1] if before else None
             at = -1 if outer is None or outer.values is None else entry.offset - outer.offset - outer.values
             if outer is None or not 0 <= at < outer.size or at % _POINTER or entry.type not in _OF_VALUES:
-                reason = f"a relocation at {entry.offset:#x} is of no value of a map"
+                reason = f"a relocation at {entry.offset:#x} is not at a value of a map"
                 raise ObjectError(reason, section=".maps")
             symbol = self._sources.symbol(entry)
             if outer.spec.inner is not None:
@@ -231,7 +238,7 @@ class BpfObject:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Gives what is raised within the file's name."""
+    """Add the file's name to errors raised inside the block."""
     try:
         yield
     except ObjectError as error:

@@ -1,4 +1,4 @@
-"""Accesses that CO-RE follows: a path of members and array elements from a type on, in the object and in a kernel."""
+"""Access paths of CO-RE: members and array elements followed from a type, in the object and in a kernel."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from trampoline.bpf.objects.externs import essential_name
 
 _MAX_STEPS = 64
 _MAX_ANONYMOUS = 4096
-"""Members at most that the search for a name looks at: anonymous ones could contain one another without end."""
+"""Maximum number of members searched for a name: anonymous ones could contain one another without end."""
 
 FIELDS = frozenset(kind for kind in CoreKind if kind <= CoreKind.FIELD_RSHIFT_U64)
 ENUM_VALUES = frozenset({CoreKind.ENUMVAL_EXISTS, CoreKind.ENUMVAL_VALUE})
@@ -18,7 +18,7 @@ ENUM_VALUES = frozenset({CoreKind.ENUMVAL_EXISTS, CoreKind.ENUMVAL_VALUE})
 
 @dataclass(frozen=True, slots=True)
 class AccessStep:
-    """One step of a path: member or element ``index`` of the type; ``name`` is a member's, None for an element."""
+    """One step of a path: member or element ``index`` of the type; ``name``: the member's name, None for an element."""
 
     type_id: int
     index: int
@@ -27,7 +27,7 @@ class AccessStep:
 
 @dataclass(slots=True)
 class CoreAccess:
-    """A path through the types of one BTF. ``bit_offset`` is how far it leads from its beginning."""
+    """A path through the types of one BTF. ``bit_offset``: distance of its end from its start, in bits."""
 
     btf: Btf
     root: int
@@ -35,7 +35,7 @@ class CoreAccess:
     bit_offset: int = 0
 
     def element(self, type_id: int, index: int) -> None:
-        """Go to an element, whose type this is."""
+        """Step to an element of the given type. Raises BtfError beyond the maximum length."""
         self.steps.append(AccessStep(type_id, index, None))
         self.bit_offset += index * self.btf.value(type_id).size * 8
         if len(self.steps) > _MAX_STEPS:
@@ -43,7 +43,7 @@ class CoreAccess:
 
 
 def local_access(btf: Btf, record: CoreRecord) -> CoreAccess:
-    """The path that a relocation states. Raises ObjectError for one that its types do not have."""
+    """The path stated by a relocation. Raises ObjectError for a path that the object's types do not have."""
     access = CoreAccess(btf, record.type_id)
     numbers = _numbers(record)
     if record.kind not in FIELDS | ENUM_VALUES:
@@ -118,8 +118,8 @@ def _enum_value(local: CoreAccess, access: CoreAccess) -> CoreAccess | None:
 
 
 def _member(comparison: TypeComparison, local_type: int, name: str, access: CoreAccess, inside: Type) -> int | None:
-    """Type of the member of this name, to which the path then leads; those of anonymous members are members too."""
-    # Of each place: the struct, and how far it is from the one looked at. Searched depth first, in order.
+    """Type of the member with this name, after a step to it; members of anonymous members are included."""
+    # Each entry: a struct, and its bit offset in the outermost one. Depth first, in declaration order.
     pending = [(inside, 0)]
     looked_at = 0
     while pending:
@@ -145,7 +145,7 @@ def _member(comparison: TypeComparison, local_type: int, name: str, access: Core
 
 
 def _is_flexible(access: CoreAccess, array: Type) -> bool:
-    """Whether the array just reached is the last member of a struct and has no or one element."""
+    """True if the array just reached is the last member of a struct and has no or one element."""
     last = access.steps[-1]
     if last.name is None or array.count > 1:
         return False
@@ -155,7 +155,7 @@ def _is_flexible(access: CoreAccess, array: Type) -> bool:
 def _numbers(record: CoreRecord) -> list[int]:
     parts = record.access.split(":")
     if len(parts) > _MAX_STEPS or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise _fault(record, f"{record.access!r} is no access")
+        raise _fault(record, f"{record.access!r} is not an access")
     return [int(part) for part in parts]
 
 

@@ -1,7 +1,7 @@
-"""CO-RE: instructions compiled against one kernel's types are changed to those of another (libbpf's relo_core.c).
+"""CO-RE: adapts instructions compiled against one kernel's types to another kernel (libbpf's relo_core.c).
 
-What the kernel does not have makes its instruction a call that no verifier accepts, unless it never gets there: a
-program may ask first whether a field exists.
+An instruction whose type or field the kernel lacks becomes a call that the verifier rejects if it is reachable: a
+program may check the existence of a field first.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from trampoline.bpf.objects.core_types import is_enum, kinds_agree
 from trampoline.bpf.objects.externs import essential_name
 
 POISON = 0xBAD2310
-"""Number of the function that a poisoned instruction calls."""
+"""Helper number in the call that replaces a poisoned instruction."""
 
 _EXISTENCE = frozenset({CoreKind.FIELD_EXISTS, CoreKind.TYPE_EXISTS, CoreKind.TYPE_MATCHES, CoreKind.ENUMVAL_EXISTS})
 _SIZES = {1: Size.B, 2: Size.H, 4: Size.W, 8: Size.DW}
@@ -26,11 +26,11 @@ _MAX_OFFSET = 0x7FFF
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What a relocation's operand is in one BTF. ``type_id`` and ``size`` are set where a load is of a whole field."""
+    """The value of a relocation's operand in one BTF. ``type_id`` and ``size`` are set for loads of a whole field."""
 
     number: int
     checked: bool = True
-    """Whether the instruction must have the object's value; that of a bit-field's place can differ."""
+    """True if the instruction must contain the object's value; a bit-field's offset may differ."""
     type_id: int = 0
     size: int = 0
 
@@ -41,18 +41,18 @@ _KNOWN: "WeakKeyDictionary[Btf, _Names]" = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class KernelTypes:
-    """A kernel's types by the name that flavours of a type share."""
+    """A kernel's types by essential name: the name without its flavour."""
 
     btf: Btf
     _by_name: _Names
 
     def candidates(self, name: str, kind: BtfKind) -> list[int]:
-        """Types of a name that are of a kind, by rising id."""
+        """Type ids with a name and a kind, ascending."""
         return [type_id for type_id, other in self._by_name.get(name, ()) if kinds_agree(other, kind)]
 
 
 def kernel_types(btf: Btf) -> KernelTypes:
-    """The types of a BTF, which are sorted once. Raises BtfError for damaged names."""
+    """Index of a BTF's types, built once. Raises BtfError for damaged names."""
     names = _KNOWN.get(btf)
     if names is None:
         names = {}
@@ -63,10 +63,10 @@ def kernel_types(btf: Btf) -> KernelTypes:
 
 
 def relocate(insn: Insn, record: CoreRecord, local: Btf, kernel: KernelTypes | None) -> tuple[Insn, ...]:
-    """The instruction as it is for a kernel, of as many slots as before.
+    """The instruction adapted to a kernel, with the same number of slots.
 
-    Raises ObjectError for a relocation that is damaged, whose instruction is not what it says, or that kernel types
-    answer in more than one way; and where ``kernel`` is None, unless no kernel is asked.
+    Raises ObjectError for a damaged relocation, an instruction that does not match it, an ambiguous match among the
+    kernel's types, and for ``kernel`` None if the relocation needs a kernel.
     """
     try:
         access = local_access(local, record)
@@ -74,7 +74,7 @@ def relocate(insn: Insn, record: CoreRecord, local: Btf, kernel: KernelTypes | N
         if record.kind is CoreKind.TYPE_ID_LOCAL:
             return _patched(insn, record, ours, replace(ours, number=record.type_id))
         if kernel is None:
-            raise ObjectError(f"{_describe(local, record)} is that of a kernel, whose BTF is needed")
+            raise ObjectError(f"{_describe(local, record)} needs the BTF of a kernel")
         theirs = _kernel_value(access, record, local, kernel)
     except BtfError as error:
         raise ObjectError(f"{record.kind.name} at slot {record.slot}: {error}") from None
@@ -84,7 +84,7 @@ def relocate(insn: Insn, record: CoreRecord, local: Btf, kernel: KernelTypes | N
 
 
 def _can_adapt(insn: Insn, ours: _Value, theirs: _Value, local: Btf, kernel: Btf) -> bool:
-    """Whether a load or store keeps its meaning with the kernel's width: where no sign would have to be extended."""
+    """True if a load or store can use the kernel's width without a sign extension."""
     if ours.size == theirs.size or insn.cls not in (Cls.LDX, Cls.ST, Cls.STX):
         return True
     types = local.unmodified(ours.type_id), kernel.unmodified(theirs.type_id)
@@ -96,10 +96,10 @@ def _can_adapt(insn: Insn, ours: _Value, theirs: _Value, local: Btf, kernel: Btf
 
 
 def _kernel_value(access: CoreAccess, record: CoreRecord, local: Btf, kernel: KernelTypes) -> _Value | None:
-    """What the operand is in the kernel; None: it has no such thing."""
+    """The operand's value in the kernel; None if the kernel has no match."""
     root = local.type(record.type_id)
     if not root.name:
-        raise ObjectError(f"{_describe(local, record)}: a type without a name is in no kernel")
+        raise ObjectError(f"{_describe(local, record)}: a type without a name cannot be found in a kernel")
     candidates = kernel.candidates(essential_name(root.name), root.kind)
     if len(candidates) > _MAX_CANDIDATES:
         raise ObjectError(f"{_describe(local, record)}: {len(candidates)} candidates")
@@ -112,7 +112,7 @@ def _kernel_value(access: CoreAccess, record: CoreRecord, local: Btf, kernel: Ke
         if found is None:
             found = theirs, value
         elif (found[0].bit_offset, found[1].number) != (theirs.bit_offset, value.number):
-            reason = f"type ids {found[0].root} and {theirs.root} of the kernel answer {found[1].number} and"
+            reason = f"type ids {found[0].root} and {theirs.root} of the kernel differ: {found[1].number} and"
             raise ObjectError(f"{_describe(local, record)}: {reason} {value.number}")
     if found is not None:
         return found[1]
@@ -124,7 +124,7 @@ def _value(access: CoreAccess, record: CoreRecord) -> _Value:
     if kind in _EXISTENCE:
         return _Value(1)
     if kind in (CoreKind.TYPE_ID_LOCAL, CoreKind.TYPE_ID_TARGET):
-        # What a compiler wrote may have been renumbered since.
+        # The object's type ids may have been renumbered after compilation.
         return _Value(access.root, checked=False)
     if kind is CoreKind.TYPE_SIZE:
         return _Value(btf.value(access.root).size)
@@ -135,7 +135,7 @@ def _value(access: CoreAccess, record: CoreRecord) -> _Value:
 
 
 def _field(access: CoreAccess, record: CoreRecord) -> _Value:
-    """What is asked of a field: where it is, how wide, whether signed, how far a bit-field is to be shifted."""
+    """The requested property of a field: offset, size, signedness, or a bit-field's shifts."""
     btf, kind, step = access.btf, record.kind, access.steps[-1]
     if step.name is None:
         size = btf.value(step.type_id).size
@@ -143,7 +143,7 @@ def _field(access: CoreAccess, record: CoreRecord) -> _Value:
             return _Value(access.bit_offset // 8, type_id=step.type_id, size=size)
         if kind is CoreKind.FIELD_BYTE_SIZE:
             return _Value(size)
-        raise ObjectError(f"the CO-RE relocation at slot {record.slot} asks {kind.name} of an element")
+        raise ObjectError(f"the CO-RE relocation at slot {record.slot} is {kind.name} of an element")
     member = btf.members(step.type_id)[step.index]
     resolved = btf.unmodified(member.type_id)
     bits, size = member.bit_size, btf.value(member.type_id).size
@@ -166,7 +166,7 @@ def _field(access: CoreAccess, record: CoreRecord) -> _Value:
 
 
 def _bitfield_load(bit_offset: int, bits: int, size: int, record: CoreRecord) -> tuple[int, int]:
-    """Width and place, in bytes, of the narrowest aligned load that a bit-field lies in."""
+    """Size and offset, in bytes, of the narrowest aligned load that contains a bit-field."""
     while size in _SIZES:
         at = bit_offset // 8 // size * size
         if bit_offset + bits <= (at + size) * 8:
@@ -215,12 +215,12 @@ def _unexpected(insn: Insn, record: CoreRecord, found: int, expected: int) -> Ob
 
 
 def is_poisoned(insns: tuple[Insn, ...]) -> bool:
-    """Whether the kernel does not have what an instruction asked for."""
+    """True if an instruction's type or field does not exist in the kernel."""
     return insns[0] == Insn(CALL, imm=POISON)
 
 
 def describe(btf: Btf, record: CoreRecord) -> str:
-    """What a record asks for: kind, type, and the places of members on the way."""
+    """Text of a record: kind, type, and the member indices of its path."""
     return f"{record.kind.name} of {btf.value(record.type_id).type} ({record.access})"
 
 

@@ -1,7 +1,7 @@
-"""When a type of the object and a type of the kernel are the same: the three measures of CO-RE (libbpf's relo_core.c).
+"""The three comparisons of CO-RE between a type of the object and one of the kernel (libbpf's relo_core.c).
 
-Fields may differ in what a load can be adapted to; a type exists where one of its name and shape does; a type matches
-where everything the object's says holds in the kernel's too.
+Fields may differ in ways that a load can be adapted to; a type exists if one with its name and shape does; a type
+matches if everything in the object's type also holds in the kernel's.
 """
 
 from trampoline.bpf.btf.btf import Btf, BtfKind, Member
@@ -13,33 +13,33 @@ _COMPOSITES = frozenset({BtfKind.STRUCT, BtfKind.UNION})
 _NAMED = frozenset({BtfKind.VOID, BtfKind.FWD, *_ENUMS, *_COMPOSITES})
 _MAX_DEPTH = 32
 _MAX_STEPS = 1 << 16
-"""Comparisons at most of one pair of types; anonymous members and prototypes could branch without end."""
+"""Maximum number of comparisons for one pair of types; anonymous members and prototypes could branch without end."""
 
 
 def kinds_agree(one: BtfKind, other: BtfKind) -> bool:
-    """Whether types of these kinds can stand for each other: an enum's width is no difference."""
+    """True if types of these kinds are comparable: the width of an enum is ignored."""
     return one is other or (one in _ENUMS and other in _ENUMS)
 
 
 def is_composite(kind: BtfKind) -> bool:
-    """A struct or union."""
+    """True for a struct or union."""
     return kind in _COMPOSITES
 
 
 def is_enum(kind: BtfKind) -> bool:
-    """An enum of 32 or 64 bits."""
+    """True for an enum of 32 or 64 bits."""
     return kind in _ENUMS
 
 
 class TypeComparison:
-    """Compares types of one BTF with types of another. Raises BtfError for what is damaged or too deep."""
+    """Comparison of types of one BTF with types of another. Raises BtfError for damaged or too deep types."""
 
     def __init__(self, local: Btf, kernel: Btf) -> None:
         self._local, self._kernel = local, kernel
         self._steps = 0
 
     def fields(self, local_id: int, kernel_id: int) -> bool:
-        """Whether a member can be read as the other."""
+        """True if a field of one type can be read as the other (``bpf_core_fields_are_compat``)."""
         for _ in range(_MAX_DEPTH):
             local, kernel = self._local.unmodified(local_id), self._kernel.unmodified(kernel_id)
             if is_composite(local.kind) and is_composite(kernel.kind):
@@ -59,14 +59,14 @@ class TypeComparison:
         raise BtfError(f"type id {local_id} is more than {_MAX_DEPTH} deep")
 
     def exists(self, local_id: int, kernel_id: int) -> bool:
-        """Whether the types have the same shape, all behind them that is not named included."""
+        """True if the types have the same shape, including all unnamed types that they refer to."""
         self._steps = 0
         return self._same_shape(local_id, kernel_id, 0)
 
     def matches(self, local_id: int, kernel_id: int) -> bool:
-        """Whether what the object says of a type holds in the kernel."""
+        """True if everything that the object's type states holds in the kernel's type."""
         self._steps = 0
-        return self._matches(local_id, kernel_id, behind_pointer=False, depth=0)
+        return self._matches(local_id, kernel_id, through_pointer=False, depth=0)
 
     def _step(self, depth: int) -> None:
         self._steps += 1
@@ -74,7 +74,7 @@ class TypeComparison:
             raise BtfError(f"types are more than {_MAX_DEPTH} deep, or too many to compare")
 
     def _are_plain(self, local_id: int, kernel_id: int) -> bool:
-        # Integers with a bit offset are bit-fields of an old form.
+        # Integers with a bit offset are bit-fields in an old encoding.
         return not self._local.int_encoding(local_id)[1] and not self._kernel.int_encoding(kernel_id)[1]
 
     def _same_shape(self, local_id: int, kernel_id: int, depth: int) -> bool:
@@ -97,14 +97,14 @@ class TypeComparison:
             and self._same_shape(our_ret, their_ret, depth + 1)
         )
 
-    def _matches(self, local_id: int, kernel_id: int, *, behind_pointer: bool, depth: int) -> bool:
+    def _matches(self, local_id: int, kernel_id: int, *, through_pointer: bool, depth: int) -> bool:
         self._step(depth)
         local, kernel = self._local.unmodified(local_id), self._kernel.unmodified(kernel_id)
         if essential_name(local.name) != essential_name(kernel.name):
             return False
         if local.kind is not kernel.kind and not (is_enum(local.kind) and is_enum(kernel.kind)):
-            # Behind a pointer a declaration is as good as the struct.
-            return behind_pointer and self._declares(local.kind, local.flag, kernel.kind, kernel.flag)
+            # Through a pointer a forward declaration matches the struct.
+            return through_pointer and self._declares(local.kind, local.flag, kernel.kind, kernel.flag)
         match local.kind:
             case BtfKind.VOID | BtfKind.FLOAT:
                 return True
@@ -115,16 +115,16 @@ class TypeComparison:
                 return local.size == kernel.size and signs[0] == signs[1]
             case BtfKind.ENUM | BtfKind.ENUM64:
                 known = {essential_name(name) for name, _ in self._kernel.enumerators(kernel.id)}
-                return behind_pointer or all(
+                return through_pointer or all(
                     essential_name(name) in known for name, _ in self._local.enumerators(local.id)
                 )
             case BtfKind.STRUCT | BtfKind.UNION:
-                return behind_pointer or self._members_match(local.id, kernel.id, depth)
+                return through_pointer or self._members_match(local.id, kernel.id, depth)
             case BtfKind.PTR:
-                return self._matches(local.type_id, kernel.type_id, behind_pointer=True, depth=depth + 1)
+                return self._matches(local.type_id, kernel.type_id, through_pointer=True, depth=depth + 1)
             case BtfKind.ARRAY:
                 return local.count == kernel.count and self._matches(
-                    local.type_id, kernel.type_id, behind_pointer=behind_pointer, depth=depth + 1
+                    local.type_id, kernel.type_id, through_pointer=through_pointer, depth=depth + 1
                 )
             case BtfKind.FUNC_PROTO:
                 return self._prototypes_match(local.id, kernel.id, depth)
@@ -144,7 +144,7 @@ class TypeComparison:
 
     def _member_matches(self, ours: Member, theirs: tuple[Member, ...], depth: int) -> bool:
         return any(
-            self._matches(ours.type_id, other.type_id, behind_pointer=False, depth=depth + 1)
+            self._matches(ours.type_id, other.type_id, through_pointer=False, depth=depth + 1)
             for other in theirs
             if essential_name(other.name) == essential_name(ours.name)
         )
@@ -153,5 +153,5 @@ class TypeComparison:
         (ours, our_ret), (theirs, their_ret) = self._local.prototype(local_id), self._kernel.prototype(kernel_id)
         pairs = [*zip(ours, theirs, strict=False), (our_ret, their_ret)]
         return len(ours) == len(theirs) and all(
-            self._matches(one, other, behind_pointer=False, depth=depth + 1) for one, other in pairs
+            self._matches(one, other, through_pointer=False, depth=depth + 1) for one, other in pairs
         )

@@ -1,4 +1,4 @@
-"""What of an ELF file is BPF: code, data, maps, types. Found by section name and kind, checked, not yet resolved."""
+"""The BPF parts of an ELF file: code, data, maps, types. Found by section name and kind, checked, not yet resolved."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ _RELOCATION_SIZE = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectFunction:
-    """A function of the object: its instructions as compiled, and where they stand in their section, in slots."""
+    """A function of the object: its instructions as compiled, and its position in its section in slots."""
 
     name: str
     section: ElfSection
@@ -49,7 +49,7 @@ class ObjectFunction:
 
     @property
     def is_entry(self) -> bool:
-        """Whether it is a program, not only called by one."""
+        """True for a program's entry function, False for a function that is only called."""
         return self.section.name != _TEXT and not self.is_local
 
 
@@ -67,11 +67,11 @@ class Sources:
     relocations: dict[int, tuple[ElfRelocation, ...]]
 
     def symbol(self, relocation: ElfRelocation) -> ElfSymbol:
-        """What a relocation refers to."""
+        """The symbol that a relocation refers to."""
         return self.elf.symbols[relocation.symbol]
 
     def section(self, symbol: ElfSymbol) -> ElfSection | None:
-        """The section that a symbol is defined in; None: undefined, absolute, or no section of this file."""
+        """The section that defines a symbol; None if undefined, absolute, or not a section of this file."""
         return self.elf.sections[symbol.section] if 0 < symbol.section < len(self.elf.sections) else None
 
 
@@ -83,7 +83,7 @@ def instruction_starts(functions: tuple[ObjectFunction, ...]) -> set[tuple[int, 
 
 
 def read_sources(source: object, name: str) -> Sources:
-    """The parts of the object at a path, or whose bytes these are. Raises ObjectError."""
+    """Read the parts of the object from a path or from bytes. Raises ObjectError."""
     try:
         elf = read_elf(source, name)  # type: ignore[arg-type]
     except ElfError as error:
@@ -103,7 +103,7 @@ def read_sources(source: object, name: str) -> Sources:
     ext = None
     if (raw := found.get(".BTF.ext")) is not None:
         if btf is None:
-            raise ObjectError("there is no .BTF, which it refers to", section=".BTF.ext")
+            raise ObjectError("refers to a missing .BTF section", section=".BTF.ext")
         ext = read_btf_ext(raw.content, btf)
     data = tuple(section for section in elf.sections if section.size and _is_data(section) and section.name != ".maps")
     if sum(section.size for section in data) > _MAX_DATA:
@@ -132,7 +132,7 @@ def _functions(elf: ElfFile) -> tuple[ObjectFunction, ...]:
         if symbol.value % SLOT_SIZE or symbol.size % SLOT_SIZE or not symbol.size or end > section.size:
             reason = f"the function {symbol.name} is {symbol.size} bytes at {symbol.value:#x} of {section.size}"
             raise ObjectError(reason, section=section.name)
-        # Names of one place are few; without a bound many could have the same code decoded many times.
+        # Few symbols share a position; without a limit many could have the same code decoded many times.
         total += symbol.size // SLOT_SIZE
         if total > _MAX_INSNS:
             raise ObjectError(f"functions of more than {_MAX_INSNS} slots", section=section.name)
@@ -174,14 +174,14 @@ def _relocations(elf: ElfFile, code: set[int], maps: ElfSection | None) -> dict[
         if target is None:
             raise ObjectError(f"relocations of section {section.info}, which does not exist", section=section.name)
         if target.index not in code and target is not maps:
-            continue  # those of debugging information and of BTF
+            continue  # relocations of debugging information and of BTF
         if section.type == SectionType.RELA:
             raise ObjectError("relocations with addends are not BPF's", section=section.name)
         linked = elf.sections[section.link] if section.link < len(elf.sections) else None
         if linked is None or linked.type != SectionType.SYMTAB:
             raise ObjectError("relocations without a symbol table", section=section.name)
         if section.size // _RELOCATION_SIZE > target.size // SLOT_SIZE:
-            raise ObjectError(f"more relocations than {target.name} has places for them", section=section.name)
+            raise ObjectError(f"more relocations than {target.name} has room for", section=section.name)
         try:
             entries = elf.relocations(section)
         except ElfError as error:

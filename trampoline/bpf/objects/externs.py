@@ -1,4 +1,4 @@
-"""What an object wants of the kernel by name: kfuncs and symbols (``.ksyms``), configuration (``.kconfig``)."""
+"""An object's external references by name: kfuncs and symbols (``.ksyms``), configuration (``.kconfig``)."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,14 +10,14 @@ from trampoline.bpf.errors import BtfError, ObjectError
 KCONFIG, KSYMS = ".kconfig", ".ksyms"
 
 ConfigValue = int | str
-"""Of ``.config``: a number, ``y``, ``n``, ``m`` or text without its quotes."""
+"""A value from ``.config``: a number, ``y``, ``n``, ``m`` or text without its quotes."""
 
 _TRISTATE = "libbpf_tristate"
 _TRISTATE_VALUES = {"n": 0, "y": 1, "m": 2}
 
 
 class ExternKind(Enum):
-    """What an extern stands for."""
+    """Kind of an extern."""
 
     CONFIG = "a value of the kernel's configuration"
     FUNCTION = "a kfunc"
@@ -27,7 +27,7 @@ class ExternKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Extern:
-    """An undefined symbol. ``type_id`` is its type in the object's BTF: a FUNC_PROTO of a function.
+    """An undefined symbol. ``type_id``: its type in the object's BTF, a FUNC_PROTO for a function.
 
     ``number`` counts the externs of the object.
     """
@@ -40,7 +40,7 @@ class Extern:
 
 
 def externs_of(symbols: tuple[ElfSymbol, ...], btf: Btf | None) -> dict[str, Extern]:
-    """The externs by name. Raises ObjectError for one that BTF does not know; BtfError for damaged BTF."""
+    """The externs by name. Raises ObjectError for one without BTF, BtfError for damaged BTF."""
     wanted = {
         symbol.name: symbol.binding == Binding.WEAK
         for symbol in symbols
@@ -52,7 +52,7 @@ def externs_of(symbols: tuple[ElfSymbol, ...], btf: Btf | None) -> dict[str, Ext
     found: dict[str, Extern] = {}
     for name, weak in wanted.items():
         if btf is None or name not in declared:
-            raise ObjectError(f"{name} is not defined, and no BTF tells what it is")
+            raise ObjectError(f"{name} is not defined, and BTF does not describe it")
         section, type_id = declared[name]
         found[name] = Extern(name, _kind(btf, name, section, type_id), btf.type(type_id).type_id, weak, len(found))
     return found
@@ -76,13 +76,13 @@ def _kind(btf: Btf, name: str, section: str, type_id: int) -> ExternKind:
         return ExternKind.FUNCTION
     if section == KCONFIG:
         return ExternKind.CONFIG
-    # `extern const void name` asks for the address alone.
+    # `extern const void name` needs only the address.
     untyped = btf.unmodified(btf.type(type_id).type_id).kind is BtfKind.VOID
     return ExternKind.ADDRESS if untyped else ExternKind.VARIABLE
 
 
 def essential_name(name: str) -> str:
-    """A name without its flavour: what stands behind the last three underscores tells the object's own forms apart."""
+    """A name without its flavour: the part before the last three underscores (``bpf_core_essential_name_len``)."""
     for at in range(len(name) - 5, -1, -1):
         if name[at + 1 : at + 4] == "___" and name[at] != "_" and name[at + 4] != "_":
             return name[: at + 1]
@@ -91,16 +91,16 @@ def essential_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ConfigLayout:
-    """The map ``.kconfig``: place of each value, in bytes, and the bytes."""
+    """The map ``.kconfig``: offset of each value in bytes, and the initial bytes."""
 
     offsets: dict[str, int]
     content: bytes
 
 
 def config_layout(btf: Btf, externs: dict[str, Extern], values: dict[str, ConfigValue]) -> ConfigLayout:
-    """Configuration as the object's variables hold it: the most aligned first, as libbpf lays them out.
+    """Configuration values in the object's variables, the most strictly aligned first, as libbpf lays them out.
 
-    Raises ObjectError for a value that is not known (of a weak extern it is 0) or does not fit its variable.
+    Raises ObjectError for an unknown value (0 for a weak extern) or one that does not fit its variable.
     """
     wanted = [extern for extern in externs.values() if extern.kind is ExternKind.CONFIG]
     sized = [(btf.value(extern.type_id).size, _alignment(btf, extern.type_id), extern) for extern in wanted]

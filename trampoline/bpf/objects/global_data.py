@@ -1,4 +1,4 @@
-"""Maps of global variables: one array of one element for each section of data."""
+"""Maps of global variables: one array with one element per data section."""
 
 from trampoline.bpf.btf.btf import Btf, BtfKind
 from trampoline.bpf.objects.elf_sections import Sources
@@ -11,9 +11,9 @@ _SHORTEST_SUFFIX = 7
 
 
 def map_name(object_name: str, section: str) -> str:
-    """The kernel's name of a section's map: as much of the object's as fits, then the section's.
+    """The kernel's name of a section's map: as much of the object's name as fits, then the section's.
 
-    A section of one's own (``.data.mine``) has the name alone (``internal_map_name`` of libbpf).
+    A custom section (``.data.mine``) keeps its name alone (``internal_map_name`` of libbpf).
     """
     suffix = min(max(_SHORTEST_SUFFIX, len(section)), _NAME_LENGTH)
     prefix = 0 if "." in section[1:] else _NAME_LENGTH - suffix
@@ -22,7 +22,7 @@ def map_name(object_name: str, section: str) -> str:
 
 
 def data_maps(sources: Sources, object_name: str) -> dict[int, MapSpec]:
-    """The maps of global data by index of their section."""
+    """The maps of global data by section index."""
     types = _section_types(sources.btf) if sources.btf is not None else {}
     maps = {}
     for section in sources.data:
@@ -42,7 +42,7 @@ def data_maps(sources: Sources, object_name: str) -> dict[int, MapSpec]:
 
 
 def data_map(name: str, initial: bytes, *, flags: int, readonly: bool, value_type: int = 0) -> MapSpec:
-    """An array of one element with this first value."""
+    """An array with one element and this initial value."""
     return MapSpec(
         name,
         MapType.ARRAY,
@@ -61,7 +61,7 @@ def _section_types(btf: Btf) -> dict[str, int]:
 
 
 def _is_shared(btf: Btf, section_type: int) -> bool:
-    """Whether user space is given a view of the variables: it is, unless all are static."""
+    """True if user space can map the variables: unless all are static."""
     return any(
         btf.kind(variable.type_id) is BtfKind.VAR and btf.linkage(variable.type_id) != "static"
         for variable in btf.variables(section_type)

@@ -1,6 +1,6 @@
-"""Maps that an object defines in ``.maps``: structs whose members' types say what the map is (``__uint``, ``__type``).
+"""Maps that an object defines in ``.maps``: structs whose member types state the attributes (``__uint``, ``__type``).
 
-A number is the length of an array that is pointed to, so that it stands in BTF: ``int (*max_entries)[10]``.
+A number is the length of a pointed-to array, so that BTF contains it: ``int (*max_entries)[10]``.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ _MAPS_OF_MAPS = (MapType.ARRAY_OF_MAPS, MapType.HASH_OF_MAPS)
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A map of ``.maps``: ``offset`` and ``size`` of its variable in the section; its values begin at ``values``.
+    """A map of ``.maps``: ``offset`` and ``size`` of its variable in the section, ``values`` the offset of its values.
 
-    ``values`` counts bytes from the variable's beginning and is None where there are none.
+    All in bytes; ``values`` counts from the variable's start and is None if the map has no values.
     """
 
     spec: MapSpec
@@ -31,10 +31,10 @@ class Definition:
 
 
 def map_definitions(btf: Btf, section_size: int) -> Iterator[Definition]:
-    """The maps of an object with a ``.maps`` section of so many bytes. Raises ObjectError; BtfError for damaged BTF."""
+    """The maps of an object whose ``.maps`` section has this size. Raises ObjectError; BtfError for damaged BTF."""
     sections = [i for i in range(1, len(btf)) if btf.kind(i) is BtfKind.DATASEC and btf.type(i).name == ".maps"]
     if len(sections) != 1:
-        raise _error(f"the BTF has {len(sections)} such sections where there must be one")
+        raise _error(f"the BTF has {len(sections)} such sections, not one")
     for variable in btf.variables(sections[0]):
         if btf.kind(variable.type_id) is not BtfKind.VAR:
             raise _error(f"type id {variable.type_id} is {btf.kind(variable.type_id).name}, not a variable")
@@ -122,11 +122,11 @@ def _number(btf: Btf, name: str, member: Member) -> int:
     array = btf.unmodified(pointer.type_id) if pointer.kind is BtfKind.PTR else pointer
     if pointer.kind is BtfKind.PTR and array.kind is BtfKind.ARRAY:
         return array.count
-    # __ulong: a number of 64 bits is the value of an enum.
+    # __ulong: a 64-bit number is the value of an enum.
     enum = array if pointer.kind is not BtfKind.PTR or array.kind in (BtfKind.ENUM, BtfKind.ENUM64) else None
     if enum is not None and enum.kind in (BtfKind.ENUM, BtfKind.ENUM64) and (found := btf.enumerators(enum.id)):
         return found[0][1] & 0xFFFFFFFFFFFFFFFF
-    raise _error(f"map {name}: {member.name} is no number, as __uint makes it")
+    raise _error(f"map {name}: {member.name} is not a number made with __uint")
 
 
 def _size(btf: Btf, name: str, of: str, type_id: int | None, stated: int | None) -> int:
@@ -141,7 +141,7 @@ def _size(btf: Btf, name: str, of: str, type_id: int | None, stated: int | None)
 
 
 def _ring_size(stated: int) -> int:
-    """A power of two of pages, which is what the kernel takes (``adjust_ringbuf_sz`` of libbpf)."""
+    """Ring size rounded up to a power of two of pages, as kernels require (``adjust_ringbuf_sz`` of libbpf)."""
     if not stated:
         return 0  # refused by the kernel
     return PAGESIZE << ((stated + PAGESIZE - 1) // PAGESIZE - 1).bit_length()

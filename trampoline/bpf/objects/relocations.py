@@ -1,4 +1,4 @@
-"""What the operands of instructions stand for: relocations of code, read once and checked, not yet resolved."""
+"""Operands of instructions: relocations of code, read once and checked, not yet resolved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ R_BPF_NONE, R_BPF_64_64, R_BPF_64_ABS64, R_BPF_64_ABS32, R_BPF_64_NODYLD32, R_BP
 
 @dataclass(frozen=True, slots=True)
 class MapUse:
-    """The map of this name itself."""
+    """The map with this name itself."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class DataUse:
-    """The address of a global variable: bytes into the section of this index."""
+    """The address of a global variable: a byte offset into the section with this index."""
 
     section: int
     offset: int
@@ -37,7 +37,7 @@ class FunctionUse:
 
 @dataclass(frozen=True, slots=True)
 class ExternUse:
-    """A call of a kfunc, or the address or value of something of the kernel's."""
+    """A call of a kfunc, or the address or value of a kernel object."""
 
     extern: Extern
 
@@ -46,10 +46,10 @@ Use = MapUse | DataUse | FunctionUse | ExternUse
 
 
 class ObjectCode:
-    """The object's functions with the uses of their instructions by slot, counted from the function's first."""
+    """The object's functions with their instructions' operands by slot, counted from the function's start."""
 
     def __init__(self, sources: Sources, map_places: Mapping[int, str], externs: Mapping[str, Extern]) -> None:
-        """``map_places`` has the names of maps by their offset in ``.maps``."""
+        """``map_places``: names of maps by their offset in ``.maps``."""
         self._sources, self._map_places, self._externs = sources, map_places, externs
         self._data = {section.index for section in sources.data}
         self._starts: dict[tuple[int, int], ObjectFunction] = {}
@@ -61,7 +61,7 @@ class ObjectCode:
         }
 
     def function_at(self, section: int, slot: int) -> ObjectFunction | None:
-        """The function that begins at a slot of a section."""
+        """The function that starts at a slot of a section."""
         return self._starts.get((section, slot))
 
     def _relocations(self) -> dict[tuple[int, int], ElfRelocation]:
@@ -74,7 +74,9 @@ class ObjectCode:
                 if entry.type == R_BPF_NONE:
                     continue
                 if entry.offset % SLOT_SIZE or entry.offset >= section.size:
-                    raise ObjectError(f"a relocation at {entry.offset:#x} is at no instruction", section=section.name)
+                    raise ObjectError(
+                        f"a relocation at {entry.offset:#x} is not at an instruction", section=section.name
+                    )
                 if found.setdefault((index, entry.offset // SLOT_SIZE), entry) is not entry:
                     raise ObjectError(f"two relocations at {entry.offset:#x}", section=section.name)
         return found
@@ -87,12 +89,12 @@ class ObjectCode:
             if entry is not None:
                 uses[slot] = self._relocated_use(function, slot, insn, entry)
             elif insn.function is not None:
-                # Within a section the compiler knew the distance of a call.
+                # Within a section the compiler has resolved the distance of a call.
                 if insn.code == LD_IMM64:
                     raise self._error(function, slot, "the address of a function is not relocated")
                 uses[slot] = self._function_use(function, slot, function.section.index, slot + 1 + function.start, insn)
             elif insn.slots == 2 and (function.section.index, function.start + slot + 1) in self._relocated:
-                raise self._error(function, slot + 1, "a relocation is at no instruction")
+                raise self._error(function, slot + 1, "a relocation is not at an instruction")
             slot += insn.slots
         return uses
 
@@ -122,7 +124,7 @@ class ObjectCode:
             raise self._error(function, slot, f"a call of kind {insn.src} is relocated")
         section = self._sources.section(symbol)
         if section is None or not section.executable or symbol.value % SLOT_SIZE:
-            raise self._error(function, slot, f"{symbol.name or 'a symbol'} is called, but is no function")
+            raise self._error(function, slot, f"{symbol.name or 'a symbol'} is called, but is not a function")
         return self._function_use(function, slot, section.index, symbol.value // SLOT_SIZE + 1, insn)
 
     def _loaded(self, function: ObjectFunction, slot: int, insn: Insn, symbol: ElfSymbol) -> Use:
@@ -144,7 +146,7 @@ class ObjectCode:
             return MapUse(name)
         if section.index not in self._data:
             raise self._error(function, slot, f"{section.name} holds no global variables")
-        # The place just behind a variable has an address too, which the verifier judges.
+        # The address just after a variable is valid here; the verifier judges it.
         if not 0 <= offset <= section.size:
             raise self._error(function, slot, f"byte {offset:#x} of {section.name}, which has {section.size}")
         if insn.src != Imm64.VALUE:

@@ -1,4 +1,4 @@
-"""Resolves an object's programs against a kernel: addresses, ids and the places of fields."""
+"""Resolves an object's programs against a kernel: addresses, BTF ids and field offsets."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,16 +19,16 @@ from trampoline.bpf.program import BpfProgram, MapSpec
 from trampoline.bpf.uapi import AttachType, ProgType
 
 _MISSING_KFUNC = 2002000000
-"""Number of the function that a call of a weak kfunc becomes which a kernel does not have."""
+"""Function number in the call that replaces a call of a missing weak kfunc."""
 _F_RDONLY_PROG = 1 << 7
 _MAX_SLOTS = 4 * MAX_PROGRAM
 _MAX_RECORDS = 8
-"""CO-RE relocations of one instruction; compilers make one."""
+"""Maximum number of CO-RE relocations of one instruction; compilers emit one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolveKernel:
-    """What programs are resolved against; see ``BpfObject.resolve``."""
+    """The kernel's side of resolving; see ``BpfObject.resolve``."""
 
     btf: Btf | None
     kconfig: dict[str, ConfigValue]
@@ -37,7 +37,7 @@ class ResolveKernel:
 
 
 class Resolution:
-    """One resolving of an object's programs."""
+    """One resolution of an object's programs."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Resolution:
     def program(
         self, function: ObjectFunction, kind: SectionKind, *, target: str, attach_to: BpfProgram | None
     ) -> BpfProgram:
-        """The program that begins with this function."""
+        """The program whose entry is this function. Raises ObjectError."""
         try:
             return self._program(function, kind, target, attach_to)
         except ObjectError as error:
@@ -154,17 +154,17 @@ class Resolution:
         return replace(insn, src=Imm64.VALUE if type_id is None else Imm64.BTF_ID, imm=type_id or 0)
 
     def _kernel_id(self, extern: Extern) -> int | None:
-        """BTF id of a kfunc or variable in the kernel; None of a weak one that it does not have."""
+        """BTF id of a kfunc or variable in the kernel; None for a weak one that the kernel lacks."""
         kernel, local = self._kernel.btf, self._sources.btf
         if kernel is None or local is None:
-            raise ObjectError(f"{extern.name} is {extern.kind.value}, whose BTF is needed")
+            raise ObjectError(f"{extern.name} is {extern.kind.value}: resolving it needs the kernel's BTF")
         kind = BtfKind.FUNC if extern.kind is ExternKind.FUNCTION else BtfKind.VAR
         name = essential_name(extern.name)
         found = next((i for i in kernel_types(kernel).candidates(name, kind) if kernel.type(i).name == name), None)
         if found is None:
             if extern.weak:
                 return None
-            raise ObjectError(f"the kernel has no {name}, which is {extern.kind.value} of it")
+            raise ObjectError(f"the kernel has no {name} ({extern.kind.value})")
         if not TypeComparison(local, kernel).exists(extern.type_id, kernel.type(found).type_id):
             if extern.weak and extern.kind is ExternKind.FUNCTION:
                 return None
@@ -173,7 +173,7 @@ class Resolution:
 
     def _config_map(self) -> tuple[MapSpec, dict[str, int]]:
         if self._config is None:
-            assert self._sources.btf is not None  # or there would be no externs
+            assert self._sources.btf is not None  # otherwise no extern exists
             layout = config_layout(self._sources.btf, self._externs, self._kernel.kconfig)
             name = map_name(self._object_name, KCONFIG)
             spec = data_map(name, layout.content, flags=_F_RDONLY_PROG, readonly=True)
@@ -200,14 +200,14 @@ class Resolution:
 
 
 class _Maps:
-    """The maps of a program in the order of their first use."""
+    """A program's maps in the order of their first use."""
 
     def __init__(self) -> None:
         self.specs: list[MapSpec] = []
         self._known: dict[int, int] = {}
 
     def index(self, spec: MapSpec) -> int:
-        """Its place, which it is given now if it has none."""
+        """Index of a map; adds the map if it is new."""
         at = self._known.setdefault(id(spec), len(self.specs))
         if at == len(self.specs):
             self.specs.append(spec)
@@ -220,7 +220,7 @@ def _of_value(insn: Insn, maps: "_Maps", spec: MapSpec, offset: int) -> Insn:
 
 def _function_of(program: BpfProgram, name: str) -> int:
     if program.btf is None:
-        raise ObjectError(f"program {program.name} has no BTF, which would know {name}")
+        raise ObjectError(f"program {program.name} has no BTF to find {name} in")
     try:
         found = program.btf.functions_named(name)
     except BtfError as error:

@@ -1,4 +1,4 @@
-"""What a program section's name says: type, attach type, target (``section_defs`` of libbpf)."""
+"""Program types by section name: type, attach type, target (``section_defs`` of libbpf)."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from trampoline.bpf.uapi import AttachType, ProgFlag, ProgType
 
 @dataclass(frozen=True, slots=True)
 class SectionKind:
-    """What programs of a section are loaded as. ``target``: what stands behind its slash, ``prefix`` what before.
+    """Load attributes of a section's programs. ``target``: the part after the slash, ``prefix`` the part before.
 
-    ``autoload`` is False for a section that begins with a question mark.
+    ``autoload`` is False for a section name that starts with a question mark.
     """
 
     prefix: str
@@ -21,7 +21,7 @@ class SectionKind:
     autoload: bool = True
 
 
-# A name that ends in + may stand alone or before a target, others stand alone.
+# A name that ends in + may be used alone or before a target, others only alone.
 _SLEEPABLE = ProgFlag.SLEEPABLE
 _NONE = ProgFlag(0)
 _DEFINITIONS: tuple[tuple[str, ProgType, AttachType, ProgFlag], ...] = (
@@ -101,15 +101,15 @@ _TARGETS_OF_BTF = {
 
 
 def section_kind(section: str) -> SectionKind:
-    """What programs of a section of this name are. Raises ObjectError, which names it, for one that nobody knows."""
+    """Load attributes for a section name. Raises ObjectError, which names the section, if the name is unknown."""
     prefix, slash, target = section.removeprefix("?").partition("/")
     kind, takes_target = _KINDS.get(prefix, (None, False))
     if kind is None or (slash and not takes_target):
-        raise ObjectError("no kind of program has a section of this name", section=section)
+        raise ObjectError("unknown program section name", section=section)
     autoload = not section.startswith("?")
     return SectionKind(kind.prefix, kind.prog_type, kind.attach, kind.flags, target, autoload)
 
 
 def target_prefix(attach: AttachType | int) -> str | None:
-    """What stands before a target's name in the kernel's BTF; None where a program is loaded without a target in it."""
+    """Prefix of a target's name in the kernel's BTF; None if programs of this type have no target in BTF."""
     return _TARGETS_OF_BTF.get(AttachType(attach)) if attach in _TARGETS_OF_BTF else None

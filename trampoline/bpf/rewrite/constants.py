@@ -1,8 +1,8 @@
-"""Branches on constants are decided before verification in new releases (``bpf_prune_dead_branches``).
+"""Decides branches on constants before verification, as new releases do (``bpf_prune_dead_branches``).
 
-What registers hold is followed along the flow of control, without looking at conditions: where paths meet with
-different values, the value is unknown. Verification sees the decided branches; what it would have proved too goes
-with dead code, but a branch with both sides reached from elsewhere goes only here.
+Register values are followed along the control flow, ignoring conditions: where paths meet with different values, the
+value is unknown. Verification sees the decided branches. Most of them it would decide itself, by dead code; a branch
+whose both sides are also reached from elsewhere is decided only here.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ Known = Mapping[int, int]
 
 
 def decide_branches(code: NodeList) -> None:
-    """Conditional jumps whose operands are known become jumps, or nothing."""
+    """Replace conditional jumps with known operands by jumps, or remove them."""
     after = dict(zip(map(id, code.nodes), [*code.nodes[1:], None], strict=True))
     for node, known in _follow(code, after):
         insn = node.insn
@@ -39,7 +39,7 @@ def decide_branches(code: NodeList) -> None:
             continue
         left = known.get(insn.dst)
         right = known.get(insn.src) if insn.code & X else insn.imm & _U64
-        # Only numbers of 32 bits are kept for this.
+        # The kernel keeps only 32-bit numbers for this.
         if left is None or left > _U32 or right is None or (insn.code & X and right > _U32):
             continue
         taken = _holds(insn.op, left, right, wide=insn.cls == Cls.JMP)
@@ -53,7 +53,7 @@ def _is_condition(insn: Insn) -> bool:
 
 
 def _follow(code: NodeList, after: Mapping[int, InsnNode | None]) -> list[tuple[InsnNode, Known]]:
-    """Each reached node with what is known before it."""
+    """Each reached node with the registers known before it."""
     before: dict[int, dict[int, int]] = {}
     nodes: dict[int, InsnNode] = {}
     work: list[tuple[InsnNode, dict[int, int]]] = [(start, {}) for start in code.starts]
@@ -73,12 +73,12 @@ def _follow(code: NodeList, after: Mapping[int, InsnNode | None]) -> list[tuple[
         if node.target is not None:
             work.append((node.target, then))
         if code_ == GOTOX:
-            return []  # where it goes is not known here
+            return []  # target unknown
     return [(node, before[place]) for place, node in nodes.items()]
 
 
 def _after(insn: Insn, known: dict[int, int]) -> dict[int, int]:
-    """What is known behind an instruction."""
+    """Registers known after an instruction."""
     cls = insn.cls
     then = dict(known)
     if insn.code in (CALL, TAIL_CALL):
@@ -106,7 +106,7 @@ def _after(insn: Insn, known: dict[int, int]) -> dict[int, int]:
 
 
 def _computed(insn: Insn, known: Known) -> int | None:
-    """The result of arithmetic on known numbers, as far as the kernel follows it."""
+    """The result of arithmetic on known numbers, for the operations that the kernel follows."""
     left, value = known.get(insn.dst), insn.imm & _U64
     from_register = bool(insn.code & X)
     right = known.get(insn.src) if from_register else value

@@ -20,7 +20,7 @@ _PLAIN_CONTEXTS = {
     ProgType.EXT,
     ProgType.SYSCALL,
 }
-"""Programs whose context is memory as it is declared."""
+"""Program types whose context has the same layout in memory as declared."""
 
 _PROBED = {Mode.MEM: Mode.PROBE_MEM, Mode.MEMSX: Mode.PROBE_MEMSX}
 _IN_ARENA = {
@@ -31,8 +31,8 @@ _IN_ARENA = {
 
 
 def convert_accesses(code: NodeList, prog_type: int, skb: SkbLayout | None) -> None:
-    """Loads of memory that need not be there become PROBE_MEM, arena accesses get its modes, fields of contexts that
-    stand for kernel structs become loads from these. Raises RewriteError for contexts that are not modelled.
+    """Rewrite loads that may fault to PROBE_MEM, arena accesses to arena modes, and fields of contexts that represent
+    kernel structs to loads from those. Raises RewriteError for contexts that are not modelled.
     """
 
     def access(node: InsnNode) -> list[Insn | InsnNode] | None:

@@ -1,4 +1,4 @@
-"""Code that no path reaches goes, and so do jumps to the next instruction."""
+"""Removal of unreachable code, and of jumps to the next instruction."""
 
 
 from trampoline.bpf.isa.insn import GOTO, MAY_GOTO, Cls, Insn, Jmp
@@ -6,7 +6,7 @@ from trampoline.bpf.rewrite.nodes import InsnNode, NodeList
 
 
 def hard_wire_branches(code: NodeList) -> None:
-    """Conditions of which one side is never taken become plain jumps (``opt_hard_wire_dead_code_branches``)."""
+    """Replace conditions that have one never-taken side by plain jumps (``opt_hard_wire_dead_code_branches``)."""
     after = dict(zip(map(id, code.nodes), [*code.nodes[1:], None], strict=True))
     for node in code.nodes:
         if not _is_conditional(node.insn) or node.target is None:
@@ -27,15 +27,15 @@ def _seen(node: InsnNode) -> bool:
 
 
 def remove_dead_code(code: NodeList) -> None:
-    """What no path reaches is gone (``opt_remove_dead_code``)."""
+    """Remove unreachable code (``opt_remove_dead_code``)."""
     code.expand(lambda node: None if _seen(node) else ())
 
 
 def remove_nops(code: NodeList) -> None:
-    """Jumps to the next instruction are gone (``opt_remove_nops``).
+    """Remove jumps to the next instruction (``opt_remove_nops``).
 
-    One that such a jump was between and its target stays: the kernel looks at each once, from the front. A may_goto
-    that would have jumped over what is removed is looked at again.
+    A jump stays if only another such jump separated it from its target: the kernel checks each once, from the start. A
+    may_goto that would have jumped over the removed code is checked again.
     """
     nodes = code.nodes
     place_of = {id(node): place for place, node in enumerate(nodes)}

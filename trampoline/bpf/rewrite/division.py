@@ -1,13 +1,13 @@
-"""Divisions that would trap are taken out: by zero, and of the least number by -1."""
+"""Replacement of divisions that would trap: by zero, and of the minimum by -1."""
 
 from trampoline.bpf.isa.insn import Alu, Cls, Insn, X
 from trampoline.bpf.rewrite import emit
 
 
 def safe_division(insn: Insn, ax: int) -> list[Insn] | None:
-    """What stands for a division or remainder; None where it is safe as it is.
+    """Replacement of a division or remainder; None if it is safe unchanged.
 
-    x / 0 is 0 and x % 0 is x; signed, least / -1 is least and x % -1 is 0 (RFC 9669).
+    x / 0 is 0 and x % 0 is x; signed, minimum / -1 is minimum and x % -1 is 0 (RFC 9669).
     """
     wide = insn.cls == Cls.ALU64
     is_div = insn.op == Alu.DIV
@@ -16,7 +16,7 @@ def safe_division(insn: Insn, ax: int) -> list[Insn] | None:
         if insn.off != 1 or insn.imm != -1:
             return None
         return [emit.alu_imm(Alu.NEG, dst, wide=wide) if is_div else emit.mov32_imm(dst, 0)]
-    # A 32-bit remainder that is left alone must lose its upper half.
+    # A skipped 32-bit remainder must still clear the upper half.
     cut = [] if wide or is_div else [emit.jump(1), emit.mov32(dst, dst)]
     if insn.off == 1:
         ahead = [emit.mov(ax, src), emit.alu_imm(Alu.ADD, ax, 1, wide=wide)]  # 0 for -1, 1 for 0

@@ -1,4 +1,4 @@
-"""eBPF instructions that rewriting writes, by what they do."""
+"""Constructors of the eBPF instructions that rewriting inserts."""
 
 from trampoline.bpf.isa.insn import ADDR_PERCPU, CALL, EXIT, GOTO, LD_IMM64, Alu, Cls, Insn, Jmp, Mode, Size, X
 

@@ -1,7 +1,7 @@
-"""What cannot be rewritten."""
+"""Error of rewriting."""
 
 from trampoline.bpf.errors import TrampolineError
 
 
 class RewriteError(TrampolineError):
-    """A program needs what the kernel has no address for, or a rewriting that is not modelled."""
+    """A program needs a kernel address that is unknown, or a rewriting that is not modelled."""

@@ -1,4 +1,4 @@
-"""Divisions, helpers, maps and kfuncs as the JIT wants them (``do_misc_fixups``)."""
+"""Divisions, helpers, maps and kfuncs in the form that the JIT expects (``do_misc_fixups``)."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ Made = list[Insn | InsnNode]
 
 
 class Fixups:
-    """The pass over all instructions; ``tail_calls`` has the direct ones that it found."""
+    """The pass over all instructions; ``tail_calls`` collects the direct ones."""
 
     def __init__(self, program: BpfProgram, rules: RewriteRules, env: Environment, depths: list[int]) -> None:
         self._program, self._rules, self._env, self._depths = program, rules, env, depths
@@ -56,7 +56,7 @@ class Fixups:
         self._several = False
 
     def run(self, code: NodeList) -> None:
-        """Rewrites a program. Raises RewriteError where an address is not known or something is not modelled."""
+        """Rewrite a program. Raises RewriteError for an unknown address or a rewriting that is not modelled."""
         self._several = len(code.starts) > 1
         function_of = code.function_of()
         bounded = {function_of[id(node)] for node in code.nodes if node.insn.code == MAY_GOTO}
@@ -83,14 +83,14 @@ class Fixups:
             made = safe_division(insn, self._rules.ax)
             return None if made is None else [*made]
         if insn.code == Cls.ALU64 | Alu.MOV | X and insn.off == ADDR_SPACE_CAST and insn.imm == 1:
-            # To the kernel's address space: the JIT adds the arena's base, so that the upper half is cleared.
+            # To the kernel's address space: a 32-bit move clears the upper half, the JIT adds the arena's base.
             node.insn = emit.mov32(insn.dst, insn.src)
         elif insn.cls == Cls.LD and insn.mode in (Mode.ABS, Mode.IND):
             return self._load_packet(insn)
         return None
 
     def _imm64(self, node: InsnNode) -> None:
-        """Maps and kernel variables become addresses (``convert_pseudo_ld_imm64``)."""
+        """Replace map and kernel variable references by addresses (``convert_pseudo_ld_imm64``)."""
         insn, env = node.insn, self._env
         index, offset = insn.imm & 0xFFFFFFFF, insn.imm >> 32
         match insn.src:
@@ -100,7 +100,7 @@ class Fixups:
                 value = env.maps[index]
             case Imm64.MAP_VALUE | Imm64.MAP_IDX_VALUE:
                 if index not in env.map_values:
-                    raise RewriteError(f"where values of map {index} are is not known")
+                    raise RewriteError(f"the address of the values of map {index} is not known")
                 value = env.map_values[index] + offset
             case Imm64.BTF_ID:
                 if index not in env.objects:
@@ -108,7 +108,7 @@ class Fixups:
                 value = env.objects[index]
             case _:
                 return
-        # The mark of what it was is taken away when the functions of a program are compiled already.
+        # The kernel clears src only after jit_subprogs() has compiled a program of several functions.
         node.insn = replace(insn, src=insn.src if self._several else 0, imm=value)
 
     def _may_goto(self, node: InsnNode, slot: int) -> Made:
@@ -121,19 +121,19 @@ class Fixups:
             case MayGoto.COUNTED:
                 return [*ahead, emit.store(10, slot, ax)]
             case MayGoto.TIMED:
-                # The clock is looked at each time the count is used up; it fills the count again, or leaves it 0.
+                # The clock is checked each time the count is exhausted; the check refills the count, or leaves it 0.
                 clock = emit.call(self._env.call("arch_bpf_timed_may_goto"))
                 refill = [emit.jump_if(emit.JNE, ax, 0, 2), emit.mov_imm(ax, slot), clock]
                 return [*ahead, *refill, emit.store(10, slot, ax)]
 
     def _bound(self, slot: int) -> list[Insn]:
-        """What begins a function with may_goto: the count, and when it began."""
+        """Initialisation at the start of a function with may_goto: the count, and the start time."""
         if self._rules.may_goto is MayGoto.COUNTED:
             return [emit.store_imm(10, slot, MAX_LOOPS)]
         return [emit.store_imm(10, slot, _MAX_TIMED_LOOPS), emit.store_imm(10, slot + 8, 0)]
 
     def _load_packet(self, insn: Insn) -> Made:
-        """LD_ABS and LD_IND: a helper, and the program ends where the packet does (``bpf_gen_ld_abs``)."""
+        """LD_ABS and LD_IND: a helper call; the program exits if the packet is too short (``bpf_gen_ld_abs``)."""
         helper = f"bpf_skb_load_helper_{_LD_ABS[insn.size]}_no_cache"
         where = [emit.mov_imm(2, insn.imm)]
         if insn.mode == Mode.IND:
@@ -183,7 +183,7 @@ class Fixups:
         return None
 
     def _tail_call(self, node: InsnNode) -> int:
-        """Number from 1 of a direct tail call, 0 where it goes through the map."""
+        """Number of a direct tail call, from 1; 0 for a call through the map."""
         facts = node.facts
         if facts is None or facts.map is None or facts.map_key is None or self._env.hardened:
             return 0
@@ -197,5 +197,5 @@ class Fixups:
     def _function(self, name: str, number: int) -> int:
         proto = helper_for(self._caller, number)
         if proto is None:
-            raise RewriteError(f"helper {name or number} is not there for the program")
+            raise RewriteError(f"helper {name or number} is not available to the program")
         return self._env.call(proto.function)

@@ -1,4 +1,4 @@
-"""Helpers and kfuncs that are instructions instead of calls."""
+"""Helpers and kfuncs that become instructions instead of calls."""
 
 from collections.abc import Callable
 from errno import EINVAL
@@ -17,11 +17,11 @@ _RETURNS = (
     AttachType.TRACE_FEXIT_MULTI,
     AttachType.TRACE_FSESSION_MULTI,
 )
-"""Programs that have a return value in their context."""
+"""Attach types whose context contains a return value."""
 
 
 def _count(rules: RewriteRules) -> list[Insn]:
-    """r0 = number of argument slots, from the word before the context."""
+    """r0 = number of argument slots, from the count word at ctx[-1]."""
     mask = [emit.alu_imm(Alu.AND, 0, rules.count_mask)] if rules.count_mask else []
     return [emit.load(0, 1, -8), *mask]
 
@@ -66,7 +66,7 @@ def _signed32(value: int) -> int:
 def inlined_helper(
     name: str, prog_type: int, attach: int, rules: RewriteRules, env: Environment
 ) -> list[Insn] | None:
-    """What stands for a helper that needs no call; None for those that are called."""
+    """Instructions that replace a helper call; None for helpers that are called."""
     if prog_type == ProgType.TRACING:
         match name:
             case "get_func_arg":
@@ -90,7 +90,7 @@ def inlined_helper(
 
 
 def _session_cookie() -> list[Insn]:
-    """r0 = where the cookie is: the second byte of the count word says how many slots below the context."""
+    """r0 = address of the cookie: the second byte of the count word is its distance below the context in slots."""
     return [
         emit.load(0, 1, -8),
         emit.alu_imm(Alu.RSH, 0, 8),
@@ -122,6 +122,6 @@ _SESSION_KFUNCS: dict[str, Callable[[], list[Insn]]] = {
 
 
 def inlined_kfunc(name: str, attach: int) -> list[Insn] | None:
-    """What stands for a kfunc that needs no call; None for those that are called."""
+    """Instructions that replace a kfunc call; None for kfuncs that are called."""
     table = {**_KFUNCS, **(_SESSION_KFUNCS if attach in _FSESSION else {})}
     return table[name]() if name in table else None

@@ -1,4 +1,4 @@
-"""Look-ups in maps as instructions (``map_gen_lookup`` of the map types)."""
+"""Map look-ups as instructions (``map_gen_lookup`` of the map types)."""
 
 from emu.machine.address_map import round_up
 from trampoline.bpf.isa.insn import Alu, Insn, Size
@@ -12,7 +12,7 @@ _INNER_MAP = 1 << 12  # BPF_F_INNER_MAP
 
 
 def inlined_lookup(spec: MapSpec, rules: RewriteRules, env: Environment) -> list[Insn] | None:
-    """bpf_map_lookup_elem(r1, r2) of this map in place; None where its type has no such form."""
+    """bpf_map_lookup_elem(r1, r2) of this map inlined; None if its type has no inlined form."""
     match spec.type:
         case MapType.ARRAY:
             if spec.flags & _INNER_MAP:
@@ -52,7 +52,8 @@ def inlined_lookup(spec: MapSpec, rules: RewriteRules, env: Environment) -> list
 
 
 def _array(spec: MapSpec, rules: RewriteRules, element: int, then: list[Insn]) -> list[Insn]:
-    """r0 = the element's address, or NULL past the end; ``then`` is done with it, and may jump to the NULL."""
+    """r0 = the element's address, or NULL past the end; ``then`` continues with the address, and may jump to the NULL.
+    """
     if element & (element - 1):
         scale = emit.alu_imm(Alu.MUL, 0, element)
     else:

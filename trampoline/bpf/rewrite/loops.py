@@ -1,4 +1,4 @@
-"""bpf_loop() with one callback becomes a loop around a call of it (``inline_bpf_loop``)."""
+"""Inlining of bpf_loop() with one callback (``inline_bpf_loop``)."""
 
 from errno import E2BIG
 
@@ -8,11 +8,11 @@ from trampoline.bpf.rewrite.nodes import InsnNode, NodeList
 
 MAX_LOOPS = 8 << 20
 _SAVED = 3 * 8
-"""r6, r7 and r8 are saved below the function's stack."""
+"""Stack bytes for r6, r7 and r8, saved below the function's stack."""
 
 
 def inline_loops(code: NodeList, depths: list[int]) -> None:
-    """Inlines the calls that verification found fit for it; ``depths``, stack bytes by function, grow."""
+    """Inline the calls that verification marked as suitable; increases ``depths``, the stack bytes by function."""
     function_of = code.function_of()
     deeper = {function_of[id(node)] for node in code.nodes if node.facts is not None and node.facts.inlines_loop}
     for number in deeper:
@@ -27,7 +27,7 @@ def inline_loops(code: NodeList, depths: list[int]) -> None:
 
 
 def _loop(base: int, callback: int) -> list[Insn | InsnNode]:
-    """r1: how often, r3: the callback's context. r0: how often it ran, or -E2BIG."""
+    """r1: number of iterations, r3: the callback's context. r0: iterations done, or -E2BIG."""
     call = InsnNode(Insn(CALL, src=CallKind.SUBPROG), func=callback)
     return [
         emit.jump_if(emit.JLE, 1, MAX_LOOPS, 2),
@@ -39,12 +39,12 @@ def _loop(base: int, callback: int) -> list[Insn | InsnNode]:
         emit.mov(6, 1),
         emit.mov32_imm(7, 0),
         emit.mov(8, 3),
-        emit.jump_if_reg(emit.JGE, 7, 6, 5),  # counted up
+        emit.jump_if_reg(emit.JGE, 7, 6, 5),  # all iterations done
         emit.mov(1, 7),
         emit.mov(2, 8),
         call,
         emit.alu_imm(Alu.ADD, 7, 1),
-        emit.jump_if(emit.JEQ, 0, 0, -6),  # the callback goes on
+        emit.jump_if(emit.JEQ, 0, 0, -6),  # the callback returned 0: continue
         emit.mov(0, 7),
         emit.load(6, 10, base),
         emit.load(7, 10, base + 8),

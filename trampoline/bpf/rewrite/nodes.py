@@ -1,4 +1,4 @@
-"""A program as a list of nodes whose jumps know their targets, so that instructions can come and go."""
+"""A program as a list of nodes whose jumps refer to their targets, so that instructions can be inserted and removed."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +10,13 @@ from trampoline.bpf.verifier.state.result import InsnFacts, Verified
 
 @dataclass(eq=False, slots=True)
 class InsnNode:
-    """One instruction. ``target``: where it jumps; ``func``: number of the function that it calls or points to."""
+    """One instruction. ``target``: its jump target; ``func``: number of the function that it calls or points to."""
 
     insn: Insn
     target: "InsnNode | None" = None
     func: int | None = None
     facts: InsnFacts | None = None
-    """What was seen of it; None for what rewriting made."""
+    """Verification's facts on it; None for instructions added by rewriting."""
     origin: int | None = None
     """Its slot in the loaded program."""
 
@@ -24,7 +24,7 @@ class InsnNode:
 class NodeList:
     """The whole program: ``nodes`` in order, ``starts`` the first node of each function.
 
-    ``numbers``: of each function, its number in the loaded program; None for what rewriting made.
+    ``numbers``: number of each function in the loaded program; None for functions added by rewriting.
     """
 
     def __init__(self, verified: Verified) -> None:
@@ -45,10 +45,10 @@ class NodeList:
                 node.func = number_at[slot + 1 + distance]
 
     def expand(self, make: Callable[[InsnNode], Sequence[Insn | InsnNode] | None]) -> None:
-        """Puts for each node what ``make`` gives; None keeps it, nothing removes it.
+        """Replace each node by the result of ``make``; None keeps it, an empty result removes it.
 
-        Jumps to a node go to the first of what replaces it. Jumps of given instructions count within what they are
-        given with, its end included; nodes that are given keep their targets.
+        Jumps to a node lead to the first node of its replacement. Jumps of new instructions are relative within their
+        replacement, including its end; new nodes keep their targets.
         """
         out: list[InsnNode] = []
         heads: list[int] = []
@@ -79,7 +79,7 @@ class NodeList:
         self.nodes = out
 
     def _keep(self, firsts: list[int], alive: list[bool], out: list[InsnNode]) -> None:
-        """The functions of which something is left; numbers of called ones change with them."""
+        """Keep the functions that still have nodes, and renumber calls."""
         left = [number for number, lives in enumerate(alive) if lives]
         if len(left) < len(alive):
             new_number = {number: place for place, number in enumerate(left)}
@@ -90,21 +90,21 @@ class NodeList:
         self.numbers = [self.numbers[number] for number in left]
 
     def begin_with(self, number: int, insns: Iterable[Insn]) -> None:
-        """Puts instructions before a function's first one; jumps to that one pass them by."""
+        """Insert instructions at a function's start; jumps to its old first instruction skip them."""
         place = self.nodes.index(self.starts[number])
         new = [InsnNode(insn) for insn in insns]
         self.nodes[place:place] = new
         self.starts[number] = new[0]
 
     def append_function(self, insns: Iterable[Insn]) -> None:
-        """A further function."""
+        """Add a function."""
         new = [InsnNode(insn) for insn in insns]
         self.nodes += new
         self.starts.append(new[0])
         self.numbers.append(None)
 
     def function_of(self) -> dict[int, int]:
-        """Number of each node's function, by the node's ``id``."""
+        """Number of each node's function, by the node's ``id()``."""
         starts = {id(start): number for number, start in enumerate(self.starts)}
         found, number = {}, 0
         for node in self.nodes:
@@ -128,7 +128,9 @@ def _at(nodes: list[InsnNode], place: int) -> InsnNode:
 
 
 def laid_out(nodes: Sequence[InsnNode]) -> tuple[Insn, ...]:
-    """The instructions of a function with their jumps' distances. Raises RewriteError where one does not fit."""
+    """The instructions of a function with jump distances filled in. Raises RewriteError for a distance that does not
+    fit.
+    """
     slot_of: dict[int, int] = {}
     slot = 0
     for node in nodes:

@@ -1,4 +1,4 @@
-"""All rewriting of one program, in the kernel's order (the end of ``bpf_check``, and ``jit_subprogs``)."""
+"""The rewriting passes of one program, in the kernel's order (the end of ``bpf_check``, and ``jit_subprogs``)."""
 
 from collections.abc import Sequence
 
@@ -26,11 +26,11 @@ def rewrite(
     skb: SkbLayout | None = None,
     indirect_targets: Sequence[int] = (),
 ) -> RewrittenProgram:
-    """The functions of an accepted program as the JIT gets them, but for their own addresses.
+    """The functions of an accepted program as input for the JIT, except for their own addresses.
 
     ``skb``: offsets of the kernel's struct sk_buff, for socket filters. ``indirect_targets``: slots of the loaded
-    program that jumps by a register can reach. Raises RewriteError where an address is not known or a rewriting is
-    not modelled.
+    program that register jumps can reach. Raises RewriteError for an unknown address or a rewriting that is not
+    modelled.
     """
     program = verified.program
     code = NodeList(verified)
@@ -50,7 +50,7 @@ def rewrite(
     extend_exchanged(code)
     convert_accesses(code, int(program.prog_type), skb)
     if throws and not any(subprog.is_exception_callback for subprog in subprogs):
-        # What ends a program that throws: its return value is what was thrown.
+        # The exception callback: its return value is the thrown value.
         code.append_function([emit.mov(0, 1), emit.exit_()])
         subprogs.append(SubprogFacts(start=-1, is_exception_callback=True))
         depths.append(0)

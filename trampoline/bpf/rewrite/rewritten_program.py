@@ -1,4 +1,4 @@
-"""The rewritten program, and its functions' addresses in it."""
+"""The rewritten program, and linking with its functions' addresses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from trampoline.bpf.jit.jit_input import JitArena, JitFunc, JitProgram, Poke
 
 @dataclass(frozen=True, slots=True)
 class TailCall:
-    """A direct tail call: number of its map in the program, and the key."""
+    """A direct tail call: index of its map in the program, and the key."""
 
     map: int
     key: int
@@ -17,7 +17,7 @@ class TailCall:
 
 @dataclass(frozen=True, slots=True)
 class RewrittenFunc:
-    """One function. ``refs``: index of an instruction to the number of the function that it calls or points to."""
+    """One function. ``refs``: by index of an instruction, the number of the function that it calls or points to."""
 
     insns: tuple[Insn, ...]
     refs: tuple[tuple[int, int], ...]
@@ -29,12 +29,12 @@ class RewrittenFunc:
     indirect_targets: frozenset[int]
     name: str = ""
     origins: tuple[int | None, ...] | None = None
-    """The slot of each instruction in the loaded program; None of one that rewriting made."""
+    """Slot of each instruction in the loaded program; None for one added by rewriting."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewrittenProgram:
-    """The functions in their order, main first."""
+    """The functions in order, main first."""
 
     funcs: tuple[RewrittenFunc, ...]
     tail_calls: tuple[TailCall, ...]
@@ -48,9 +48,10 @@ class RewrittenProgram:
         private_stacks: Sequence[int] = (),
         arena: JitArena | None = None,
     ) -> JitProgram:
-        """The JIT's input once it is known where each function will be (``jit_subprogs``).
+        """The JIT's input, given the address of each function (``jit_subprogs``).
 
-        ``pokes``: what each direct tail call's slot holds now; ``private_stacks``: of each function, 0 for none.
+        ``pokes``: current state of each direct tail call's slot; ``private_stacks``: per-CPU offset for each function,
+        0 for none.
         """
         held = tuple(pokes) if pokes is not None else tuple(Poke() for _ in self.tail_calls)
         return JitProgram(

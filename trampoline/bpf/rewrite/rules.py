@@ -12,7 +12,7 @@ class RewriteRules:
     """One release's rewriting. ``KernelRelease`` sets the fields whose docstring says "from the release"."""
 
     ax: int
-    """The register that only rewriting uses (BPF_REG_AX)."""
+    """The register reserved for rewriting (BPF_REG_AX)."""
     inlines_percpu: bool
     """Look-ups in per-CPU maps are inlined (db69718b8efa, 6.10)."""
     cpu_number: str = ""
@@ -22,9 +22,9 @@ class RewriteRules:
     percpu_wide: bool = False
     """Per-CPU variables are kernel addresses, not small offsets (9d7de2aa8b41, 6.15)."""
     count_mask: int = 0
-    """Bits of the word before the context that are the number of arguments; 0: all."""
+    """Bits of the word before the context that are the number of arguments; 0: all bits."""
     gfp_atomic: int = 0x820
-    """GFP_ATOMIC, which storage helpers get as a hidden argument."""
+    """GFP_ATOMIC, passed to storage helpers as a hidden argument."""
     inlines_kptr_xchg: bool = True
     """bpf_kptr_xchg() is one exchange (7c05e7f3e74e, 6.8)."""
     decides_constants: bool = False
@@ -38,7 +38,7 @@ class RewriteRules:
 
 
 HTAB_ELEM = 48
-"""Size of struct htab_elem, behind which key and value are."""
+"""Size of struct htab_elem in bytes; key and value follow it."""
 LRU_REF = 35
 """Offset of ``lru_node.ref`` in it."""
 
@@ -88,7 +88,7 @@ MAP_OPERATIONS: dict[MapType, dict[str, str]] = {
     MapType.HASH_OF_MAPS: {"lookup": "__htab_map_lookup_elem"},
     MapType.ARRAY_OF_MAPS: {"lookup": "array_of_map_lookup_elem"},
 }
-"""The kernel's functions that map helpers are replaced by where the map is known (``struct bpf_map_ops``)."""
+"""Kernel functions that replace map helpers if the map is known (``struct bpf_map_ops``)."""
 
 MAP_HELPERS = {
     "map_lookup_elem": "lookup",

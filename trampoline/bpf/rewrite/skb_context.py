@@ -31,11 +31,12 @@ class SkbLayout:
     hash: int
     napi_id: int
     vlan_present_bit: int = 0
-    """Where vlan_present is a bit of its own: the byte that it is bit 0 of; 0: it is vlan_all != 0."""
+    """Offset of the byte with vlan_present as bit 0, in kernels with a separate bit; 0: vlan_present is vlan_all != 0.
+    """
 
 
 def skb_access(insn: Insn, skb: SkbLayout) -> list[Insn]:
-    """What stands for a load of a field into a register. Raises RewriteError for fields that are not modelled."""
+    """Replacement of a load of a field into a register. Raises RewriteError for fields that are not modelled."""
     dst, base, off = insn.dst, insn.src, insn.off
     plain = {
         0: (skb.len, Size.W),

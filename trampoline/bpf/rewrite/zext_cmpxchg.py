@@ -1,4 +1,4 @@
-"""A 32-bit compare-and-exchange may leave r0's upper half as it was; where that is read, it is cleared.
+"""Zero extension after 32-bit compare-and-exchange, whose result may keep r0's old upper half.
 
 x86 writes the old value into eax only if the comparison fails (``opt_subreg_zext_lo32_rnd_hi32``).
 """
@@ -12,7 +12,7 @@ _EXCHANGE = Cls.STX | Mode.ATOMIC | Size.W
 
 
 def extend_exchanged(code: NodeList) -> None:
-    """Puts the extension behind each such exchange whose result is read as 64 bits."""
+    """Insert the extension after each such exchange whose result is read as 64 bits."""
     exchanges = [n for n in code.nodes if n.insn.code == _EXCHANGE and n.insn.imm == Atomic.CMPXCHG]
     if not exchanges:
         return
@@ -41,7 +41,7 @@ def _upper_half_is_read(exchange: InsnNode, after: Mapping[int, InsnNode | None]
 
 
 def _reads_wide(insn: Insn) -> bool:
-    """Whether r0, a number, is read as 64 bits (``is_reg64``)."""
+    """True if r0, a number, is read as 64 bits (``is_reg64``)."""
     cls, by_src = insn.cls, bool(insn.code & X) and insn.src == 0
     if cls == Cls.ALU64:
         return by_src or (insn.dst == 0 and insn.op != Alu.MOV)
@@ -53,7 +53,7 @@ def _reads_wide(insn: Insn) -> bool:
 
 
 def _defines(insn: Insn) -> bool:
-    """Whether r0 becomes something else."""
+    """True if r0 is overwritten."""
     match insn.cls:
         case Cls.ALU | Cls.ALU64 | Cls.LDX:
             return insn.dst == 0

@@ -1,4 +1,4 @@
-"""Programs run bare: compiled and called in guest memory, without a kernel, an attach point or verification."""
+"""Standalone programs: compiled and called in guest memory, without a kernel, an attach point or verification."""
 
 from trampoline.bpf.standalone.machine import BareMachine, Helper, ProgramFault
 

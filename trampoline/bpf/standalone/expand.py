@@ -1,4 +1,4 @@
-"""Instructions replaced by several, with jumps and calls that still go where they went (bpf_patch_insn_data)."""
+"""Replacement of instructions by several, with jumps and calls adjusted (bpf_patch_insn_data)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,22 +7,23 @@ from trampoline.bpf.errors import BytecodeError
 from trampoline.bpf.isa.insn import GOTOL, LD_IMM64, Insn, places
 
 Patch = Callable[[Insn], "Sequence[Insn] | None"]
-"""What an instruction becomes; None: it stays."""
+"""Replacement of an instruction; None keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """Instructions after the replacement. ``slots`` has the new slot of each one that there was, and of the end."""
+    """Instructions after replacement. ``slots``: the new slot of each old slot, and of the end."""
 
     insns: tuple[Insn, ...]
     slots: dict[int, int]
 
 
 def expand(insns: Sequence[Insn], patch: Patch) -> Expanded:
-    """Replace each instruction by what ``patch`` makes of it. Who went to it goes to the first of what it became.
+    """Replace each instruction by the result of ``patch``; jumps to it lead to the first instruction of its
+    replacement.
 
-    Jumps within a replacement are its own; a jump or call that is replaced must not be among what replaces it.
-    BytecodeError for a jump that goes nowhere, or further now than it can (the kernel's -ERANGE).
+    Jumps within a replacement are not adjusted; a replaced jump or call must not be part of its replacement. Raises
+    BytecodeError for a jump without a target, or whose distance no longer fits (the kernel's -ERANGE).
     """
     made = [patch(insn) for insn in insns]
     old = places(insns)
@@ -45,7 +46,7 @@ def _moved(insn: Insn, slot: int, slots: dict[int, int]) -> Insn:
         return insn
     goal = slots.get(slot + 1 + distance)
     if goal is None:
-        raise BytecodeError(f"there is no instruction at slot {slot + 1 + distance}, where it goes", slot)
+        raise BytecodeError(f"no instruction at slot {slot + 1 + distance}, its target", slot)
     distance = goal - slots[slot] - 1
     if insn.jump is None or insn.code == GOTOL:
         imm = distance % (1 << 32) if insn.code == LD_IMM64 else distance

@@ -1,4 +1,4 @@
-"""The functions of a program: where each begins, and that each is whole (check_subprogs)."""
+"""The functions of a program: their start slots, and checks that each is complete (check_subprogs)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from trampoline.bpf.isa.insn import EXIT, GOTO, GOTOL, Insn, places
 
 @dataclass(frozen=True, slots=True)
 class FunctionCode:
-    """One function: ``start`` is the slot of the program at which it begins, ``end`` the slot behind it."""
+    """One function: ``start`` is its first slot in the program, ``end`` the slot after its last."""
 
     start: int
     end: int
@@ -18,10 +18,10 @@ class FunctionCode:
 
 
 def functions_of(insns: Sequence[Insn]) -> tuple[FunctionCode, ...]:
-    """The functions of a program in order, the main one first: a function begins at slot 0 and wherever one is called.
+    """The functions of a program in order, the main one first: a function starts at slot 0 and at each call target.
 
-    BytecodeError with the slot where the program is empty, a call or jump goes to no instruction, a jump leaves its
-    function, or a function's last instruction lets control run out of it.
+    Raises BytecodeError with the slot if the program is empty, a call or jump has no instruction as target, a jump
+    leaves its function, or control can run past a function's last instruction.
     """
     if not insns:
         raise BytecodeError("the program has no instructions")
@@ -32,7 +32,7 @@ def functions_of(insns: Sequence[Insn]) -> tuple[FunctionCode, ...]:
         if insn.function is not None:
             start = slot + 1 + insn.function
             if start not in known:
-                raise BytecodeError(f"there is no function at slot {start}", slot)
+                raise BytecodeError(f"no function at slot {start}", slot)
             starts.add(start)
     bounds = [*sorted(starts), slots[-1]]
     position = {slot: index for index, slot in enumerate(slots)}
@@ -52,7 +52,7 @@ def _check(function: FunctionCode, known: set[int]) -> None:
             if not function.start <= goal < function.end:
                 raise BytecodeError(f"the jump to slot {goal} leaves its function", slot)
             if goal not in known:
-                raise BytecodeError(f"there is no instruction at slot {goal}, where it jumps", slot)
+                raise BytecodeError(f"no instruction at slot {goal}, its target", slot)
         last = slot
         slot += insn.slots
     if function.insns[-1].code not in (EXIT, GOTO, GOTOL):

@@ -1,6 +1,6 @@
-"""A machine for bare programs: what a program is turned into, where it lies, what a fault of it means.
+"""A machine for standalone programs: compiles, places and calls them, and explains their faults.
 
-What verification would have refused for what it does to memory is found when it happens: ``ProgramFault``.
+Invalid memory accesses, which verification would reject, are detected at run time: ``ProgramFault``.
 """
 
 from bisect import bisect_right
@@ -41,19 +41,20 @@ from trampoline.bpf.standalone.functions import FunctionCode, functions_of
 from trampoline.bpf.standalone.zext import zero_extended
 
 STACK_SIZE = 512
-"""Bytes of stack that every function gets (MAX_BPF_STACK)."""
+"""Bytes of stack of every function (MAX_BPF_STACK)."""
 CODE_SIZE = 4 << 20
 MEMORY_SIZE = 1 << 20
 MAX_INSTRUCTIONS = 10_000_000
-"""Machine instructions after which a run is given up."""
+"""Default limit on the machine instructions of a run."""
 _ALIGN = 16
 
 Helper = Callable[[int, int, int, int, int], int]
 
 
 class ProgramFault(TrampolineError):
-    """A program that did what it would have been refused for. ``slot`` is its instruction, None where that is not
-    known; ``fault`` what the machine says.
+    """A fault of a program that verification would have rejected.
+
+    ``slot``: its instruction, None if unknown; ``fault``: the machine's error.
     """
 
     def __init__(self, reason: str, slot: int | None, fault: GuestFault) -> None:
@@ -63,7 +64,7 @@ class ProgramFault(TrampolineError):
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A function in guest memory. ``slots`` has the program's slot of each instruction of the image."""
+    """A function in guest memory. ``slots``: the program's slot of each instruction of the image."""
 
     image: JitImage
     slots: tuple[int, ...]
@@ -74,12 +75,12 @@ class BareRules(Protocol):
 
     @property
     def name(self) -> str:
-        """The release's name, for messages."""
+        """The release's name."""
         ...
 
     @property
     def isa(self) -> IsaRules:
-        """Instructions that there are."""
+        """The release's instructions."""
         ...
 
     @property
@@ -89,15 +90,15 @@ class BareRules(Protocol):
 
     @property
     def rewrite(self) -> RewriteRules:
-        """Rules of the rewriting: the register that it may use."""
+        """Rules of the rewriting, for its reserved register."""
         ...
 
 
 class BareMachine:
-    """A machine for bare programs, one after the other: each takes the place of the last.
+    """A machine for standalone programs, one at a time: loading replaces the previous program.
 
-    ``release`` is the kernel whose JIT compiles; ``bmi2``: the processor has BMI2. ``helpers`` are the functions
-    that programs may call, by the numbers of their helpers.
+    ``release`` is the kernel whose JIT compiles; ``bmi2``: the processor has BMI2. ``helpers``: the functions that
+    programs may call, by helper number.
     """
 
     def __init__(
@@ -117,11 +118,12 @@ class BareMachine:
         self._placed: list[_Placed] = []
 
     def load(self, insns: Sequence[Insn], stack: Mapping[int, int] | None = None) -> None:
-        """Compile a program and put it into guest memory.
+        """Compile a program and place it in guest memory.
 
-        ``stack`` has the bytes of stack of functions by the slots at which they begin; others have 512. Raises
-        BytecodeError and JitError for what cannot be compiled: instructions that this release does not know or that
-        need a kernel (maps, kernel functions), jumps and calls that go nowhere.
+        ``stack``: bytes of stack of functions by their start slots; others have 512.
+
+        Raises BytecodeError and JitError for programs that cannot be compiled: instructions that this release lacks or
+        that need a kernel (maps, kernel functions), jumps and calls without a target.
         """
         functions_of(insns)
         slot = 0
@@ -140,7 +142,7 @@ class BareMachine:
             starts[function.start] = start
             start += (len(image) + _ALIGN - 1) // _ALIGN * _ALIGN
         if start > self._code + CODE_SIZE:
-            raise BytecodeError(f"the program has {start - self._code} bytes of code, too many to run bare")
+            raise BytecodeError(f"the program has {start - self._code} bytes of code, too many")
         if len(functions) > 1:
             images = [self._compile(function, depths, starts) for function in functions]
         placed = []
@@ -154,8 +156,8 @@ class BareMachine:
     def run(self, memory: bytes = b"", *, max_instructions: int = MAX_INSTRUCTIONS) -> tuple[int, bytes]:
         """Call the program with the guest address and the length of a copy of ``memory``, both 0 for none.
 
-        Gives r0 and the memory afterwards. ProgramFault where it faults or does not end; TrampolineError for memory
-        of more than 1 MiB.
+        Returns r0 and the memory afterwards. Raises ProgramFault if the program faults or does not end; TrampolineError
+        for memory of more than 1 MiB.
         """
         if len(memory) > MEMORY_SIZE:
             raise TrampolineError(f"{len(memory)} bytes of memory, {MEMORY_SIZE} at most")
@@ -171,14 +173,14 @@ class BareMachine:
         return call.value, self.machine.read(address, len(memory)) if memory else b""
 
     def close(self) -> None:
-        """Give the machine back."""
+        """Release the machine."""
         self.machine.close()
 
     def _check(self, insn: Insn, slot: int) -> None:
-        """BytecodeError for what only a kernel gives a meaning, and for what this release does not have."""
+        """Reject instructions that only a kernel can execute, and those that this release lacks: BytecodeError."""
         reason = _needs_kernel(insn)
         if reason is None and insn.code == CALL and insn.src == CallKind.HELPER and insn.imm not in self._helpers:
-            reason = f"there is no helper {insn.imm}"
+            reason = f"no helper {insn.imm}"
         if reason is None and not self.release.isa.has(insn):
             reason = f"{self.release.name} has no {format_insn(insn)}"
         if reason:
@@ -227,20 +229,20 @@ class BareMachine:
 
 
 def _needs_kernel(insn: Insn) -> str | None:
-    """What keeps an instruction from having a meaning without a kernel, if anything does."""
+    """The reason why an instruction has no meaning without a kernel; None if it has one."""
     if insn.code == CALL:
-        return "a kernel function, and there is no kernel" if insn.src == CallKind.KFUNC else None
+        return "a kernel function needs a kernel" if insn.src == CallKind.KFUNC else None
     if insn.code == LD_IMM64:
-        return None if insn.src == Imm64.VALUE else "the address of a map or function, and there is no kernel"
+        return None if insn.src == Imm64.VALUE else "the address of a map or function needs a kernel"
     if insn.cls == Cls.LD or insn.code in (MAY_GOTO, GOTOX):
-        return f"opcode 0x{insn.code:02x} is rewritten by kernels, and there is none"
+        return f"opcode 0x{insn.code:02x} needs a kernel, which rewrites it"
     if insn.code == Cls.ALU64 | Alu.MOV | X and insn.off == ADDR_SPACE_CAST:
-        return "a cast between address spaces, and there is no arena"
-    return None if max(insn.dst, insn.src) <= MAX_REG else "an argument on the stack, and there is no kernel"
+        return "a cast between address spaces needs an arena"
+    return None if max(insn.dst, insn.src) <= MAX_REG else "an argument on the stack needs a kernel"
 
 
 def _origins(function: FunctionCode, origin: Mapping[int, int]) -> tuple[int, ...]:
-    """The slot in the program as it was given, of each slot of a function."""
+    """Slot in the loaded program of each slot of a function."""
     found = []
     latest = origin[function.start]
     for slot in range(function.start, function.end):
@@ -250,7 +252,9 @@ def _origins(function: FunctionCode, origin: Mapping[int, int]) -> tuple[int, ..
 
 
 def _by_constant(insn: Insn) -> tuple[Insn, ...] | None:
-    """Divisions by zero and shifts by more than the width, by constants: verifiers refuse them, RFC 9669 does not."""
+    """Replacements for division by a constant zero and shifts by more than the width: valid in RFC 9669, not in the
+    verifier.
+    """
     bits = 64 if insn.cls == Cls.ALU64 else 32
     if insn.op in (Alu.LSH, Alu.RSH, Alu.ARSH) and not 0 <= insn.imm < bits:
         return (replace(insn, imm=insn.imm & bits - 1),)

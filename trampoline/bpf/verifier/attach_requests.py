@@ -1,11 +1,11 @@
-"""Ways to ask a kernel to attach a loaded program."""
+"""Requests to attach a loaded program."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class LinkCreate:
-    """BPF_LINK_CREATE with the program's expected attach type and no target beside the one it was loaded for."""
+    """BPF_LINK_CREATE with the program's expected attach type and its load-time target only."""
 
 
 @dataclass(frozen=True, slots=True)

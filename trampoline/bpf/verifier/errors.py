@@ -1,13 +1,13 @@
-"""Why a program is not accepted: the kernel's own answer, or that verifier-lite does not model what it needs."""
+"""Errors of verification: the kernel's refusal, or a feature that verifier-lite does not model."""
 
 from trampoline.bpf.errors import KernelError, TrampolineError
 
 
 class VerifierError(KernelError):
-    """What the kernel would refuse at load or attach.
+    """Refusal by the kernel at load or attach.
 
-    ``errno`` is positive, ``summary`` the decisive line, ``log`` the whole log in the manner of the kernel's, ``slot``
-    the instruction where it is known, ``where`` the program and its source line, for people.
+    ``errno`` is positive, ``summary`` the decisive line, ``log`` the whole log in the kernel's form, ``slot`` the
+    instruction if known, ``where`` the program and its source line, for messages.
     """
 
     def __init__(self, errno: int, summary: str, slot: int | None = None, log: str = "") -> None:
@@ -24,7 +24,7 @@ class VerifierError(KernelError):
 class Unsupported(TrampolineError):
     """A program needs a feature that verifier-lite does not model: neither accepted nor refused.
 
-    ``feature`` says which, ``where`` in which program and line, for people.
+    ``feature``: its name, ``where``: the program and source line, for messages.
     """
 
     def __init__(self, feature: str, slot: int | None = None, log: str = "") -> None:

@@ -9,6 +9,7 @@ from trampoline.releases import release_names
 
 if TYPE_CHECKING:
     from trampoline.lab import Workload
+    from trampoline.lab.own_kernel import OwnKernel
 
 _ATTACH = ("fentry", "fexit", "fmod_ret", "fsession", "lsm")
 _FORMATS = ("html", "speedscope", "chrome", "callgrind", "collapsed")
@@ -24,6 +25,31 @@ def flavour_help(default: str, *more: str) -> str:
 def add_flavour(parser: argparse.ArgumentParser, default: str | None = "6.12", described: str = "") -> None:
     """Add the option for the kernel release. ``described``: its default, in words."""
     parser.add_argument("--flavour", metavar="F", default=default, help=flavour_help(described or str(default)))
+
+
+def add_kernel(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """A real kernel instead of the synthetic one."""
+    what = "a real kernel: vmlinuz, vmlinux or an unpacked package"
+    if several:
+        parser.add_argument(
+            "--kernel", action="append", dest="kernels", type=Path, metavar="PATH", help=f"{what}; may be given again"
+        )
+        return
+    parser.add_argument("--kernel", type=Path, metavar="PATH", help=f"{what}, or a memory image (ELF core, kdump)")
+    add_image(parser)
+
+
+def add_image(parser: argparse.ArgumentParser) -> None:
+    """The CPU and the task of a memory image."""
+    parser.add_argument("--cpu", type=whole("CPU"), default=0, metavar="N", help="of a memory image: the CPU")
+    parser.add_argument("--task", metavar="TASK", help="of a memory image: pid or name of the task to make current")
+
+
+def open_chosen(path: Path, cpu: int = 0, task: str | None = None) -> "OwnKernel":
+    """Open a kernel; ``task``: a pid or a name. What ``open_kernel`` raises."""
+    from trampoline.lab.own_kernel import open_kernel
+
+    return open_kernel(path, cpu=cpu, task=int(task) if task is not None and task.isdecimal() else task)
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -5,10 +5,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trampoline.tools.commands._options import flavour_help, print_json
+from trampoline.bpf.errors import TrampolineError
+from trampoline.tools.commands._options import add_kernel, flavour_help, open_chosen, print_json
 
 if TYPE_CHECKING:
     from trampoline.tools.bench.bench import BenchRow
+    from trampoline.tools.kernel.costs import Difference, KernelCosts
 
 
 def add_parser(subparsers: Any) -> None:
@@ -19,6 +21,8 @@ def add_parser(subparsers: Any) -> None:
         description="Instructions from the patch site until control is back, without the traced function's and the"
         " programs' own; beside the figure of real kernel code.",
     )
+    add_kernel(parser, several=True)
+    parser.add_argument("--way", action="append", dest="ways", metavar="W", help="with --kernel: this way only")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--design", metavar="D", help="one design, or all (default: per-function; with --json all)")
     parser.add_argument("--flavour", metavar="F", help=flavour_help("6.12; with lazy and none 7.2", "all"))
@@ -46,6 +50,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print the rows; returns the exit status."""
+    if arguments.kernels:
+        return _bench_kernels(arguments)
+    if arguments.ways:
+        raise TrampolineError("--way is for real kernels: --kernel PATH")
     from trampoline.bpf.btf.btf import Btf
     from trampoline.designs import DESIGNS
     from trampoline.releases import release, release_names
@@ -109,3 +117,49 @@ def print_rows(rows: "list[BenchRow]") -> None:
 
 def _number(value: float | None, form: str = "d") -> str:
     return "-" if value is None else format(value, form)
+
+
+def _bench_kernels(arguments: argparse.Namespace) -> int:
+    from trampoline.tools.kernel.costs import costs, differences
+
+    measured: list[KernelCosts] = []
+    for path in arguments.kernels:
+        with open_chosen(path) as kernel:
+            measured.append(costs(kernel, arguments.ways))
+    compared = [differences(measured[0], other) for other in measured[1:]]
+    if arguments.json:
+        print_json(
+            {
+                "kernels": [one.to_json() for one in measured],
+                "differences": [[one.to_json() for one in difference] for difference in compared],
+            }
+        )
+        return 0
+    for one in measured:
+        print_costs(one)
+    for other, difference in zip(measured[1:], compared, strict=True):
+        print_differences(measured[0], other, difference)
+    print("insns: instructions of a call with one program that returns 0, less those without;")
+    print("further: those that a second program adds.")
+    return 0
+
+
+def print_costs(measured: "KernelCosts") -> None:
+    """One kernel's rows."""
+    print(f"kernel {measured.release} ({measured.path})\n{'':17}{'insns':>6}{'further':>8}")
+    for row in measured.rows:
+        figures = f"{_number(row.instructions):>6}{_number(row.further):>8}"
+        print(f"{row.way:17}" + (f"  {row.refused}" if row.refused else figures))
+    print()
+
+
+def print_differences(base: "KernelCosts", other: "KernelCosts", rows: "list[Difference]") -> None:
+    """Instructions more than in the first kernel, with the functions that have them."""
+    print(f"{other.release} ({other.path}) less {base.release} ({base.path})\n{'':17}{'insns':>6}{'further':>8}")
+    for row in rows:
+        if row.instructions is None:
+            print(f"{row.way:17}{'-':>6}{'-':>8}")
+            continue
+        by_function = ", ".join(f"{name} {more:+d}" for name, more in row.by_function.items())
+        print(f"{row.way:17}{row.instructions:>+6}{_number(row.further, '+d'):>8}  {by_function}".rstrip())
+    print()

@@ -4,14 +4,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trampoline.bpf.errors import TrampolineError
 from trampoline.tools.commands._options import (
     ARGUMENTS,
     add_config,
     add_design,
     add_flavour,
+    add_kernel,
     add_of_object,
     add_outputs,
     number,
+    open_chosen,
     print_json,
     workload_of,
 )
@@ -28,14 +31,22 @@ def add_parser(subparsers: Any) -> None:
         description="Load the programs of a BPF object into a synthetic kernel, attach each as its section says, make"
         " the calls, and print what variables, maps and trace output hold, and what each call cost.",
     )
-    parser.add_argument("file", type=Path, metavar="OBJECT", help="clang's object (clang -target bpf -g -c)")
+    parser.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        metavar="OBJECT",
+        help="clang's object (clang -target bpf -g -c); with --kernel it may be left out",
+    )
     parser.add_argument(
         "--call",
         action="append",
         dest="calls",
         metavar="CALL",
-        help=f"a call, 'bpf_fentry_test2(2, 3)'; {ARGUMENTS}; may be given several times",
+        help=f"a call, 'bpf_fentry_test2(2, 3)'; {ARGUMENTS}; with --kernel also current (the task) and zero:N (N"
+        " zeroed bytes on its stack); may be given several times",
     )
+    add_kernel(parser)
     add_flavour(parser, "7.2")
     add_design(parser)
     add_config(parser)
@@ -62,6 +73,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, attach, call and print."""
+    if arguments.kernel is not None:
+        return _run_in_kernel(arguments)
+    if arguments.file is None:
+        raise TrampolineError("an object is needed, or --kernel with a memory image in which programs are attached")
     from trampoline.tools.report.formats import write_recording, writers
     from trampoline.tools.run import run_object
 
@@ -83,25 +98,64 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _run_in_kernel(arguments: argparse.Namespace) -> int:
+    from trampoline.tools.kernel.calls import run_in_kernel
+
+    if arguments.output:
+        raise TrampolineError("--output is for the synthetic kernel: a real one is not recorded")
+    with open_chosen(arguments.kernel, arguments.cpu, arguments.task) as kernel:
+        outcome = run_in_kernel(
+            kernel,
+            arguments.calls or (),
+            arguments.file,
+            names=arguments.names,
+            targets=dict(arguments.targets),
+            cookies=dict(arguments.cookies),
+            data=dict(arguments.set),
+        )
+    if arguments.json:
+        print_json(outcome.to_json())
+        return 0
+    print(f"kernel {outcome.release}")
+    for line in outcome.attached:
+        print(f"attached {line}")
+    for call in outcome.calls:
+        more = "" if call.before is None else f", {call.before} before ({call.run.instructions - call.before:+d})"
+        unbalanced = call.run.unbalanced_returns
+        print(f"\n{call.text} = {call.value}\n  {call.run.instructions} instructions{more}", end="")
+        print(f", {unbalanced} unbalanced returns" if unbalanced else "")
+        for name, count in call.run.by_function:
+            print(f"  {count:6} {name}")
+        for message in call.run.messages:
+            print(f"  log: {message.text}")
+    print_memory(outcome.variables, outcome.maps)
+    return 0
+
+
 def print_outcome(outcome: "RunOutcome") -> None:
     """Print the whole result."""
     for line in outcome.attached:
         print(f"attached {line}")
     for call in outcome.calls:
         print_call(call)
-    if outcome.variables:
-        print("\nvariables")
-        for name, value in outcome.variables.items():
-            print(f"  {name} = {value}")
-    for name, content in outcome.maps.items():
-        print(f"\nmap {name}" + ("" if content else ": empty"))
-        pairs = content.items() if isinstance(content, dict) else enumerate(content)
-        for key, value in pairs:
-            print(f"  {_shown(key)}: {_shown(value)}")
+    print_memory(outcome.variables, outcome.maps)
     if outcome.trace:
         print("\ntrace")
         for trace in outcome.trace:
             print(trace)
+
+
+def print_memory(variables: dict[str, Any], maps: dict[str, Any]) -> None:
+    """Global variables and contents of maps."""
+    if variables:
+        print("\nvariables")
+        for name, value in variables.items():
+            print(f"  {name} = {value}")
+    for name, content in maps.items():
+        print(f"\nmap {name}" + ("" if content else ": empty"))
+        pairs = content.items() if isinstance(content, dict) else enumerate(content)
+        for key, value in pairs:
+            print(f"  {_shown(key)}: {_shown(value)}")
 
 
 def print_call(call: "Called") -> None:

@@ -21,13 +21,13 @@ THREE = ["6.1", "6.12", "7"]
 EVERY = [*THREE, "6.12-full", "6.12-rt", "7-full", "7-rt"]
 _COSTED = (
     "fentry", "fexit", "fmodret", "rawtp", "kprobe", "kprobe-int3", "kretprobe", "kprobe-multi", "kretprobe-multi",
-    "fsession", "kprobe-session",
+    "fsession", "kprobe-session", "fentry-multi", "fexit-multi", "fsession-multi",
 )  # fmt: skip
 COSTS = {
     # Instructions with one program that returns 0, its own included, less those without; None: the kernel refuses.
-    "6.1": dict(zip(_COSTED, (123, 178, None, 67, 338, 676, 574, None, None, None, None), strict=True)),
-    "6.12": dict(zip(_COSTED, (129, 190, 196, 84, 356, 677, 631, 260, 533, None, 672), strict=True)),
-    "7": dict(zip(_COSTED, (107, 162, 168, 114, 309, 623, 601, 247, 697, 262, 810), strict=True)),
+    "6.1": dict(zip(_COSTED, (123, 178, None, 67, 338, 676, 574, *[None] * 7), strict=True)),
+    "6.12": dict(zip(_COSTED, (129, 190, 196, 84, 356, 677, 631, 260, 533, None, 672, *[None] * 3), strict=True)),
+    "7": dict(zip(_COSTED, (107, 162, 168, 114, 309, 623, 601, 247, 697, 262, 810, 107, 162, 262), strict=True)),
 }
 TRAMPOLINE_COSTS = {"6.1": (117, 172), "6.12": (121, 182), "7": (99, 154)}
 """T of fentry and fexit: what images of the same kernels, booted, give call by call."""

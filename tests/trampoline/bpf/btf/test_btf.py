@@ -284,7 +284,7 @@ def test_header_faults_say_where(raw, offset, said):
         ((0, ""), 1, "unknown kind 0"),
         ((BtfKind.STRUCT, "s", 4, 3), 0, r"type id 2 \(STRUCT, vlen 3\) reaches beyond the type section"),
         ((BtfKind.PTR, "", 99), 2, "type id 99 is not below 3 .*without its base"),
-        ((BtfKind.FUNC, "f", 1), 2, "a function has a INT for its prototype"),
+        ((BtfKind.FUNC, "f", 1), 2, "the prototype of a function is a INT"),
         ((BtfKind.FUNC_PROTO, "", 0, 2, (0, 1, 0, 7)), 6, "type id 7"),
         ((BtfKind.FUNC_PROTO, "", 0, 2, (0, 1, 5000, 1)), 5, "string offset 5000"),
         ((BtfKind.UNION, "", 4, 1, (0, 3, 0)), 4, "type id 3"),

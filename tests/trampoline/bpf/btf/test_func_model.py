@@ -46,11 +46,11 @@ def test_a_struct_whose_size_is_given():
     [
         ("int f(", "cannot read"),
         ("f", "cannot read"),
-        ("", "0 found"),
-        ("int f(int); int g(int)", "2 found"),
+        ("", "found 0"),
+        ("int f(int); int g(int)", "found 2"),
         ("int f(foo)", "'foo'"),
         ("int f(struct q x)", "struct q"),
-        ("int x", "0 found"),
+        ("int x", "found 0"),
     ],
 )
 def test_what_cannot_be_read_names_the_fault(declaration, message):

@@ -247,11 +247,11 @@ def test_what_the_extable_says_of_an_access_to_an_arena(insn, answers):
 @pytest.mark.parametrize(
     ("insns", "fields", "reason"),
     [
-        ([Insn(CALL)], {}, "slot 0: a call of nothing"),
+        ([Insn(CALL)], {}, "slot 0: a call without a target"),
         ([Insn(CALL, imm=-0x80000000)], {}, "out of reach"),
         ([Insn(TAIL_CALL, imm=1)], {}, "slot 0: tail call of poke descriptor 1, there are 0"),
-        ([Insn(0xBF, 1, 12)], {"flavour": "6.12"}, "slot 0: there is no register 12"),
-        ([Insn(0xBF, 1, 11)], {}, "slot 0: there is no register 11"),
+        ([Insn(0xBF, 1, 12)], {"flavour": "6.12"}, "slot 0: no register 12"),
+        ([Insn(0xBF, 1, 11)], {}, "slot 0: no register 11"),
         ([Insn(0xBF, 1, 1, -1)], {}, "needs the address of this_cpu_off"),
         ([Insn(0xBF, 1, 1, 1)], {}, "without an arena"),
         ([Insn(0xE5, 0, 0, 0)], {}, "slot 0: a jump of code 0xe5"),

@@ -44,7 +44,7 @@ def test_structures_are_records(types):
     assert event.encode(value) == event.encode(data) == data
     assert isinstance(value, StructValue)
     assert hash(value) == hash(event.decode(data))
-    with pytest.raises(AttributeError, match="there are pid"):
+    with pytest.raises(AttributeError, match="members are pid"):
         _ = value.tid
     with pytest.raises(AttributeError, match="copy"):
         value.pid = 3

@@ -208,7 +208,7 @@ def test_candidates_that_disagree():
     kernel.struct("s", 64, ("x", kernel.u32, 64))
     assert offset(local, mine, "0:0", kernel, 0) == (8, 4)
     kernel.struct("s", 64, ("x", kernel.u32, 96))
-    with pytest.raises(ObjectError, match="type ids 8 and 11 of the kernel answer 8 and 12"):
+    with pytest.raises(ObjectError, match="type ids 8 and 11 of the kernel differ: 8 and 12"):
         offset(local, mine, "0:0", kernel, 0)
 
 
@@ -222,13 +222,13 @@ def test_candidates_that_disagree():
         (Insn(0xBF, 1, 2), "0:0", 0, "is on instruction 0xbf"),
         (Insn(LDX_W, 1, 2, 8), "0:1", 0, "member 1 of a type with 1"),
         (Insn(LDX_W, 1, 2, 8), "0:0:0", 0, "INT has no members"),
-        (Insn(LDX_W, 1, 2, 8), "", 0, "'' is no access"),
-        (Insn(LDX_W, 1, 2, 8), "0:x", 0, "'0:x' is no access"),
-        (Insn(LDX_W, 1, 2, 8), "0:-1", 0, "is no access"),
-        (Insn(LDX_W, 1, 2, 8), ":".join("0" * 99), 0, "is no access"),
+        (Insn(LDX_W, 1, 2, 8), "", 0, "'' is not an access"),
+        (Insn(LDX_W, 1, 2, 8), "0:x", 0, "'0:x' is not an access"),
+        (Insn(LDX_W, 1, 2, 8), "0:-1", 0, "is not an access"),
+        (Insn(LDX_W, 1, 2, 8), ":".join("0" * 99), 0, "is not an access"),
         (Insn(MOV, 1, imm=8), "0:0", 8, "an access in a relocation of a type"),
         (Insn(MOV, 1, imm=8), "0", 10, "no such value of an enum"),
-        (Insn(MOV, 1, imm=8), "0", 4, "asks FIELD_LSHIFT_U64 of an element"),
+        (Insn(MOV, 1, imm=8), "0", 4, "is FIELD_LSHIFT_U64 of an element"),
     ],
 )
 def test_relocations_that_contradict_themselves(insn, access, kind, reason):
@@ -246,9 +246,9 @@ def test_other_refusals():
     far, _ = simple(at=8 * 40000)
     with pytest.raises(ObjectError, match="40000 bytes from its beginning"):
         offset(local, mine, "0:0", far, 0)
-    with pytest.raises(ObjectError, match=r"FIELD_BYTE_OFFSET of struct s .* whose BTF is needed"):
+    with pytest.raises(ObjectError, match=r"FIELD_BYTE_OFFSET of struct s .* needs the BTF of a kernel"):
         asked(Insn(LDX_W, 1, 2, 0), local, mine, "0:0", 0, None)
-    with pytest.raises(ObjectError, match="there is no type id 999"):
+    with pytest.raises(ObjectError, match="no type id 999"):
         asked(Insn(LDX_W, 1, 2, 0), local, 999, "0:0", 0, far)
     nameless, struct = simple(name="")
     with pytest.raises(ObjectError, match="a type without a name"):

@@ -23,7 +23,7 @@ def test_the_code_is_the_content_of_the_only_executable_section():
         (an_object(b"code", cut=70), "damaged section headers"),
         (an_object(b"code", offset=1000), "truncated"),
         (an_object(b"code", machine=62), "an object for machine 62, BPF is 247"),
-        (an_object(b"code", sections=0), "0 sections of code, one is needed"),
+        (an_object(b"code", sections=0), "0 sections of code, not one"),
         (an_object(b""), "0 sections of code"),
         (an_object(b"code", sections=2), "2 sections of code"),
         (an_object(b"code", relocations=16), "the code has relocations"),

@@ -82,7 +82,7 @@ def test_debug_shows_the_program_and_its_memory(plugin):
         ("0500ffff00000000", ["--max-instructions", "9"], "slot 0: still running after 9 machine instructions"),
         ("7910000000000000 9500000000000000", [], "slot 0: page fault reading 0x0"),
         ("7310080000000000 9500000000000000", ["0011223344556677"], "slot 0: page fault writing 0x8"),
-        ("8500000001000000 9500000000000000", [], "slot 0: there is no helper 1"),
+        ("8500000001000000 9500000000000000", [], "slot 0: no helper 1"),
         ("9500000000000000", ["0"], "the memory has 1 hexadecimal digits: the last byte is half a byte"),
         ("9500000000000000", ["0g"], "the memory has 'g' where digit 2 should be hexadecimal"),
         ("9500000000000000", ["00" * ((1 << 20) + 1)], "1048577 bytes of memory, 1048576 at most"),

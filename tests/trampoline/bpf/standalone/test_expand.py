@@ -65,7 +65,7 @@ L13:
 
 
 def test_a_jump_that_goes_nowhere_has_its_place():
-    with pytest.raises(BytecodeError, match="slot 1: there is no instruction at slot 3"):
+    with pytest.raises(BytecodeError, match="slot 1: no instruction at slot 3"):
         expand(parse("r0 = 1\ngoto +1\nr1 = 5 ll\nexit"), lambda insn: None)
 
 

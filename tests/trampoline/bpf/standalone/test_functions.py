@@ -38,10 +38,10 @@ def test_functions_begin_where_they_are_called_or_named():
         ("goto +1\nexit", "slot 0: the jump to slot 2 leaves its function"),
         ("goto -2\nexit", "slot 0: the jump to slot -1 leaves"),
         ("call f\ngoto f\nf:\nexit", "slot 1: the jump to slot 2 leaves"),
-        ("goto +1\nr0 = 5 ll\nexit", "slot 0: there is no instruction at slot 2, where it jumps"),
-        ("call pc+1\nr0 = 5 ll\nexit", "slot 0: there is no function at slot 2"),
-        ("call pc-3\nexit", "slot 0: there is no function at slot -2"),
-        ("call pc+1\nexit", "slot 0: there is no function at slot 2"),
+        ("goto +1\nr0 = 5 ll\nexit", "slot 0: no instruction at slot 2, its target"),
+        ("call pc+1\nr0 = 5 ll\nexit", "slot 0: no function at slot 2"),
+        ("call pc-3\nexit", "slot 0: no function at slot -2"),
+        ("call pc+1\nexit", "slot 0: no function at slot 2"),
     ],
 )
 def test_a_program_whose_functions_are_not_whole_is_refused(program, message):

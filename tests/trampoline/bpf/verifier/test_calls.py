@@ -32,7 +32,7 @@ ANY = [
     ("r1 = map[fd:1] ll / r2 = 0 / call 1 / " + DONE, "fentry", EACCES, "R2 type=scalar expected=fp, pkt, pkt_meta"),
     (STACK + "r1 = map[fd:1] ll / r2 = r10 / r2 += -4 / call 1 / " + DONE, "fentry", EINVAL, "R2 off=-4 size=8"),
     ("r1 = 7 / call 185 / " + DONE, "fentry", EACCES, "R1 type=scalar expected=ctx"),
-    ("r2 = 0 / call 158 / r1 = r0 / call 175 / " + DONE, "fentry", -1, "what bpf_task_pt_regs gives"),
+    ("r2 = 0 / call 158 / r1 = r0 / call 175 / " + DONE, "fentry", -1, "the result of bpf_task_pt_regs"),
     ("r2 = r1 / r1 = 1 / r3 = r10 / call 183 / " + DONE, "fentry", EACCES, "R1 type=scalar expected=ctx"),
     ("r2 = 0 / r3 = r10 / r3 += -12 / call 183 / " + DONE, "fentry", EACCES, "misaligned stack access"),
     (STACK + "r2 = 0 / r3 = r10 / r3 += -8 / call 183 / " + DONE, "fentry", 0, ""),

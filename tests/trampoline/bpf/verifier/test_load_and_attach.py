@@ -465,5 +465,5 @@ def test_marks_hold_for_releases_between_those_that_they_name(mark, holding):
 
 @pytest.mark.parametrize("text", ["", "6", "6.x", "6.12.1.2", "6.-1"])
 def test_what_is_no_version(text):
-    with pytest.raises(ValueError, match="is no kernel version"):
+    with pytest.raises(ValueError, match="is not a kernel version"):
         KernelVersion.parse(text)

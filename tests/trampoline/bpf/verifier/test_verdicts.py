@@ -81,7 +81,7 @@ def test_what_agrees_and_what_does_not_is_counted_by_category(recording):
     assert categories["target"] == {"total": 3, "agree": 3, "false_accepts": 0, "unsupported": 0}
     assert categories["attr"] == {"total": 5, "agree": 1, "false_accepts": 2, "unsupported": 1}
     assert differences == [
-        ("load_refused EACCES", "load_refused EINVAL: there is no program type 99"),
+        ("load_refused EACCES", "load_refused EINVAL: no program type 99"),
         ("load_refused EINVAL: for a reason", "attached"),
         ("attach_refused EINVAL", "attached"),
         ("loaded", "unsupported: verifier-lite does not model struct_ops programs"),
@@ -231,7 +231,7 @@ def test_tramp_verify_says_what_a_kernel_would(verify):
     sleepable = verify("r0 = 0\nexit", "--section", "fentry.s/vfs_read")
     assert sleepable == (1, "prog: load refused (-EINVAL): vfs_read is not sleepable\n")
     status, said = verify("r0 = 0\nexit", "--section", "raw_tp/none", "--attach")
-    assert (status, said) == (1, "prog: attach refused (-ENOENT): there is no tracepoint 'none'\n")
+    assert (status, said) == (1, "prog: attach refused (-ENOENT): no tracepoint 'none'\n")
     status, said = verify("exit", "-v")
     assert status == 1
     assert "0: (95) exit" in said
@@ -243,7 +243,7 @@ def test_tramp_verify_says_what_a_kernel_would(verify):
     ("text", "options", "said"),
     [
         ("r0 = = 0", (), "line 1, column 6"),
-        ("exit", ("--section", "nonsense"), "no kind of program has a section of this name"),
+        ("exit", ("--section", "nonsense"), "unknown program section name"),
         ("exit", ("--section", "fentry/nobody"), "the kernel's BTF has no nobody"),
         ("exit", ("--flavour", "5.4"), "no kernel release '5.4'"),
     ],

@@ -167,7 +167,7 @@ def test_a_signal_ends_the_server(tmp_path, number, status):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--port", "70000"], "'70000' is no port: 0 to 65535"),
+        (["--port", "70000"], "'70000' is not a port: 0 to 65535"),
         (["--host", "0.0.0.0"], "0.0.0.0 is not loopback: "),
         (["--host", "192.0.2.1"], "192.0.2.1 is not loopback: "),
         (["--host", "example.org"], "'example.org' is not an address: use 127.0.0.1 or ::1"),

@@ -134,8 +134,8 @@ def test_files_that_are_none(tmp_path, capsys, text, says):
     [
         (["there-is-not"], "no mutant 'there-is-not'"),
         (["--module", "/there/is/not.py"], "not.py"),
-        (["--jobs", "0"], "no number of processes"),
-        (["--budget", "soon"], "no time"),
+        (["--jobs", "0"], "not a number of processes"),
+        (["--budget", "soon"], "not a time"),
     ],
 )
 def test_wrong_arguments(capsys, arguments, says):

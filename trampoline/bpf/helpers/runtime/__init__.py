@@ -1,1 +1,1 @@
-"""Code of helpers: kernel functions that programs call, as guest code or Python."""
+"""Implementations of helpers: kernel functions that programs call, as guest code or Python."""

@@ -1,6 +1,6 @@
-"""Helpers that tell where a program runs and when (kernel/bpf/helpers.c, kernel/trace/bpf_trace.c).
+"""Helpers for the current task, CPU and time (kernel/bpf/helpers.c, kernel/trace/bpf_trace.c).
 
-Time is virtual: ``Kernel.advance_clock``. Random numbers repeat from run to run.
+Time is virtual: ``Kernel.advance_clock``. Random numbers are the same in every run.
 """
 
 from errno import EINVAL
@@ -23,7 +23,7 @@ _PID_TGID = """
     ret
 """
 
-# The count is the low byte of the word in front of the context.
+# The count is the low byte of the word before the context.
 _FUNC_ARG = f"""
     movzx eax, byte ptr [rdi - 8]
     mov esi, esi
@@ -74,7 +74,7 @@ bpf_spin_lock_again:
 
 @python_helper("bpf_get_current_comm")
 def get_current_comm(call: HelperCall, buffer: int, size: int) -> int:
-    """The task's name, with a NUL, cut to the buffer."""
+    """The task's name, with a NUL, truncated to the buffer."""
     if not size & 0xFFFFFFFF:
         return -EINVAL
     comm = task_struct.view(call.kernel.machine, call.kernel.current(call.vcpu)).comm.split(b"\0", 1)[0]
@@ -84,7 +84,7 @@ def get_current_comm(call: HelperCall, buffer: int, size: int) -> int:
 
 @python_helper("bpf_user_rnd_u32")
 def user_rnd_u32(call: HelperCall) -> int:
-    """The next number of xorshift32."""
+    """The next random number, from xorshift32."""
     state = call.runtime.random_state
     state ^= state << 13 & 0xFFFFFFFF
     state ^= state >> 17

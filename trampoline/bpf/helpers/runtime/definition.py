@@ -1,4 +1,4 @@
-"""What a helper's code is: assembly text, or a Python function behind a host call.
+"""Definition of a helper's code: assembly text, or a Python function reached by a host call.
 
 >>> @python_helper("bpf_get_current_uid_gid")
 ... def get_current_uid_gid(call: HelperCall) -> int:
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from trampoline.bpf.helpers.runtime.runtime import Runtime
 
 MOST_ARGS = 5
-"""Arguments of a call from a program."""
+"""Maximum number of arguments of a call from a program."""
 U64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class HelperCall:
-    """One call of a Python helper: where it was called."""
+    """Context of one call of a Python helper."""
 
     runtime: "Runtime"
     vcpu: Vcpu
@@ -42,26 +42,26 @@ class HelperCall:
         return self.runtime.kernel
 
     def read(self, address: int, size: int) -> bytes:
-        """Guest memory, which must be there: emu.NotMapped comes out of the call."""
+        """Read guest memory, which must be mapped: otherwise the call raises emu.NotMapped."""
         return self.kernel.machine.read(address, size) if size else b""
 
     def write(self, address: int, data: bytes) -> None:
-        """Write guest memory, which must be there."""
+        """Write guest memory, which must be mapped."""
         if data:
             self.kernel.machine.write(address, data)
 
     def read_nofault(self, address: int, size: int) -> bytes | None:
-        """Guest memory, None where any of it is missing (``copy_from_kernel_nofault``)."""
+        """Read guest memory; None if any of it is not mapped (``copy_from_kernel_nofault``)."""
         try:
             return self.read(address, size)
         except NotMapped:
             return None
 
     def string(self, address: int, most: int) -> bytes | None:
-        """A string of guest memory without its NUL, cut to ``most`` bytes; None where it runs into missing memory."""
+        """Read a string without its NUL, truncated to ``most`` bytes; None if it reaches unmapped memory."""
         text = b""
         while len(text) < most:
-            # Up to the end of the page: the string may end in front of a hole.
+            # Up to the end of the page: the string may end just before unmapped memory.
             part = self.read_nofault(address + len(text), min(most - len(text), 4096 - (address + len(text)) % 4096))
             if part is None:
                 return None
@@ -74,8 +74,10 @@ class HelperCall:
 
 @dataclass(frozen=True, slots=True)
 class GuestHelper:
-    """A helper as assembly text: arguments in rdi, rsi, rdx, rcx, r8, the result in rax; or what makes the text of a
-    kernel configuration. It may name kernel symbols, other helpers and fields of structures.
+    """A helper as assembly text: arguments in rdi, rsi, rdx, rcx, r8, the result in rax.
+
+    ``text`` may be a function of the kernel configuration. It may use kernel symbols, other helpers and fields of
+    structures.
     """
 
     name: str
@@ -84,9 +86,9 @@ class GuestHelper:
 
 @dataclass(frozen=True, slots=True)
 class PythonHelper:
-    """A helper as a Python function: it gets a HelperCall and the arguments, as unsigned 64-bit numbers.
+    """A helper as a Python function: it takes a HelperCall and the arguments, as unsigned 64-bit numbers.
 
-    What it returns is the result, None leaves 0; a KernelError is the negative error code.
+    Its return value is the result, None counts as 0; a KernelError becomes the negative error code.
     """
 
     name: str
@@ -94,7 +96,7 @@ class PythonHelper:
     arguments: int
 
     def call(self, call: HelperCall) -> int:
-        """Answer one call."""
+        """Run the function for one call."""
         arguments = call.vcpu.args(self.arguments) if self.arguments else []
         try:
             result = self.function(call, *arguments)
@@ -107,9 +109,9 @@ Helper = GuestHelper | PythonHelper
 
 
 def python_helper(name: str) -> Callable[[Callable[..., int | None]], PythonHelper]:
-    """Make a helper of a function: its parameters behind the first are the helper's arguments.
+    """Make a helper from a function: its parameters after the first are the helper's arguments.
 
-    TrampolineError for more than five.
+    Raises TrampolineError for more than five.
     """
 
     def made(function: Callable[..., int | None]) -> PythonHelper:

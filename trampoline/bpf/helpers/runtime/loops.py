@@ -1,4 +1,4 @@
-"""Helpers that call a program's function again and again (kernel/bpf/bpf_iter.c, arraymap.c, hashtab.c)."""
+"""Helpers that call a function of the program repeatedly (kernel/bpf/bpf_iter.c, arraymap.c, hashtab.c)."""
 
 from errno import E2BIG, EINVAL
 

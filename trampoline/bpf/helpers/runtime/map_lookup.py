@@ -1,6 +1,6 @@
-"""Look-ups in maps as guest code, and the operations behind ``map->ops`` (kernel/bpf/arraymap.c, hashtab.c, helpers.c).
+"""Map look-ups as guest code, and the operations of ``map->ops`` (kernel/bpf/arraymap.c, hashtab.c, helpers.c).
 
-Look-ups and iterations are instructions, as their cost is; updates and deletions are host calls.
+Look-ups and iterations are guest instructions, so that their cost counts; updates and deletions are host calls.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from trampoline.bpf.helpers.runtime.definition import GuestHelper, Helper, Helpe
 from trampoline.bpf.maps.jhash import FINAL, GOLDEN, MIX
 
 _REGISTER = {"a": "eax", "b": "edx", "c": "r9d"}
-"""The hash's state while ``__htab_map_lookup_elem`` works it out."""
+"""The hash's state during ``__htab_map_lookup_elem``."""
 
 
 def _mix() -> Iterator[str]:
@@ -26,7 +26,7 @@ def _final() -> Iterator[str]:
 
 
 def _tail(name: str, register: str) -> str:
-    """The next word of the key, or what is left of it, for one of the hash's numbers."""
+    """Add the key's next word, or its last bytes, to one of the hash's numbers."""
     return f"""
     cmp ecx, 4
     jb __htab_map_lookup_elem_part_{name}

@@ -1,7 +1,7 @@
 """Formatted output: bpf_trace_printk(), bpf_trace_vprintk(), bpf_snprintf() (``bpf_bprintf_prepare``).
 
-A format has what the kernel lets programs print: d i u x X with l and ll, c, s, pks, pus, and pointers p px pK ps pS pB
-pi4 pI4 pi6 pI6. Pointers are printed as they are (``no_hash_pointers``).
+A format may contain the conversions that the kernel allows to programs: d i u x X with l and ll, c, s, pks, pus, and
+pointers p px pK ps pS pB pi4 pI4 pi6 pI6. Pointers are printed unhashed (``no_hash_pointers``).
 """
 
 import re
@@ -17,9 +17,9 @@ MAX_TRACE_PRINTK_VARARGS = 3
 MAX_BPRINTF_VARARGS = 12
 MAX_BPRINTF_BUF = 1024
 MAX_STRING = 512
-"""Bytes of a string that are copied (MAX_BPRINTF_BIN_ARGS)."""
+"""Maximum number of bytes copied from a string (MAX_BPRINTF_BIN_ARGS)."""
 
-# Flags and width, then what is to be printed. A pointer's letters are told apart below.
+# Flags and width, then the conversion. The letters after a pointer are parsed below.
 _SPEC = re.compile(rb"%(?P<flags>[0+\- ]*)(?P<width>[1-9][0-9]*)?(?P<kind>(?:ll?)?[diuxX]|c|s|p(?:[ku]s)?|%)?")
 _POINTER_END = re.compile(rb"[ -/:-@\[-`{-~\s]")
 """isspace() and ispunct()."""
@@ -27,14 +27,14 @@ _POINTER_END = re.compile(rb"[ -/:-@\[-`{-~\s]")
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One conversion: what it is, with its flags and width."""
+    """One conversion with its flags and width."""
 
     kind: str
     flags: str = ""
     width: int = 0
 
     def padded(self, text: bytes, *, zeros: bool = False) -> bytes:
-        """A text in its field."""
+        """A text padded to its field width."""
         if "-" in self.flags:
             return text.ljust(self.width)
         if not zeros or "0" not in self.flags:
@@ -44,7 +44,7 @@ class Directive:
 
 
 def parse(text: bytes) -> list[bytes | Directive]:
-    """A format's literal parts and conversions; KernelError -EINVAL for what programs can't print."""
+    """A format's literal parts and conversions; KernelError -EINVAL for conversions that programs cannot use."""
     for byte in text:
         if not (0x20 <= byte < 0x7F or byte in b"\t\n\v\f\r"):
             raise KernelError(EINVAL, f"a format with the byte {byte:#x}")
@@ -73,7 +73,7 @@ def parse(text: bytes) -> list[bytes | Directive]:
 
 
 def _pointer(text: bytes, at: int) -> tuple[str, int]:
-    """The letters behind %p, and where they end."""
+    """The letters after %p, and the index of their end."""
     letter = text[at : at + 1].decode()
     if letter and letter in "xKsSB":
         return f"p{letter}", at + 1
@@ -87,7 +87,7 @@ def _pointer(text: bytes, at: int) -> tuple[str, int]:
 
 
 def arguments(parts: Sequence[bytes | Directive]) -> int:
-    """How many arguments a format takes."""
+    """Number of arguments that a format takes."""
     return sum(isinstance(part, Directive) for part in parts)
 
 
@@ -165,7 +165,7 @@ def _print(call: HelperCall, parts: Sequence[bytes | Directive], values: Sequenc
 
 
 def _varargs(call: HelperCall, data: int, size: int) -> list[int]:
-    """The arguments of an array: -EINVAL for a size that is none."""
+    """The arguments in an array: -EINVAL for an invalid size."""
     size &= 0xFFFFFFFF
     if size % 8 or size > 8 * MAX_BPRINTF_VARARGS or (size and not data):
         raise KernelError(EINVAL, f"{size} bytes of arguments")
@@ -175,7 +175,7 @@ def _varargs(call: HelperCall, data: int, size: int) -> list[int]:
 
 @python_helper("bpf_trace_printk")
 def trace_printk(call: HelperCall, address: int, size: int, first: int, second: int, third: int) -> int:
-    """A line of up to three arguments into the trace buffer; its length."""
+    """Write a line with up to three arguments into the trace buffer; returns its length."""
     parts = _format(call, address, size)
     if arguments(parts) > MAX_TRACE_PRINTK_VARARGS:
         return -EINVAL
@@ -184,7 +184,7 @@ def trace_printk(call: HelperCall, address: int, size: int, first: int, second: 
 
 @python_helper("bpf_trace_vprintk")
 def trace_vprintk(call: HelperCall, address: int, size: int, data: int, data_len: int) -> int:
-    """A line of arguments in an array."""
+    """Write a line with arguments from an array; returns its length."""
     values = _varargs(call, data, data_len)
     parts = _format(call, address, size)
     if arguments(parts) > len(values):
@@ -194,7 +194,7 @@ def trace_vprintk(call: HelperCall, address: int, size: int, data: int, data_len
 
 @python_helper("bpf_snprintf")
 def snprintf(call: HelperCall, buffer: int, size: int, address: int, data: int, data_len: int) -> int:
-    """Print into a buffer; the length of the whole text with its NUL."""
+    """Print into a buffer; returns the length of the whole text with its NUL."""
     values = _varargs(call, data, data_len)
     text = call.string(address, 1 << 16)
     if text is None:

@@ -1,6 +1,6 @@
-"""Helpers that read memory which need not be there (kernel/trace/bpf_trace.c), and compare and read strings.
+"""Helpers that read memory which may be unmapped (kernel/trace/bpf_trace.c), and compare and read strings.
 
-There is no user memory: reading it is a fault.
+User memory does not exist: reading it is a fault.
 """
 
 from errno import E2BIG, EFAULT, EINVAL, ERANGE
@@ -8,7 +8,7 @@ from errno import E2BIG, EFAULT, EINVAL, ERANGE
 from trampoline.bpf.helpers.runtime.definition import U64, Helper, HelperCall, python_helper, signed
 
 TASK_SIZE_MAX = (1 << 47) - 4096
-"""Addresses below are user space's."""
+"""End of user space addresses."""
 _BLANKS = b" \t\n\v\f\r"
 BPF_STRTOX_BASE_MASK = 0x1F
 
@@ -17,7 +17,7 @@ def _read(call: HelperCall, destination: int, size: int, source: int, *, user: b
     size &= 0xFFFFFFFF
     is_user = source < TASK_SIZE_MAX
     data = call.read_nofault(source, size) if is_user is user else None
-    # What can't be read is zero: a program may use its buffer all the same.
+    # After a fault the buffer is zeroed, as programs may use it anyway.
     call.write(destination, bytes(size) if data is None else data)
     return -EFAULT if data is None else 0
 
@@ -36,7 +36,7 @@ def _read_string(call: HelperCall, destination: int, size: int, source: int, *, 
 
 @python_helper("bpf_probe_read_kernel")
 def probe_read_kernel(call: HelperCall, destination: int, size: int, source: int) -> int:
-    """Copy kernel memory; -EFAULT and zeros where it is not there."""
+    """Copy kernel memory; -EFAULT and zeros if it is not mapped."""
     return _read(call, destination, size, source, user=False)
 
 
@@ -48,25 +48,25 @@ def probe_read_user(call: HelperCall, destination: int, size: int, source: int) 
 
 @python_helper("bpf_probe_read_compat")
 def probe_read_compat(call: HelperCall, destination: int, size: int, source: int) -> int:
-    """``bpf_probe_read``: the address tells whose memory it is."""
+    """``bpf_probe_read``: the address decides between kernel and user memory."""
     return _read(call, destination, size, source, user=source < TASK_SIZE_MAX)
 
 
 @python_helper("bpf_copy_from_user")
 def copy_from_user(call: HelperCall, destination: int, size: int, source: int) -> int:
-    """Copy user memory; the kernel may sleep over it."""
+    """Copy user memory; may sleep in the kernel."""
     return _read(call, destination, size, source, user=True)
 
 
 @python_helper("bpf_probe_read_kernel_str")
 def probe_read_kernel_str(call: HelperCall, destination: int, size: int, source: int) -> int:
-    """Copy a string with its NUL, cut to the buffer; its length, or -EFAULT and zeros."""
+    """Copy a string with its NUL, truncated to the buffer; returns its length, or -EFAULT and zeros."""
     return _read_string(call, destination, size, source, user=False)
 
 
 @python_helper("bpf_probe_read_user_str")
 def probe_read_user_str(call: HelperCall, destination: int, size: int, source: int) -> int:
-    """The same of user memory."""
+    """Copy a string from user memory."""
     return _read_string(call, destination, size, source, user=True)
 
 
@@ -87,7 +87,7 @@ def strncmp(call: HelperCall, first: int, size: int, second: int) -> int:
 
 
 def _number(text: bytes, base: int) -> tuple[int, int, bool]:
-    """Magnitude, bytes taken and sign of the number at the start of a text; no byte taken: there is none."""
+    """Magnitude, length in bytes and sign of the number at the start of a text; length 0 if there is no number."""
     at = 0
     while at < len(text) and text[at : at + 1] in (bytes([blank]) for blank in _BLANKS):
         at += 1
@@ -107,7 +107,7 @@ def _number(text: bytes, base: int) -> tuple[int, int, bool]:
 
 
 def _convert(call: HelperCall, buffer: int, size: int, flags: int, result: int, *, is_signed: bool) -> int:
-    """``__bpf_strtoll``, ``__bpf_strtoull``: how many bytes were read, or an error."""
+    """``__bpf_strtoll``, ``__bpf_strtoull``: returns the number of bytes read, or an error."""
     base = flags & BPF_STRTOX_BASE_MASK
     if not size or base not in (0, 8, 10, 16) or flags & ~BPF_STRTOX_BASE_MASK & U64:
         return -EINVAL
@@ -123,19 +123,19 @@ def _convert(call: HelperCall, buffer: int, size: int, flags: int, result: int, 
 
 @python_helper("bpf_strtol")
 def strtol(call: HelperCall, buffer: int, size: int, flags: int, result: int) -> int:
-    """A signed number; ``flags`` is its base, or 0."""
+    """Parse a signed number; ``flags`` is its base, or 0."""
     return _convert(call, buffer, size, flags, result, is_signed=True)
 
 
 @python_helper("bpf_strtoul")
 def strtoul(call: HelperCall, buffer: int, size: int, flags: int, result: int) -> int:
-    """An unsigned number."""
+    """Parse an unsigned number."""
     return _convert(call, buffer, size, flags, result, is_signed=False)
 
 
 @python_helper("bpf_strcmp")
 def strcmp(call: HelperCall, first: int, second: int) -> int:
-    """Compare two strings (a kfunc): -1, 0 or 1; -EFAULT for missing memory, -E2BIG where neither ends."""
+    """Compare two strings (a kfunc): -1, 0 or 1; -EFAULT for unmapped memory, -E2BIG if neither ends."""
     one, other = call.string(first, XATTR_SIZE_MAX), call.string(second, XATTR_SIZE_MAX)
     if one is None or other is None:
         return -EFAULT
@@ -145,7 +145,7 @@ def strcmp(call: HelperCall, first: int, second: int) -> int:
 
 
 XATTR_SIZE_MAX = 65536
-"""How far string kfuncs look."""
+"""Maximum length that string kfuncs scan."""
 
 HELPERS: tuple[Helper, ...] = (
     *(probe_read_kernel, probe_read_user, probe_read_compat, copy_from_user),

@@ -10,12 +10,12 @@ from trampoline.bpf.maps.ringbuf import FORCE_WAKEUP, NO_WAKEUP, RingBuffer
 def _buffer(call: HelperCall, address: int) -> RingBuffer:
     found = call.runtime.maps.at(address)
     if not isinstance(found, RingBuffer):
-        raise KernelError(EINVAL, f"{found.name} is no ring buffer")
+        raise KernelError(EINVAL, f"{found.name} is not a ring buffer")
     return found
 
 
 def _of_sample(call: HelperCall, sample: int) -> RingBuffer:
-    """The buffer that a record lies in."""
+    """The ring buffer that contains a record."""
     for found in call.runtime.maps:
         if isinstance(found, RingBuffer) and 0 <= sample - found.data < 2 * found.spec.max_entries:
             return found
@@ -24,27 +24,27 @@ def _of_sample(call: HelperCall, sample: int) -> RingBuffer:
 
 @python_helper("bpf_ringbuf_reserve")
 def reserve(call: HelperCall, address: int, size: int, flags: int) -> int:
-    """Room for a record, NULL where there is none."""
+    """Reserve room for a record; NULL if none is left."""
     return 0 if flags else _buffer(call, address).reserve(size)
 
 
 @python_helper("bpf_ringbuf_submit")
 def submit(call: HelperCall, sample: int, flags: int) -> int:
-    """The record is done."""
+    """Commit a record."""
     _of_sample(call, sample).commit(sample, flags, discard=False)
     return 0
 
 
 @python_helper("bpf_ringbuf_discard")
 def discard(call: HelperCall, sample: int, flags: int) -> int:
-    """The record is not wanted."""
+    """Discard a record."""
     _of_sample(call, sample).commit(sample, flags, discard=True)
     return 0
 
 
 @python_helper("bpf_ringbuf_output")
 def output(call: HelperCall, address: int, data: int, size: int, flags: int) -> int:
-    """Copy a record: -EINVAL for other flags, -EAGAIN where there is no room."""
+    """Copy a record: -EINVAL for unknown flags, -EAGAIN if no room is left."""
     if flags & ~(NO_WAKEUP | FORCE_WAKEUP):
         return -EINVAL
     found = _buffer(call, address)
@@ -58,7 +58,7 @@ def output(call: HelperCall, address: int, data: int, size: int, flags: int) -> 
 
 @python_helper("bpf_ringbuf_query")
 def query(call: HelperCall, address: int, flags: int) -> int:
-    """Sizes and positions."""
+    """Sizes and positions of a buffer."""
     return _buffer(call, address).query(flags)
 
 

@@ -1,4 +1,4 @@
-"""What programs run on: the helpers' code in the kernel's text, and its maps."""
+"""Runtime of programs: the helpers' code in the kernel's text, and the kernel's maps."""
 
 from collections.abc import Iterable, Mapping
 
@@ -26,28 +26,28 @@ HELPERS: tuple[Helper, ...] = (
     *printing.HELPERS,
     *ringbuf.HELPERS,
 )
-"""The code of every helper and kfunc that a lab has."""
+"""Code of every helper and kfunc in a new lab."""
 CALL_BASE = "__bpf_call_base"
-"""What the immediates of helper calls count from."""
+"""Symbol that the immediates of helper calls are relative to."""
 AT_BOOT = ("bpf_get_attach_cookie_tracing", "bpf_get_attach_cookie")
-"""Helpers that are in the kernel's text already, for trampolines (``trampoline.callees``)."""
+"""Helpers that the kernel's text already contains, for trampolines (``trampoline.callees``)."""
 NSEC_PER_JIFFY = 4_000_000
 """CONFIG_HZ=250."""
 INITIAL_JIFFIES = (1 << 64) - 300 * 250
 RANDOM_SEED = 0x2545F491
-"""Any number but 0: runs must repeat."""
+"""Any number but 0; constant, so that runs repeat."""
 
 
 class UnsupportedHelper(TrampolineError):
-    """A program calls a kernel function that there is no code for. ``Runtime.add`` gives it one."""
+    """A program calls a kernel function without code here. ``Runtime.add`` adds one."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is no code for {name}; Runtime.add(python_helper({name!r})(...)) gives it some")
+        super().__init__(f"no code for {name}: add it with Runtime.add(python_helper({name!r})(...))")
         self.name = name
 
 
 class Runtime:
-    """The helpers and maps of one kernel. Their code is put into the kernel's text when this is made."""
+    """The helpers and maps of one kernel. Creating it adds their code to the kernel's text."""
 
     def __init__(
         self, programs: BpfPrograms, kernel: Kernel, layout: MapRules, helpers: Iterable[Helper] = ()
@@ -56,7 +56,7 @@ class Runtime:
         self.memory = MapMemory(kernel)
         self.maps = Maps(self)
         self.trace: list[TraceLine] = []
-        """What programs printed, the oldest line first."""
+        """Lines that programs printed, the oldest first."""
         self.random_state = RANDOM_SEED
         self._now = 0
         self._addresses: dict[str, int] = {}
@@ -86,15 +86,15 @@ class Runtime:
 
     @property
     def now_ns(self) -> int:
-        """Virtual time."""
+        """Virtual time in nanoseconds."""
         return self._now
 
     # Helpers --------------------------------------------------------------------------------------------------------
 
     def add(self, *helpers: Helper) -> None:
-        """Put helpers into the kernel; one that has a name already takes its place for programs loaded from now on.
+        """Add helpers to the kernel; one with an existing name replaces it for programs loaded later.
 
-        Raises asm.AsmError for text that can't be assembled, MachineError where no host call is left; nothing is added
+        Raises asm.AsmError for text that cannot be assembled, MachineError if no host call is left; nothing is added
         then.
         """
         kernel = self.kernel
@@ -119,9 +119,9 @@ class Runtime:
         self._addresses.update((name, self._entered(name, address)) for name, address in made.items())
 
     def _entered(self, name: str, code: int) -> int:
-        """Where a function is called: a kernel made from a BTF has it already, with a patch site but another body.
+        """Entry address of a function: a kernel made from a BTF already has it, with a patch site but another body.
 
-        There the site stays, so that it can be traced, and a jump to its code stands behind it.
+        There the patch site stays, so that the function can be traced, followed by a jump to the helper's code.
         """
         kernel = self.kernel
         text = next((text for text in kernel.functions.texts if name in text.positions), None)
@@ -130,12 +130,12 @@ class Runtime:
         function = kernel.functions.stamped_at(text.addresses[text.positions[name]])
         if function is None or function.site is None:
             return code
-        behind = function.site + SITE_SIZE
-        kernel.machine.load(behind, jmp_rel32(behind, code))
+        after_site = function.site + SITE_SIZE
+        kernel.machine.load(after_site, jmp_rel32(after_site, code))
         return function.address
 
     def address(self, name: str) -> int:
-        """Guest address of a kernel function that programs call; UnsupportedHelper where it has no code."""
+        """Guest address of a kernel function that programs call. Raises UnsupportedHelper if it has no code."""
         found = self._addresses.get(name)
         if found is None and name in AT_BOOT:
             found = self.kernel.kallsyms.address(name)
@@ -169,12 +169,12 @@ class Runtime:
         return self._ops[kind]
 
     def function(self, name: str) -> int:
-        """Guest address of an operation of maps."""
+        """Guest address of a map operation."""
         return self._addresses[name]
 
 
 class _Answer:
-    """A host call that answers for a Python helper."""
+    """Host call handler of a Python helper."""
 
     def __init__(self, runtime: Runtime, helper: PythonHelper) -> None:
         self._runtime, self._helper = runtime, helper

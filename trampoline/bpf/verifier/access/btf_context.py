@@ -1,4 +1,4 @@
-"""Contexts that are a traced function's arguments, by its BTF prototype (``btf_ctx_access``, kernel/bpf/btf.c)."""
+"""Contexts that contain a traced function's arguments, by its BTF prototype (``btf_ctx_access``, kernel/bpf/btf.c)."""
 
 from functools import cache
 from importlib.resources import files
@@ -20,7 +20,7 @@ from trampoline.bpf.verifier.values.kinds import Flag, RegKind
 from trampoline.bpf.verifier.values.scalar_range import signed32_range
 
 BTF_SLOTS = 12 * 8
-"""Bytes of the largest context: MAX_BPF_FUNC_ARGS slots."""
+"""Size of the largest context in bytes: MAX_BPF_FUNC_ARGS slots."""
 _DEFAULT_ARGS = 5
 _EXITS = (
     AttachType.TRACE_FEXIT,
@@ -35,7 +35,7 @@ TRACE_PREFIX = "btf_trace_"
 
 
 def btf_field(env: Env, access: ContextAccess) -> ContextField | None:
-    """What an access to the arguments finds; None: it is refused. Notes the argument, or the return value."""
+    """Result of an access to the arguments; None if refused. Records the argument, or the return value."""
     if access.off % 8 or env.target is None:
         return None
     target = env.target
@@ -48,7 +48,7 @@ def btf_field(env: Env, access: ContextAccess) -> ContextField | None:
         args, ret, index = [0] * _DEFAULT_ARGS, 0, access.off // 8
     count = len(args)
     if traces:
-        # The first argument of a tracepoint's prototype is its own data.
+        # The first parameter of a tracepoint's prototype is the probe's own data.
         args, count = args[1:], count - 1
     if index > count:
         return None
@@ -66,8 +66,8 @@ def _names(btf: Btf, proto_id: int) -> tuple[str, ...]:
 
 
 def prototype_of(target: AttachTarget) -> int:
-    """Type id of the target's FUNC_PROTO: a function's, or a tracepoint's behind typedef and pointer; 0: none that can
-    be relied on.
+    """Type id of the target's FUNC_PROTO: a function's, or a tracepoint's after typedef and pointer; 0: no reliable
+    one.
     """
     if target.func is not None:
         return target.func.proto_id
@@ -81,7 +81,8 @@ def prototype_of(target: AttachTarget) -> int:
 
 
 def _slot(btf: Btf, args: "list[int] | tuple[int, ...] | object", ret: int, off: int) -> int:
-    """The argument that a place in the context is of (``btf_ctx_arg_idx``): their number is the return value."""
+    """Index of the argument at an offset in the context (``btf_ctx_arg_idx``); their count is the return value's index.
+    """
     if off < 0:
         return 1 << 16
     sizes = [round_up(btf.passed(arg)[1], 8) for arg in (*args, ret)]  # type: ignore[misc]
@@ -143,7 +144,7 @@ def _argument(
             if null:
                 flags |= Flag.PTR_MAYBE_NULL
     if target.prog is not None:
-        # A pointer to a context in the prototype of a traced program (btf_translate_to_vmlinux).
+        # A context pointer in the prototype of a traced program (btf_translate_to_vmlinux).
         known = is_context(btf, kind.type_id, target.prog.prog_type)
         struct = kernel_struct(env.kernel.btf, target.prog.prog_type) if known else 0
         return ContextField(RegKind.PTR_TO_BTF_ID, flags, env.kernel.btf, struct) if struct else None
@@ -158,7 +159,7 @@ def _trusted(env: Env) -> bool:
 
 
 def _tracepoint_nulls(env: Env, target: AttachTarget, index: int) -> tuple[bool, bool]:
-    """Whether a tracepoint's argument may be NULL, and whether it may be an error's number."""
+    """For a tracepoint's argument: True if it may be NULL, and True if it may be an error pointer."""
     if env.program.attach != AttachType.TRACE_RAW_TP or env.program.prog_type != ProgType.TRACING:
         return False, False
     name = target.name.removeprefix(TRACE_PREFIX)
@@ -173,7 +174,7 @@ def _tracepoint_nulls(env: Env, target: AttachTarget, index: int) -> tuple[bool,
 
 @cache
 def _listed_nulls() -> dict[str, dict[int, str]]:
-    """``raw_tp_null_args``: tracepoint to the marks of its arguments."""
+    """``raw_tp_null_args``: by tracepoint, the marks of its arguments."""
     found: dict[str, dict[int, str]] = {}
     text = (files("trampoline.bpf") / "data" / "tracepoint_nulls.txt").read_text(encoding="utf-8")
     for line in text.splitlines():

@@ -21,11 +21,11 @@ _SYSCALL_SIZE = 0xFFFF
 
 
 def check_ctx_access(env: Env, regno: int, off: int, size: int, write: bool, value_regno: int) -> None:
-    """A load or store of ``size`` bytes at the constant offset ``off`` of the context in register ``regno``.
+    """Check a load or store of ``size`` bytes at the constant offset ``off`` of the context in register ``regno``.
 
-    ``memory.check_mem_access`` has seen to it that the register's offset is constant and added it to ``off``. Refuses,
-    or notes what is learnt (``env.accessed_args``, ``env.max_ctx_offset``) and, for a load with ``value_regno`` >= 0,
-    puts what was loaded into that register.
+    ``memory.check_mem_access`` has checked that the register's offset is constant and added it to ``off``. Refuses, or
+    records facts (``env.accessed_args``, ``env.max_ctx_offset``) and, for a load with ``value_regno`` >= 0, sets that
+    register to the loaded value.
     """
     found = _FIELDS.get(context_type(env), _none)(env, ContextAccess(off, size, write))
     if found is None:
@@ -41,7 +41,7 @@ def check_ctx_access(env: Env, regno: int, off: int, size: int, write: bool, val
 
 
 def context_type(env: Env) -> int:
-    """The program type whose context the program has: an extension has that of the program that it extends."""
+    """The program type that determines the context: an extension has the type of the program that it extends."""
     program, target = env.program, env.target
     while program.prog_type == ProgType.EXT and target is not None and target.prog is not None:
         program, target = target.prog, None
@@ -54,14 +54,14 @@ def _no_stores(rules: CallRules) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """A context without fields: any aligned access to bytes ``first`` to ``end`` - 1 is one."""
+    """A context without fields: allows any aligned access to bytes ``first`` to ``end`` - 1."""
 
     first: int
     end: int
     whole: bool
-    """The access must end before ``end``, not only begin there."""
+    """True if the access must also end before ``end``."""
     writable: Callable[[CallRules], bool] = _no_stores
-    """Whether the rules allow stores."""
+    """True if the rules allow stores."""
 
     def __call__(self, env: Env, access: ContextAccess) -> ContextField | None:
         if not self.first <= access.off < self.end or access.off % access.size:
@@ -89,7 +89,7 @@ def _writable_tracepoint(env: Env, access: ContextAccess) -> ContextField | None
 
 
 def _perf_event(env: Env, access: ContextAccess) -> ContextField | None:
-    """``pe_prog_is_valid_access``: registers whole, the sample's period and address in parts too."""
+    """``pe_prog_is_valid_access``: whole registers; of the sample's period and address also parts."""
     if not 0 <= access.off < _PERF_EVENT_SIZE or access.write or access.off % access.size:
         return None
     return ContextField() if access.off >= PT_REGS_SIZE or access.size == 8 else None

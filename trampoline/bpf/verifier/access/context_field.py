@@ -1,4 +1,4 @@
-"""An access to a context, and what is there."""
+"""An access to a context, and the field at its offset."""
 
 from dataclasses import dataclass
 
@@ -18,11 +18,11 @@ class ContextAccess:
 
 @dataclass(frozen=True, slots=True)
 class ContextField:
-    """What a load from the context gives (``struct bpf_insn_access_aux``)."""
+    """Result of a load from the context (``struct bpf_insn_access_aux``)."""
 
     kind: RegKind = RegKind.SCALAR_VALUE
     flags: Flag = Flag.NONE
     btf: Btf | None = None
     btf_id: int = 0
     number: Scalar | None = None
-    """What is known of the number; None: nothing."""
+    """Known range of a number; None: unknown."""

@@ -1,4 +1,4 @@
-"""Contexts of iterators: what ``bpf_iter_reg_target`` says of the arguments of each ``bpf_iter_*`` function."""
+"""Contexts of iterators: argument types of each ``bpf_iter_*`` function, as registered by ``bpf_iter_reg_target``."""
 
 from trampoline.bpf.verifier.rules.call_rules import CallRules
 from trampoline.bpf.verifier.values.kinds import Flag, RegKind
@@ -8,7 +8,7 @@ _BUF = RegKind.PTR_TO_BUF
 _NULL = Flag.PTR_MAYBE_NULL
 _TRUSTED = Flag.PTR_TRUSTED | _NULL
 
-# Offset in the context to what is there. PTR_TRUSTED counts from the releases on that know it.
+# By offset in the context. PTR_TRUSTED applies from the first release that has it.
 _FIELDS: dict[str, dict[int, tuple[RegKind, Flag]]] = {
     "bpf_iter_task": {8: (_BTF, _TRUSTED)},
     "bpf_iter_task_file": {8: (_BTF, _NULL), 24: (_BTF, _NULL)},
@@ -32,7 +32,7 @@ _FIELDS: dict[str, dict[int, tuple[RegKind, Flag]]] = {
 
 
 def iterator_field(rules: CallRules, target: str, off: int) -> tuple[RegKind, Flag] | None:
-    """What an iterator's target says of the argument at ``off``; None: nothing."""
+    """Type of the argument at ``off``, from the iterator's target; None: not registered."""
     found = _FIELDS.get(target, {}).get(off)
     if found is not None and not rules.trusted:
         return found[0], found[1] & ~Flag.PTR_TRUSTED

@@ -1,4 +1,4 @@
-"""Fields of map values that only helpers may touch: locks, timers, kernel pointers."""
+"""Fields of map values that only helpers may access: locks, timers, kernel pointers."""
 
 from trampoline.bpf.verifier.access.value_regions import special_fields
 from trampoline.bpf.verifier.state import refs
@@ -8,7 +8,7 @@ from trampoline.bpf.verifier.values.kinds import Flag
 
 
 def _at_field(env: Env, regno: int, what: str, name: str) -> Reg:
-    """The register points to this field of a map's value, at a constant offset."""
+    """Check that the register points to this field of a map value, at a constant offset; returns the register."""
     reg = env.reg(regno)
     if not reg.var.is_const:
         env.invalid(f"R{regno} doesn't have constant offset. {what} has to be at the constant offset")
@@ -27,7 +27,7 @@ def _at_field(env: Env, regno: int, what: str, name: str) -> Reg:
 
 
 def use_spin_lock(env: Env, regno: int, *, lock: bool) -> None:
-    """``process_spin_lock``: takes a lock, or gives it back."""
+    """``process_spin_lock``: take a lock, or release it."""
     reg = _at_field(env, regno, "bpf_spin_lock", "bpf_spin_lock")
     held = [ref for ref in env.state.refs if ref.kind == "lock"]
     if lock:
@@ -43,7 +43,7 @@ def use_spin_lock(env: Env, regno: int, *, lock: bool) -> None:
 
 
 def _identity(env: Env, reg: Reg) -> int:
-    """Tells the lock of one map value from that of another."""
+    """Identity of the map value or object that contains a lock."""
     number = next(n for n, spec in enumerate(env.maps) if spec is reg.map) if reg.map in env.maps else len(env.maps)
     return reg.id << 16 | number
 

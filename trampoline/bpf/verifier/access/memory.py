@@ -1,4 +1,4 @@
-"""Access to memory by what the register points to, from instructions and from calls."""
+"""Memory access through each kind of pointer, from instructions and from calls."""
 
 from trampoline.bpf.isa.insn import Mode
 from trampoline.bpf.verifier.access.context import check_ctx_access
@@ -52,7 +52,7 @@ _UNMODELLED = frozenset(
 
 
 def check_alignment(env: Env, reg: Reg, off: int, size: int, *, strict: bool = False) -> None:
-    """``check_ptr_alignment``: the stack always, other memory where the program or the instruction asks for it."""
+    """``check_ptr_alignment``: always for the stack, for other memory if the program or the instruction requires it."""
     on_stack = reg.kind is RegKind.PTR_TO_STACK
     if not (on_stack or strict or env.strict_alignment) or size == 1:
         return
@@ -75,8 +75,8 @@ def check_mem_access(
 ) -> None:
     """``check_mem_access``: ``size`` bytes at register ``regno`` + ``off``, for the instruction at ``env.slot``.
 
-    Marks ``value_regno`` of a load (where it is >= 0), the stack of a store; ``value_regno`` -1 of a store is
-    ``constant``, or where that is None any number. Refuses with the kernel's errno.
+    Sets ``value_regno`` of a load (if >= 0), or the stack of a store; for a store with ``value_regno`` -1 the value is
+    ``constant``, or unknown if that is None. Refuses with the kernel's errno.
     """
     frame = env.frame
     reg = frame.regs[regno]
@@ -115,7 +115,7 @@ def check_mem_access(
         env.fact.pointee = Pointee.BTF_ID
         check_map_ptr_access(env, regno, off, size, write, value_regno)
     elif kind in _UNMODELLED:
-        env.unsupported(f"memory behind {type_name(reg)}")
+        env.unsupported(f"memory access through {type_name(reg)}")
     else:
         env.denied(f"R{regno} invalid mem access '{type_name(reg)}'")
     if not write and value_regno >= 0 and size < 8:
@@ -193,8 +193,8 @@ def check_helper_mem_access(
 ) -> int:
     """``check_helper_mem_access``: a call reads or writes ``size`` bytes at register ``regno``.
 
-    ``raw``: the callee only writes, so that stack need not be initialised (``meta->raw_mode``). Gives how many bytes
-    of stack the caller has to mark as written when all arguments are checked, with ``mark_written``: ``size``, or 0.
+    ``raw``: the callee only writes, so the stack need not be initialised (``meta->raw_mode``). Returns the number of
+    stack bytes that the caller must pass to ``mark_written`` after all arguments are checked: ``size``, or 0.
     """
     reg = env.frame.regs[regno]
     kind = reg.kind
@@ -219,7 +219,7 @@ def check_helper_mem_access(
     elif kind is RegKind.PTR_TO_BTF_ID and not reg.maybe_null:
         check_btf_access(env, regno, 0, size, False, -1)
     elif kind in _UNMODELLED:
-        env.unsupported(f"memory behind {type_name(reg)}")
+        env.unsupported(f"memory access through {type_name(reg)}")
     elif not (zero_ok and not size and reg.is_null):
         env.denied(f"R{regno} type={type_name(reg)} expected=fp")
     return 0
@@ -228,7 +228,7 @@ def check_helper_mem_access(
 def check_mem_size_reg(
     env: Env, regno: int, size_regno: int, *, write: bool, zero_ok: bool = False, raw: bool = False
 ) -> int:
-    """``check_mem_size_reg``: as ``check_helper_mem_access`` with the size in a register; gives the same."""
+    """``check_mem_size_reg``: as ``check_helper_mem_access``, with the size in a register; same result."""
     var = env.frame.regs[size_regno].var
     raw = raw and var.is_const
     if var.smin < 0:
@@ -247,8 +247,9 @@ def check_mem_size_reg(
 def check_stack_range(
     env: Env, regno: int, off: int, size: int, *, write: bool, raw: bool = False, zero_ok: bool = False
 ) -> int:
-    """``check_stack_range_initialized``: a call uses ``size`` bytes of stack at register ``regno``, whose offset is in
-    ``off``. Gives as ``check_helper_mem_access`` does.
+    """``check_stack_range_initialized``: a call uses ``size`` bytes of stack at register ``regno``.
+
+    ``off`` includes the register's offset. Returns the same as ``check_helper_mem_access``.
     """
     reg = env.frame.regs[regno]
     if not size and not zero_ok:
@@ -267,11 +268,11 @@ def check_stack_range(
 
 
 def mark_written(env: Env, regno: int, size: int) -> None:
-    """A call has written ``size`` bytes of stack at register ``regno``."""
+    """Mark ``size`` bytes of stack at register ``regno`` as written by a call."""
     for at in range(size):
         check_mem_access(env, regno, at, 1, True, -1)
 
 
 def is_sign_extending(code: int) -> bool:
-    """Whether a load sign-extends."""
+    """True if a load sign-extends."""
     return code & 0xE0 == Mode.MEMSX

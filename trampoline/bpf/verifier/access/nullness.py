@@ -1,4 +1,4 @@
-"""Pointers that may be NULL, once they are compared with it."""
+"""Pointers that may be NULL, and the effect of comparing them with NULL."""
 
 from trampoline.bpf.uapi import MapType
 from trampoline.bpf.verifier.access.value_regions import special_fields
@@ -32,7 +32,7 @@ def surely_not_null(env: Env, reg: Reg) -> bool:
 
 
 def not_null(env: Env, reg: Reg) -> Reg:
-    """What a register is once it is known not to be NULL (``mark_ptr_not_null_reg``)."""
+    """The register after it is known not to be NULL (``mark_ptr_not_null_reg``)."""
     flags = reg.flags & ~Flag.PTR_MAYBE_NULL
     if reg.kind is not RegKind.PTR_TO_MAP_VALUE or reg.map is None:
         return reg._replace(flags=flags)
@@ -46,7 +46,7 @@ def not_null(env: Env, reg: Reg) -> Reg:
 
 
 def mark(env: Env, state: VerifierState, regno: int, is_null: bool) -> None:
-    """Register ``regno`` of the innermost frame of ``state``, and all that hold the same, are NULL or are not
+    """Mark register ``regno`` of the innermost frame of ``state``, and all with the same id, as NULL or not NULL
     (``mark_ptr_or_null_regs``).
     """
     checked = state.frame.regs[regno]
@@ -67,7 +67,7 @@ def mark(env: Env, state: VerifierState, regno: int, is_null: bool) -> None:
             return found
         return found._replace(id=0)
 
-    if not checked.id:  # of untracked origin: only this register is meant
+    if not checked.id:  # no id: only this register is affected
         state.frame.regs[regno] = marked(checked)
         return
     state.each_reg(marked)

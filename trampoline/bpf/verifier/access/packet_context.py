@@ -34,7 +34,7 @@ _HIDDEN = (
 
 
 def packet_field(env: Env, access: ContextAccess) -> ContextField | None:
-    """The field of ``struct __sk_buff`` that an access is to; None: it is refused."""
+    """The field of ``struct __sk_buff`` that is accessed; None if refused."""
     off, size = access.off, access.size
     if not 0 <= off < _SIZE or off % size or any(off in span for span in _HIDDEN):
         return None

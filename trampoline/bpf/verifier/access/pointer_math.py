@@ -33,7 +33,7 @@ _PACKETS = (RegKind.PTR_TO_PACKET, RegKind.PTR_TO_PACKET_META)
 
 
 def add_offset(reg: Reg, number: int, var: Scalar) -> Reg:
-    """A linked number plus a constant, still linked where it can be (BPF_ADD_CONST)."""
+    """A linked number plus a constant, still linked if possible (BPF_ADD_CONST)."""
     off = reg.off + number
     if reg.add_const or not -(1 << 31) <= off < 1 << 31:
         return Reg(RegKind.SCALAR_VALUE, var=var)
@@ -43,7 +43,7 @@ def add_offset(reg: Reg, number: int, var: Scalar) -> Reg:
 def pointer_alu(
     env: Env, insn: Insn, op: int, pointer: Reg, operand: Scalar, is32: bool, *, swapped: bool = False
 ) -> Reg:
-    """What ``pointer op operand`` is, or ``operand op pointer`` where ``swapped``."""
+    """The result of ``pointer op operand``, or of ``operand op pointer`` if ``swapped``."""
     dst = insn.dst
     fixed = operand.is_const
     contradictory = operand.smin > operand.smax or operand.umin > operand.umax
@@ -84,7 +84,7 @@ def pointer_alu(
 
 
 def _check_unprivileged(env: Env, dst: int, result: Reg, operand: Scalar) -> None:
-    """Without CAP_PERFMON a pointer must not leave its memory even in speculation (``sanitize_ptr_alu``,
+    """Without CAP_PERFMON a pointer must not leave its memory even under speculation (``sanitize_ptr_alu``,
     ``sanitize_check_bounds``).
     """
     if not operand.is_const and (operand.smin < 0) != (operand.smax < 0):
@@ -105,7 +105,7 @@ def _check_unprivileged(env: Env, dst: int, result: Reg, operand: Scalar) -> Non
 
 
 def _check_sane(env: Env, pointer: Reg, var: Scalar, off: int) -> None:
-    """``check_reg_sane_offset``: nothing can come near to an overflow."""
+    """``check_reg_sane_offset``: keep offsets far from overflow."""
     name = type_name(pointer)
     if var.is_const and not -MAX_VAR_OFF < var.signed < MAX_VAR_OFF:
         env.invalid(f"math between {name} pointer and {var.signed} is not allowed")
@@ -125,7 +125,7 @@ def _added(env: Env, pointer: Reg, operand: Scalar) -> Reg:
     pointer = _folded(env, pointer)
     a = pointer.var
     if a == ZERO and not operand.is_const:
-        # Pointers carry no 32-bit bounds: nothing is lost.
+        # Pointers have no 32-bit bounds: nothing is lost.
         out = Bounds(operand)
     else:
         out = Bounds()
@@ -154,7 +154,7 @@ def _subtracted(env: Env, pointer: Reg, operand: Scalar) -> Reg:
 
 
 def _folded(env: Env, pointer: Reg) -> Reg:
-    """The same with its constant offset among its bounds, where the release has no other place for it."""
+    """The same with its constant offset added to its bounds, for releases without a separate offset."""
     if not env.rules.folds_offsets or not pointer.off:
         return pointer
     var = pointer.var

@@ -1,4 +1,4 @@
-"""Walks of kernel structures by their BTF: PTR_TO_BTF_ID and the struct behind a map pointer."""
+"""Accesses to kernel structures by BTF: PTR_TO_BTF_ID, and the struct of a map pointer."""
 
 from errno import EACCES, EPERM
 from types import MappingProxyType
@@ -61,7 +61,7 @@ MAP_STRUCTS = MappingProxyType(
 
 
 def is_trusted(reg: Reg) -> bool:
-    """``is_trusted_reg``: the pointer is to something that is there."""
+    """``is_trusted_reg``: the pointer refers to an existing object."""
     if reg.ref_obj_id:
         return True
     return bool(reg.flags & TRUSTED_MODIFIERS) and not reg.flags & ~TRUSTED_MODIFIERS
@@ -70,9 +70,9 @@ def is_trusted(reg: Reg) -> bool:
 def check_btf_access(env: Env, regno: int, off: int, size: int, write: bool, value_regno: int) -> None:
     """``check_ptr_to_btf_access``: ``off`` is the instruction's offset, without the register's.
 
-    Refuses, or puts what a load gives into ``value_regno`` (where it is >= 0). Called for every PTR_TO_BTF_ID,
-    or-null and untrusted ones too: it refuses those that may not be followed. Notes ``env.fact.pointee``: TRUSTED only
-    where the pointers of all paths are.
+    Refuses, or sets ``value_regno`` (if >= 0) to the result of the load. Called for every PTR_TO_BTF_ID, also or-null
+    and untrusted ones, and refuses those that may not be dereferenced. Records ``env.fact.pointee``: TRUSTED only if
+    the pointers of all paths are trusted.
     """
     reg = env.reg(regno)
     if reg.maybe_null:
@@ -105,7 +105,7 @@ def check_btf_access(env: Env, regno: int, off: int, size: int, write: bool, val
 
 
 def is_gpl(env: Env) -> bool:
-    """Whether the program's licence is compatible with the GPL (``license_is_gpl_compatible``)."""
+    """True if the program's licence is compatible with the GPL (``license_is_gpl_compatible``)."""
     licences = ("GPL", "GPL v2", "GPL and additional rights", "Dual BSD/GPL", "Dual MIT/GPL", "Dual MPL/GPL")
     return env.program.license in licences
 
@@ -118,7 +118,7 @@ def _find(env: Env, btf: Btf, struct_id: int, off: int, size: int) -> StructWalk
 
 
 def _loaded(env: Env, reg: Reg | None, btf: Btf, found: StructWalkResult) -> Reg:
-    """What a register holds that was loaded from a field; without ``reg`` from a map's struct."""
+    """Register value after a load from a field; ``reg`` None: from a map's struct."""
     rules = env.kernel.rules.calls
     if not found.pointer:
         return UNKNOWN_REG
@@ -159,7 +159,8 @@ def _trust(env: Env, reg: Reg, btf: Btf, found: StructWalkResult, flags: Flag) -
 
 
 def _is_safe(btf: Btf, reg: Reg, found: StructWalkResult, how: str) -> bool:
-    """``btf_nested_type_is_trusted``: the kernel lists the field in ``struct task_struct__safe_rcu`` and the like."""
+    """``btf_nested_type_is_trusted``: the kernel lists the field in ``struct task_struct__safe_rcu`` or a similar list.
+    """
     listed = btf.struct_named(f"{btf.type(reg.btf_id).name}__safe_{how}")
     if not listed:
         return False

@@ -1,4 +1,4 @@
-"""Loads from and stores to the stack: spilled registers, zeros, and bytes of no known meaning.
+"""Loads from and stores to the stack: spilled registers, zeros, and bytes of unknown content.
 
 Offsets are negative, from the frame's top (``check_stack_read``, ``check_stack_write``).
 """
@@ -38,9 +38,10 @@ def frame_of(env: Env, reg: Reg) -> FuncFrame:
 
 
 def check_within(env: Env, regno: int, off: int, size: int, *, write: bool, what: str) -> tuple[int, int]:
-    """Refuses an access that may lie outside the frame; gives its lowest and its highest start.
+    """Refuse an access that may be outside the frame; returns its lowest and its highest start.
 
-    ``what`` is " read from", " write to" or " indirect access to", for the message. ``off`` has the register's in it.
+    ``what`` is " read from", " write to" or " indirect access to", for the message. ``off`` includes the register's
+    offset.
     """
     reg = env.frame.regs[regno]
     var = reg.var
@@ -61,7 +62,7 @@ def check_within(env: Env, regno: int, off: int, size: int, *, write: bool, what
 
 
 def touch(env: Env, frame: FuncFrame, low: int) -> None:
-    """Notes how much stack the frame's function uses."""
+    """Record the stack usage of the frame's function."""
     depth = -low + 7 & ~7
     facts = env.subprogs[frame.subprog]
     if facts.stack_depth < depth:
@@ -69,7 +70,7 @@ def touch(env: Env, frame: FuncFrame, low: int) -> None:
 
 
 def read(env: Env, regno: int, off: int, size: int, value_regno: int) -> None:
-    """A load, or for ``value_regno`` -1 a read whose value goes nowhere."""
+    """A load, or for ``value_regno`` -1 a read whose value is discarded."""
     reg = env.frame.regs[regno]
     low, high = check_within(env, regno, off, size, write=False, what=" read from")
     frame = frame_of(env, reg)
@@ -125,7 +126,7 @@ def _read_fixed(env: Env, frame: FuncFrame, off: int, size: int, value_regno: in
 
 
 def _run(kinds: SlotKinds) -> int:
-    """How many bytes of a register are spilled there."""
+    """Number of register bytes spilled in the slot."""
     count = 0
     for kind in kinds:
         if kind is not SlotKind.SPILL:
@@ -140,7 +141,7 @@ def _check_unwritten(env: Env, kind: SlotKind, off: int, size: int) -> None:
 
 
 def _bytes_read(frame: FuncFrame, low: int, high: int) -> Reg:
-    """What bytes ``low`` to ``high`` - 1 are as a number."""
+    """Bytes ``low`` to ``high`` - 1 as a number."""
     for at in range(low, high):
         index = (-at - 1) >> 3
         slot = frame.stack.get(index, EMPTY)
@@ -152,7 +153,7 @@ def _bytes_read(frame: FuncFrame, low: int, high: int) -> Reg:
 def check_initialised(
     env: Env, regno: int, frame: FuncFrame, low: int, high: int, off: int, size: int, *, clobber: bool = False
 ) -> None:
-    """Refuses bytes that hold nothing that may be read; ``clobber``: a call may write them, they are MISC then."""
+    """Refuse bytes that may not be read; ``clobber``: a call may write them, so they become MISC."""
     for at in range(low, high):
         index = (-at - 1) >> 3
         slot = frame.stack.get(index, EMPTY)
@@ -181,14 +182,14 @@ def _set_byte(frame: FuncFrame, index: int, slot: StackSlot, position: int, kind
 
 
 def scrubbed(kinds: SlotKinds) -> SlotKinds:
-    """What is left of a spilled register when part of its slot is overwritten."""
+    """The kinds of a spilled register's bytes after part of the slot is overwritten."""
     if kinds == SPILL:
         return MISC
     return kinds_of([SlotKind.MISC if kind in (SlotKind.SPILL, *_SPECIAL) else kind for kind in kinds])
 
 
 def write(env: Env, regno: int, off: int, size: int, value: Reg | None, *, constant: int | None = None) -> None:
-    """A store of a register, of a constant, or (both None) of any number."""
+    """A store of a register, of a constant, or (both None) of an unknown number."""
     reg = env.frame.regs[regno]
     low, high = check_within(env, regno, off, size, write=True, what=" write to")
     frame = frame_of(env, reg)
@@ -245,7 +246,7 @@ def _spill(frame: FuncFrame, index: int, slot: StackSlot, value: Reg, size: int)
 
 
 def check_special(env: Env, frame: FuncFrame, index: int, slot: StackSlot) -> None:
-    """A store to a dynptr, iterator or IRQ flag destroys it; a dynptr that holds a reference must not be."""
+    """A store to a dynptr, iterator or IRQ flag invalidates it; refused for a dynptr that holds a reference."""
     if slot.reg is None or slot.kinds[0] not in _SPECIAL:
         return
     if slot.kinds[0] is SlotKind.DYNPTR:
@@ -262,7 +263,7 @@ def check_special(env: Env, frame: FuncFrame, index: int, slot: StackSlot) -> No
 
 
 def _write_anywhere(env: Env, frame: FuncFrame, low: int, high: int, value: Reg | None) -> None:
-    """A store that may hit any of the bytes: what was spilled there is lost, what was not written may have been."""
+    """A store at a variable offset: loses registers spilled in its range; unwritten bytes may become written."""
     zero = value is not None and value.is_null
     for at in range(low, high):
         index = (-at - 1) >> 3

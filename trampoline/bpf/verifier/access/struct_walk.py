@@ -1,4 +1,4 @@
-"""What lies at an offset of a kernel struct, by its BTF (``btf_struct_walk``, kernel/bpf/btf.c)."""
+"""The field at an offset of a kernel struct, by its BTF (``btf_struct_walk``, kernel/bpf/btf.c)."""
 
 from dataclasses import dataclass
 from errno import EACCES, EFAULT, EINVAL
@@ -10,11 +10,11 @@ _MODIFIERS = (BtfKind.TYPEDEF, BtfKind.VOLATILE, BtfKind.CONST, BtfKind.RESTRICT
 _SIZED = (BtfKind.INT, BtfKind.STRUCT, BtfKind.UNION, BtfKind.ENUM, BtfKind.ENUM64, BtfKind.FLOAT)
 _TAGS = {"user": Flag.MEM_USER, "percpu": Flag.MEM_PERCPU, "rcu": Flag.MEM_RCU}
 _LIMIT = 64
-"""Nested structs at most; a struct that holds itself is no struct."""
+"""Maximum depth of nested structs; deeper ones contain themselves and are invalid."""
 
 
 class WalkFault(Exception):
-    """What a walk is refused with: an errno and the log's line."""
+    """Refusal of a walk: an errno and the log's line."""
 
     def __init__(self, errno: int, message: str) -> None:
         super().__init__(message)
@@ -24,17 +24,17 @@ class WalkFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StructWalkResult:
-    """What was found: a number, or a pointer."""
+    """Result of a walk: a number, or a pointer."""
 
     pointer: bool = False
     struct_id: int = 0
-    """Struct that the pointer is to; 0: to something else, void among it."""
+    """Struct that the pointer refers to; 0: anything else, including void."""
     flags: Flag = Flag.NONE
-    """What type tags and unions on the way say of a pointer."""
+    """Flags of a pointer from type tags and unions on the path."""
     field: str = ""
     """Name of the pointer's member."""
     holder: str = ""
-    """Name of the struct that the member is of."""
+    """Name of the struct that contains the member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,15 @@ class _Nested:
 
 @dataclass(slots=True)
 class _Way:
-    """What the whole walk gathers."""
+    """Data collected over the whole walk."""
 
     unions_untrusted: bool
-    """What is read through a union with several members is not trusted (6.4)."""
+    """True if pointers read through a union with several members are untrusted (6.4)."""
     flags: Flag = Flag.NONE
 
 
 def pointee(btf: Btf, pointer: Type) -> tuple[Type, Flag]:
-    """What a pointer is to, behind typedefs and qualifiers, and what its type tags say."""
+    """Target type of a pointer after typedefs and qualifiers, and the flags from its type tags."""
     flags = Flag.NONE
     kind = btf.type(pointer.type_id)
     while kind.kind in _MODIFIERS:
@@ -63,7 +63,7 @@ def pointee(btf: Btf, pointer: Type) -> tuple[Type, Flag]:
 
 
 def find_field(btf: Btf, struct_id: int, off: int, size: int, *, unions_untrusted: bool) -> StructWalkResult:
-    """What ``size`` bytes at ``off`` of a struct are. Raises WalkFault where they are no whole field."""
+    """The field in ``size`` bytes at ``off`` of a struct. Raises WalkFault if they are not a whole field."""
     way = _Way(unions_untrusted)
     for _ in range(_LIMIT):
         found = _walk(btf, struct_id, off, size, way)
@@ -74,7 +74,7 @@ def find_field(btf: Btf, struct_id: int, off: int, size: int, *, unions_untruste
 
 
 def nested_at(btf: Btf, struct_id: int, off: int) -> int:
-    """The struct that begins at ``off`` of a struct, the outermost one; 0: none does."""
+    """The outermost struct that starts at ``off`` of a struct; 0 if none does."""
     try:
         found = _walk(btf, struct_id, off, 1, _Way(True))
     except WalkFault:
@@ -83,7 +83,7 @@ def nested_at(btf: Btf, struct_id: int, off: int) -> int:
 
 
 def same_struct(btf: Btf, struct_id: int, off: int, need_btf: Btf, need_id: int, *, strict: bool) -> bool:
-    """``btf_struct_ids_match``: the needed struct is at ``off`` of this one, or this one itself."""
+    """``btf_struct_ids_match``: the needed struct is at ``off`` of this one, or is this one itself."""
     if off == 0 and btf is need_btf and struct_id == need_id:
         return True
     if strict:
@@ -98,8 +98,9 @@ def same_struct(btf: Btf, struct_id: int, off: int, need_btf: Btf, need_id: int,
 
 
 def type_size(btf: Btf, type_id: int) -> tuple[int, int, Type, int]:
-    """Size of a type in bytes; of an array also its elements' number, their type and that one's id, all dimensions
-    taken as one (1, the type itself where it is none). Raises WalkFault for what has no size.
+    """(bytes, number of elements, element type, its id) of a type; arrays count all dimensions as one.
+
+    A type that is not an array is one element of itself. Raises WalkFault for a type without a size.
     """
     count = 1
     resolved = _unmodified_id(btf, type_id)
@@ -127,7 +128,7 @@ def _unmodified_id(btf: Btf, type_id: int) -> int:
 
 
 def _walk(btf: Btf, struct_id: int, off: int, size: int, way: _Way) -> StructWalkResult | _Nested:
-    """Down to a field or to a struct that begins at the place."""
+    """Descend to a field, or to a struct that starts at the offset."""
     for _ in range(_LIMIT):
         holder = btf.unmodified(struct_id)
         if holder.kind not in (BtfKind.STRUCT, BtfKind.UNION):
@@ -150,7 +151,7 @@ def _walk(btf: Btf, struct_id: int, off: int, size: int, way: _Way) -> StructWal
 
 
 def _beyond(btf: Btf, holder: Type, members: tuple[Member, ...], off: int, size: int) -> Type:
-    """Element of the flexible array that a struct ends in, behind whose end an access lies."""
+    """Element of the flexible array at the end of a struct, for an access past the struct's end."""
     if members:
         last = btf.unmodified(members[-1].type_id)
         if last.kind is BtfKind.ARRAY and last.count == 0 and off >= members[-1].bit_offset // 8:
@@ -163,7 +164,7 @@ def _beyond(btf: Btf, holder: Type, members: tuple[Member, ...], off: int, size:
 def _member(
     btf: Btf, holder: Type, members: tuple[Member, ...], off: int, size: int, way: _Way
 ) -> StructWalkResult | _Nested | tuple[int, int]:
-    """The member that holds the place; (struct, offset) where the place is inside of a nested one."""
+    """The member at the offset; (struct, offset) if the offset is inside a nested one."""
     name = _named(holder)
     for member in members:
         moff = member.bit_offset // 8

@@ -1,4 +1,4 @@
-"""Memory of known size: map values and keys, buffers, and what may not be touched in a map's value."""
+"""Memory of known size: map values and keys, buffers, and the protected fields of map values."""
 
 from errno import EACCES
 
@@ -29,11 +29,11 @@ SPECIAL_FIELDS = {
     "bpf_rb_node": 32,
     "bpf_refcount": 4,
 }
-"""Structs of a map value that instructions must leave alone, and their size in bytes."""
+"""Structs in a map value that instructions must not access, and their size in bytes."""
 
 
 def special_fields(btf: Btf | None, spec: MapSpec) -> tuple[tuple[int, int, str], ...]:
-    """(offset, size, name) of what a map's value has of ``SPECIAL_FIELDS`` and of ``kptr`` (``btf_record``)."""
+    """(offset, size, name) of the ``SPECIAL_FIELDS`` and ``kptr`` fields in a map's value (``btf_record``)."""
     if btf is None or not spec.value_type:
         return ()
     try:
@@ -54,7 +54,7 @@ def special_fields(btf: Btf | None, spec: MapSpec) -> tuple[tuple[int, int, str]
 
 
 def check_map_type(env: Env, regno: int, off: int, size: int, *, write: bool) -> None:
-    """``check_map_access_type``: whether programs may read, or write, the map."""
+    """``check_map_access_type``: check that programs may read, or write, the map."""
     spec = env.frame.regs[regno].map
     assert spec is not None
     forbidden = RDONLY_PROG if write else WRONLY_PROG
@@ -64,8 +64,10 @@ def check_map_type(env: Env, regno: int, off: int, size: int, *, write: bool) ->
 
 
 def check_map_access(env: Env, regno: int, off: int, size: int, *, zero_ok: bool = False, direct: bool = False) -> None:
-    """``check_map_access``: ``size`` bytes at a PTR_TO_MAP_VALUE are within the value; ``off`` has the
-    register's constant offset in it. ``direct``: by an instruction, for which a kptr is not just refused.
+    """``check_map_access``: ``size`` bytes at a PTR_TO_MAP_VALUE are within the value.
+
+    ``off`` includes the register's constant offset. ``direct``: access by an instruction, which has different rules for
+    kptrs.
     """
     reg = env.frame.regs[regno]
     spec = reg.map
@@ -81,8 +83,9 @@ def check_map_access(env: Env, regno: int, off: int, size: int, *, zero_ok: bool
 
 
 def check_mem_region(env: Env, regno: int, off: int, size: int, mem_size: int, *, zero_ok: bool = False) -> None:
-    """``check_mem_region_access``: ``size`` bytes at a register whose constant offset is in ``off`` are within a region
-    of ``mem_size`` bytes.
+    """``check_mem_region_access``: ``size`` bytes at a register are within a region of ``mem_size`` bytes.
+
+    ``off`` includes the register's constant offset.
     """
     reg = env.frame.regs[regno]
     var = reg.var
@@ -115,7 +118,7 @@ def check_buffer(env: Env, regno: int, off: int, size: int) -> None:
 
 
 def read_constant_map(reg: Reg, off: int, size: int) -> Reg | None:
-    """What a load from a frozen read-only array gives, where its place is known (``bpf_map_direct_read``)."""
+    """Result of a load from a frozen read-only array at a known offset (``bpf_map_direct_read``); None for others."""
     spec = reg.map
     if spec is None or not spec.readonly or not reg.var.is_const or spec.type != MapType.ARRAY:
         return None

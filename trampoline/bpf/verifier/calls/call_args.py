@@ -1,4 +1,4 @@
-"""Arguments of helpers: whether what a register holds is what the prototype asks for (``check_func_arg``)."""
+"""Arguments of helpers: match between register contents and prototype (``check_func_arg``)."""
 
 from errno import EFAULT, EINVAL
 
@@ -37,7 +37,7 @@ _PACKETS = (RegKind.PTR_TO_PACKET, RegKind.PTR_TO_PACKET_META)
 
 
 def check_args(env: Env, meta: CallMeta) -> None:
-    """Checks R1 to R5 as far as the prototype has them, and gathers what the call needs of them."""
+    """Check R1 to R5 as far as the prototype has them, and collect the call's data from them."""
     for index, spec in enumerate(meta.proto.args):
         _check_arg(env, meta, index, spec)
 
@@ -73,7 +73,7 @@ def _check_arg(env: Env, meta: CallMeta, index: int, spec: ArgSpec) -> None:
 
 
 def _map_arg(env: Env, meta: CallMeta, spec: ArgSpec) -> HelperArg:
-    """What a value of the map is to this map (``resolve_map_arg_type``)."""
+    """Argument type for a map's value, depending on the map (``resolve_map_arg_type``)."""
     if meta.map is None:
         env.denied("invalid map_ptr to access map->type")
     if meta.map.type in (MapType.SOCKMAP, MapType.SOCKHASH):
@@ -144,7 +144,7 @@ def _check_offset(env: Env, regno: int, reg: Reg, kind: HelperArg, spec: ArgSpec
 
 
 def _take(env: Env, meta: CallMeta, index: int, reg: Reg, kind: HelperArg, spec: ArgSpec) -> None:
-    """What the kind of argument asks for beside the register's type, and what the call learns of it."""
+    """Check requirements of the argument's kind beyond the register type, and collect the call's data from it."""
     regno = index + 1
     if kind is HelperArg.CONST_MAP_PTR:
         _take_map(env, meta, reg)

@@ -1,4 +1,4 @@
-"""What a helper gives: R0 after the call."""
+"""Result of a helper: R0 after the call."""
 
 from errno import EINVAL
 from types import MappingProxyType
@@ -44,7 +44,7 @@ _KINDS = MappingProxyType(
 
 
 def set_result(env: Env, meta: CallMeta) -> None:
-    """Puts what the helper gives into R0, which no path may read where it gives nothing."""
+    """Set R0 to the helper's result; unreadable for a helper without one."""
     ret = meta.proto.ret
     if ret is Ret.VOID:
         return
@@ -69,7 +69,7 @@ def _has_lock(env: Env, reg: Reg) -> bool:
 
 
 def _number(env: Env, meta: CallMeta) -> Reg:
-    """A number, as far as its range is known (``do_refine_retval_range``)."""
+    """A number with its known range (``do_refine_retval_range``)."""
     if meta.name in _GIVES_SIZE and meta.largest_size is not None:
         return scalar_reg(from_error(meta.largest_size))
     if meta.name == "get_smp_processor_id" and env.kernel.rules.calls.cpu_number_bounded:
@@ -102,7 +102,7 @@ def _pointer(env: Env, meta: CallMeta) -> Reg:
     kernel = env.kernel.btf
     struct = kernel.struct_named(proto.ret_btf) if proto.ret_btf else 0
     if not struct:
-        env.unsupported(f"what bpf_{meta.name} gives")
+        env.unsupported(f"the result of bpf_{meta.name}")
     return Reg(RegKind.PTR_TO_BTF_ID, flags, btf=kernel, btf_id=struct)
 
 
@@ -111,7 +111,7 @@ def _percpu(env: Env, meta: CallMeta, flags: Flag) -> Reg:
     btf: Btf = meta.ret_btf or env.kernel.btf
     kind = btf.unmodified(meta.ret_btf_id)
     if kind.kind in (BtfKind.STRUCT, BtfKind.UNION):
-        # Structs are read only as they are: MEM_RDONLY is not said of them.
+        # MEM_RDONLY is not set for structs, which are read-only anyway.
         return Reg(RegKind.PTR_TO_BTF_ID, flags & ~Flag.MEM_RDONLY, btf=btf, btf_id=kind.id)
     try:
         size = btf.value(kind.id).size

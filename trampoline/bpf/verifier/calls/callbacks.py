@@ -1,4 +1,4 @@
-"""Helpers that call a function of the program: what it finds in its registers, and what it may return."""
+"""Helpers that call a function of the program: its registers at entry, and its allowed results."""
 
 from trampoline.bpf.program import MapSpec
 from trampoline.bpf.uapi import MapType
@@ -20,7 +20,7 @@ _ITERABLE = (
 
 
 def call_back(env: Env, meta: CallMeta) -> None:
-    """Walks the callback of a helper that has one; does nothing for others. The arguments are checked already."""
+    """Walk the callback of a helper that has one; does nothing for others. The arguments are already checked."""
     if meta.name == "for_each_map_elem":
         if meta.map is None or meta.map.type not in _ITERABLE:
             env.refuse(_ENOTSUPP, "callback function not allowed for map")
@@ -81,7 +81,7 @@ def _drain(env: Env, caller: FuncFrame, callee: FuncFrame) -> None:
 
 
 def _note_inlining(env: Env, meta: CallMeta) -> None:
-    """``update_loop_inline_state``: the call is inlined where its flags are 0 and its callback is one."""
+    """``update_loop_inline_state``: the call is inlined if its flags are 0 and it has one callback."""
     fact = env.fact
     fits = env.reg(4).is_null
     if not fact.calls_seen:

@@ -1,4 +1,4 @@
-"""Calls of helpers: whether they may be called, their arguments, what they give."""
+"""Calls of helpers: permission, arguments, results."""
 
 from trampoline.bpf.helpers.availability import Caller, helper_for, is_known
 from trampoline.bpf.helpers.protos import helper_names
@@ -38,8 +38,8 @@ _USES = {
 def check_helper_call(env: Env, insn: Insn) -> None:
     """``check_helper_call``: a call with src 0 of helper ``insn.imm`` at ``env.slot``.
 
-    Checks R1 to R5 of ``env.frame``, marks R0 to R5, notes ``env.fact`` and ``env.uses``. With a callback it calls
-    ``frames.push_callback`` once the arguments are checked and before it clobbers the caller's registers.
+    Checks R1 to R5 of ``env.frame``, marks R0 to R5, records ``env.fact`` and ``env.uses``. With a callback it calls
+    ``frames.push_callback`` after the arguments are checked and before it clobbers the caller's registers.
     """
     meta = _find(env, insn.imm)
     if env.state.active_locks and meta.name not in _UNDER_LOCK:
@@ -67,7 +67,7 @@ def check_helper_call(env: Env, insn: Insn) -> None:
 
 
 def caller_of(env: Env) -> Caller:
-    """The program as the tables of helpers ask of it; an extension is what it extends."""
+    """The program's attributes for the tables of helpers; an extension has those of the program that it extends."""
     program = env.program
     kind = context_type(env)
     attach = program.attach
@@ -89,7 +89,7 @@ def _find(env: Env, number: int) -> CallMeta:
 
 
 def _check_allowed(env: Env, meta: CallMeta) -> None:
-    """What does not depend on arguments: licence, place of attachment, sleeping."""
+    """Checks that do not depend on arguments: licence, attach point, sleeping."""
     if meta.proto.gpl_only and not is_gpl(env):
         env.invalid("cannot call GPL-restricted function from non-GPL compatible program")
     if not is_allowed(env, meta.proto.allowed):
@@ -117,7 +117,7 @@ def _release(env: Env, meta: CallMeta) -> None:
 
 
 def _check_special(env: Env, meta: CallMeta) -> None:
-    """What single helpers ask for beside their prototype."""
+    """Requirements of single helpers beyond their prototype."""
     if meta.name == "tail_call":
         check_leaks(env, at="tail_call")
     elif meta.name == "get_local_storage" and not env.reg(2).is_null:

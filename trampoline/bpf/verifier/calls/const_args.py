@@ -1,4 +1,4 @@
-"""Arguments that must be known when a program is verified: text in read-only maps, formats, keys on the stack."""
+"""Arguments that must be constant at verification: text in read-only maps, formats, keys on the stack."""
 
 import re
 from errno import EINVAL
@@ -11,12 +11,12 @@ from trampoline.bpf.verifier.values.kinds import RegKind, SlotKind
 
 _ELIDING = (MapType.ARRAY, MapType.PERCPU_ARRAY)
 _RDONLY_PROG = 1 << 7
-# What bpf_bprintf_prepare takes: flags and width of a number, a text, a character, a pointer in its forms.
+# Conversions accepted by bpf_bprintf_prepare: number with flags and width, string, character, forms of pointers.
 _SPEC = re.compile(rb"%(?:%|[0 +-]*[0-9]*(?:p[ku]s|p(?:[Bsbi][46]?|[KxIi][46])?|[sc]|(?:ll?)?[idxXu]))", re.ASCII)
 
 
 def constant_key(env: Env, regno: int, spec: MapSpec) -> int | None:
-    """The key of an array that is known to stand on the stack (``get_constant_map_key``, since 6.14)."""
+    """The constant key of an array on the stack (``get_constant_map_key``, since 6.14); None if unknown."""
     if not env.kernel.rules.calls.elides_null or spec.type not in _ELIDING:
         return None
     reg = env.reg(regno)
@@ -40,7 +40,7 @@ def _run(kinds: tuple[SlotKind, ...], kind: SlotKind) -> int:
 
 
 def check_const_str(env: Env, regno: int) -> bytes:
-    """``check_reg_const_str``: the register points to a text of a map that nobody changes any more; gives it."""
+    """``check_reg_const_str``: the register points to a string in a frozen map; returns it."""
     reg = env.reg(regno)
     spec = reg.map
     assert spec is not None
@@ -58,7 +58,7 @@ def check_const_str(env: Env, regno: int) -> bytes:
 
 
 def check_format(env: Env) -> None:
-    """``check_bpf_snprintf_call``: the format in R3 fits the count of values that R5 gives."""
+    """``check_bpf_snprintf_call``: the format in R3 matches the number of values in R5."""
     size = env.reg(5).var
     if not size.is_const or size.value % 8:
         env.refuse(EINVAL, "")

@@ -1,4 +1,4 @@
-"""Dynptrs: two slots of stack that describe memory, made, used and given back by helpers (``process_dynptr_func``)."""
+"""Dynptrs: two stack slots that describe memory, created, used and released by helpers (``process_dynptr_func``)."""
 
 from trampoline.bpf.helpers.protos import ArgFlag, ArgSpec
 from trampoline.bpf.verifier.access.memory import check_mem_access
@@ -13,8 +13,9 @@ LOCAL, RINGBUF = "local", "ringbuf"
 
 
 def use_dynptr(env: Env, regno: int, spec: ArgSpec) -> Reg:
-    """Makes the dynptr at a register, or checks that there is one of the kind that the helper takes. Gives its first
-    slot, whose ``id`` is the dynptr's and ``ref_obj_id`` the reference that it holds.
+    """Create the dynptr at a register, or check that it has the kind that the helper takes.
+
+    Returns its first slot, whose ``id`` is the dynptr's and ``ref_obj_id`` the reference that it holds.
     """
     reg = env.reg(regno)
     if spec.has(ArgFlag.UNINIT):
@@ -35,7 +36,7 @@ def use_dynptr(env: Env, regno: int, spec: ArgSpec) -> Reg:
 
 
 def held_at(env: Env, reg: Reg) -> Reg | None:
-    """The first slot of the dynptr that a register points to; None: there is none."""
+    """The first slot of the dynptr that a register points to; None if there is no dynptr."""
     if reg.kind is not RegKind.PTR_TO_STACK or not reg.var.is_const or (reg.off + reg.var.signed) % 8:
         return None
     first = -(reg.off + reg.var.signed) // 8 - 1
@@ -68,7 +69,7 @@ def _make(env: Env, regno: int, reg: Reg, kind: str) -> Reg:
 
 
 def release_dynptr(env: Env, regno: int) -> None:
-    """Gives back the reference that a dynptr holds: it and what was taken of it are no more."""
+    """Release the reference that a dynptr holds; invalidates it and everything derived from it."""
     reg = env.reg(regno)
     if reg.kind is not RegKind.PTR_TO_STACK:
         env.invalid("cannot release unowned const bpf_dynptr")

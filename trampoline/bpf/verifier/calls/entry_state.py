@@ -1,4 +1,4 @@
-"""What a function finds in its registers when it begins, and what a call of a global function must give it."""
+"""Registers at the entry of a function, and the arguments that a call of a global function must pass."""
 
 from dataclasses import dataclass
 from errno import EFAULT
@@ -25,7 +25,7 @@ _ANY_OFFSET = (
     RegKind.PTR_TO_BUF,
     RegKind.SCALAR_VALUE,
 )
-# Program types whose context is used as it is (no convert_ctx_access), so that it can be read as memory.
+# Program types whose context is not converted (no convert_ctx_access), so that it can be read as memory.
 _PLAIN_CONTEXTS = (
     ProgType.TRACING,
     ProgType.LSM,
@@ -46,7 +46,7 @@ class _Param:
 
 
 def set_main_arguments(env: Env) -> None:
-    """R1 of ``env.frame`` when the program begins: its context; an extension has what its own prototype says."""
+    """Set R1 of ``env.frame`` at the program's start: its context; for an extension, by its own prototype."""
     if env.program.prog_type == ProgType.EXT:
         set_global_arguments(env, 0)
     else:
@@ -54,8 +54,8 @@ def set_main_arguments(env: Env) -> None:
 
 
 def set_global_arguments(env: Env, subprog: int) -> None:
-    """R1 to R5 of ``env.frame``, in which the global function ``subprog`` is verified alone: what its BTF prototype
-    says (``btf_prepare_func_args``). Refuses prototypes that cannot be verified.
+    """Set R1 to R5 of ``env.frame`` from the BTF prototype of a global function that is verified alone
+    (``btf_prepare_func_args``). Refuses prototypes that cannot be verified.
     """
     for regno, param in enumerate(_params(env, subprog), 1):
         if param.kind is RegKind.SCALAR_VALUE:
@@ -69,12 +69,13 @@ def set_global_arguments(env: Env, subprog: int) -> None:
 
 
 def check_global_call(env: Env, subprog: int) -> None:
-    """R1 to R5 of ``env.frame`` fit the prototype of the global function that is called (``btf_check_subprog_call``).
+    """Check R1 to R5 of ``env.frame`` against the prototype of a called global function (``btf_check_subprog_call``).
+
     The caller marks R0 to R5 afterwards.
     """
     if env.state.preempt_disabled or any(ref.kind == "irq" for ref in env.state.refs):
         if env.kernel.rules.calls.global_calls_by_sleep:
-            env.unsupported("calls of global functions where the program may not be interrupted")
+            env.unsupported("calls of global functions with preemption or interrupts disabled")
         env.invalid("global function calls are not allowed with preemption disabled,\nuse static function instead")
     try:
         for regno, param in enumerate(_params(env, subprog), 1):
@@ -159,7 +160,7 @@ def _check_param(env: Env, regno: int, param: _Param) -> None:
 
 
 def _check_memory(env: Env, regno: int, reg: Reg, size: int) -> None:
-    """``check_mem_reg``: the function may read and write that much there, where it is not NULL."""
+    """``check_mem_reg``: the function may read and write ``size`` bytes there, unless NULL."""
     if reg.is_null:
         return
     plain = context_type(env) in _PLAIN_CONTEXTS and env.kernel.rules.calls.contexts_are_memory

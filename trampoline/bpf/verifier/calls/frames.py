@@ -11,13 +11,13 @@ from trampoline.bpf.verifier.state.state import NOT_INIT, UNKNOWN_REG, FuncFrame
 from trampoline.bpf.verifier.values.kinds import RegKind, SlotKind
 
 Setup = Callable[[Env, FuncFrame, FuncFrame], None]
-"""Fills the callee's R1 to R5 from the caller's registers: (env, caller, callee). It may refuse."""
+"""Sets the callee's R1 to R5 from the caller's registers: (env, caller, callee). It may refuse."""
 
 MAX_ASYNC_NESTING = 8
 
 
 def call(env: Env, insn: Insn) -> None:
-    """Walks a call of one of the program's functions (``check_func_call``)."""
+    """Walk a call of one of the program's functions (``check_func_call``)."""
     subprog = env.subprog_at[target_of(env.slot, insn)]
     caller = env.frame
     if env.subprogs[subprog].is_global and env.subprog_types:
@@ -36,12 +36,12 @@ def call(env: Env, insn: Insn) -> None:
 
 
 def clobber(frame: FuncFrame) -> None:
-    """R0 to R5 hold nothing after a call."""
+    """Mark R0 to R5 as not initialised after a call."""
     frame.regs[0:6] = [NOT_INIT] * 6
 
 
 def _enter(env: Env, state: VerifierState, subprog: int, callsite: int) -> FuncFrame:
-    """A new innermost frame, which has nothing but its frame pointer."""
+    """Push a frame with only its frame pointer initialised."""
     if len(state.frames) >= env.rules.max_frames:
         env.refuse(E2BIG, f"the call stack of {len(state.frames) + 1} frames is too deep")
     number = len(state.frames)
@@ -60,15 +60,15 @@ def push_callback(
     kfunc: bool = False,
     limit: int | None = None,
 ) -> None:
-    """A call at ``env.slot`` calls function ``subprog`` back any number of times, while it runs.
+    """Walk function ``subprog`` as a callback of the call at ``env.slot``, called any number of times during it.
 
-    ``returns``: what the callback may return, inclusive. ``limit``: how many times at most, where that is known
-    (bpf_loop's count; its register is the upper bound). The call goes on to mark R0 to R5 of the frame that is the
-    current one now: ``env.frame`` does not change before it returns.
+    ``returns``: allowed results of the callback, inclusive. ``limit``: maximum number of calls if known (bpf_loop's
+    count, by its register's upper bound). The caller then marks R0 to R5 of the current frame: ``env.frame`` does not
+    change before this function returns.
     """
     caller = env.frame
     if env.rules.callback_once:
-        # The body is a part of this very path: its frame is entered when the call has been checked.
+        # The body is part of this path: its frame is entered after the call has been checked.
         callee = _enter(env, env.state, subprog, env.slot)
         setup(env, caller, callee)
         _mark_callback(callee, returns)
@@ -96,7 +96,7 @@ def _mark_callback(callee: FuncFrame, returns: tuple[int, int]) -> None:
 def push_async_callback(
     env: Env, subprog: int, setup: Setup, *, returns: tuple[int, int] = (0, 0), sleepable: bool = False
 ) -> None:
-    """The same for a callback that runs later and alone (timers, work queues)."""
+    """The same for a callback that runs later and on its own (timers, work queues)."""
     if env.frame.depth > MAX_ASYNC_NESTING or env.async_entries.get(subprog, 0) > MAX_ASYNC_NESTING:
         return
     env.async_entries[subprog] = env.async_entries.get(subprog, 0) + 1
@@ -113,10 +113,11 @@ def push_async_callback(
 
 
 def push_iteration(env: Env, null: Callable[[FuncFrame], None], again: Callable[[FuncFrame], None]) -> None:
-    """``process_iter_next_call``: an iterator's ``next`` at ``env.slot`` gives NULL on one path, an element on another.
+    """``process_iter_next_call``: an iterator's ``next`` at ``env.slot`` returns NULL on one path, an element on
+    another.
 
-    Both are called with the innermost frame of their path, after the call has marked registers, and set R0 and the
-    iterator's state there.
+    ``null`` and ``again`` are called with the innermost frame of their path, after the call has marked registers; they
+    set R0 and the iterator's state.
     """
     other = env.push_branch(env.slot + 1)
     other.loop_depth += 1
@@ -128,7 +129,7 @@ def push_iteration(env: Env, null: Callable[[FuncFrame], None], again: Callable[
 
 
 def leave(env: Env) -> None:
-    """Walks the exit of a function that is not the outermost one (``prepare_func_exit``)."""
+    """Walk the exit of a function that is not the outermost one (``prepare_func_exit``)."""
     state = env.state
     callee, caller = state.frames[-1], state.frames[-2]
     result = callee.regs[0]
@@ -152,7 +153,7 @@ def leave(env: Env) -> None:
 
 
 def previous_round(env: Env) -> VerifierState | None:
-    """The checkpoint of the round before at ``env.slot``, where this round's has just been made."""
+    """The previous round's checkpoint at ``env.slot``; this round's has just been made."""
     made = env.state.parent
     return previous_entry(made, env.slot) if made is not None and made.slot == env.slot else None
 
@@ -166,7 +167,7 @@ def previous_entry(state: VerifierState, slot: int) -> VerifierState | None:
 
 
 def widen(previous: VerifierState, state: VerifierState) -> None:
-    """Numbers that differ from one round of a loop to the next may be any (``widen_imprecise_scalars``)."""
+    """Make numbers that differ between two rounds of a loop unknown (``widen_imprecise_scalars``)."""
     for old, frame in zip(previous.frames, state.frames, strict=True):
         for n, reg in enumerate(frame.regs):
             frame.regs[n] = _widened(old.regs[n], reg)
@@ -186,7 +187,7 @@ def _widened(old: Reg, reg: Reg) -> Reg:
 
 
 def check_range(env: Env, regno: int, allowed: tuple[int, int], where: str) -> None:
-    """Refuses a number outside ``allowed`` (``retval_range_within``)."""
+    """Refuse a number outside ``allowed`` (``retval_range_within``)."""
     var = env.frame.regs[regno].var
     low, high = allowed
     within = var.smin >= low and var.smax <= high
@@ -199,7 +200,7 @@ def check_range(env: Env, regno: int, allowed: tuple[int, int], where: str) -> N
 
 
 def check_leaks(env: Env, *, at: str = "BPF_EXIT instruction", callback: FuncFrame | None = None) -> None:
-    """Refuses a path that ends with something still held (``check_resource_leak``)."""
+    """Refuse a path that ends with unreleased resources (``check_resource_leak``)."""
     state = env.state
     left = [ref for ref in state.refs if ref.kind == "pointer" and (callback is None or ref.frame == callback.number)]
     if left:

@@ -1,4 +1,4 @@
-"""What decides beside the program type whether a helper may be called (``bpf_func_proto.allowed``)."""
+"""Conditions of helper calls other than the program type (``bpf_func_proto.allowed``)."""
 
 from trampoline.bpf.uapi import AttachType, ProgType
 from trampoline.bpf.verifier.state.env import Env
@@ -22,7 +22,7 @@ _STORAGE_PREFIX = "bpf_sk_storage"
 
 
 def is_allowed(env: Env, condition: str) -> bool:
-    """Whether the helper with this condition (``HelperProto.allowed``) may be called where the program is attached."""
+    """True if the helper with this condition (``HelperProto.allowed``) may be called at the program's target."""
     if not condition:
         return True
     hook = env.target.name if env.target is not None else ""
@@ -33,7 +33,7 @@ def is_allowed(env: Env, condition: str) -> bool:
         if env.program.prog_type == ProgType.LSM:
             return sleepable_hook
         return env.program.attach == AttachType.TRACE_ITER or hook in D_PATH_FUNCTIONS
-    # "sk_storage": not from the functions that storage is made of.
+    # "sk_storage": not from the functions that implement storage.
     if env.target is not None and env.target.prog is not None:
         return False
     if env.program.attach in (AttachType.TRACE_ITER, AttachType.TRACE_RAW_TP):

@@ -12,7 +12,7 @@ _SPECIAL = (SlotKind.ITER, SlotKind.DYNPTR, SlotKind.IRQ_FLAG)
 
 
 def use_irq_flag(env: Env, save: bool, regno: int, where: str) -> None:
-    """``process_irq_flag``: saves the flags into a slot of stack, or restores them from there, in the reverse order."""
+    """``process_irq_flag``: save the flags into a stack slot, or restore them from it, in reverse order."""
     reg = env.reg(regno)
     if reg.kind is not RegKind.PTR_TO_STACK or not reg.var.is_const:
         env.invalid(f"{where} doesn't point to an irq flag on stack")

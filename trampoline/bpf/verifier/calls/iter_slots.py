@@ -1,4 +1,4 @@
-"""Open-coded iterators: their state on the stack, and the two ways on from their ``next``."""
+"""Open-coded iterators: their state on the stack, and the two paths after their ``next``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EMPTY: SlotKinds = (SlotKind.INVALID,) * 8
 
 
 def use_iterator(env: Env, call: KfuncCall, regno: int, struct: Type) -> None:
-    """``process_iter_arg``: makes an iterator's state, uses it or ends it."""
+    """``process_iter_arg``: create an iterator's state, use it or destroy it."""
     reg = env.reg(regno)
     newer = env.kernel.rules.kfuncs.names_registers
     where = f"R{regno}" if newer else f"arg#{regno - 1}"
@@ -46,7 +46,7 @@ def use_iterator(env: Env, call: KfuncCall, regno: int, struct: Type) -> None:
         if any(_is_special(frame.stack.get(first - n)) for n in range(count)):
             env.invalid(f"expected uninitialized {name} as {shown}")
         if call.kfunc.has(Kf.RCU_PROTECTED):
-            env.unsupported("iterators over what RCU protects")
+            env.unsupported("iterators over RCU-protected objects")
         for n in range(count):
             check_mem_access(env, regno, 8 * n, 8, True, -1)
         number = refs.acquire(env)
@@ -77,7 +77,7 @@ def _is_part(frame: FuncFrame, index: int, first: int) -> bool:
 
 
 def _first_slot(env: Env, reg: Reg, count: int, name: str) -> int:
-    """Number of the slot at the lowest address (``iter_get_spi``)."""
+    """Index of the slot at the lowest address (``iter_get_spi``)."""
     if reg.var != ZERO and not reg.var.is_const:
         env.invalid(f"{name} has to be at a constant offset")
     off = reg.off + reg.var.signed
@@ -90,7 +90,7 @@ def _first_slot(env: Env, reg: Reg, count: int, name: str) -> int:
 
 
 def give_next(env: Env, call: KfuncCall) -> None:
-    """``process_iter_next_call``: one path on which the iterator is done, one with an element."""
+    """``process_iter_next_call``: one path with the iterator drained, one with an element."""
     number, first = call.iterator
     given = env.reg(0)
 
@@ -114,5 +114,5 @@ def give_next(env: Env, call: KfuncCall) -> None:
 def _set_state(frame: FuncFrame, first: int, what: str) -> None:
     slot = frame.stack[first]
     assert slot.reg is not None
-    # How often it went round is no part of the state: paths that differ in that alone are the same.
+    # The number of rounds is not part of the state: paths that differ only in it are the same.
     frame.stack[first] = StackSlot(_KINDS, slot.reg._replace(detail=("iter", slot.reg.detail[1], what, first)))

@@ -23,7 +23,7 @@ _NULLABLE = ("__nullable", "__opt")
 
 @dataclass(slots=True)
 class KfuncCall:
-    """One call, and what its arguments say of it (``struct bpf_kfunc_call_arg_meta``)."""
+    """One call, and data collected from its arguments (``struct bpf_kfunc_call_arg_meta``)."""
 
     kfunc: Kfunc
     func: Func
@@ -37,12 +37,12 @@ class KfuncCall:
 
 
 def argument(env: Env, index: int) -> str:
-    """How messages name an argument."""
+    """Name of an argument in messages."""
     return f"R{index + 1}" if env.kernel.rules.kfuncs.names_registers else f"arg#{index}"
 
 
 def check_kfunc_args(env: Env, call: KfuncCall) -> None:
-    """Checks R1 to R5 as far as the prototype has them."""
+    """Check R1 to R5 as far as the prototype has them."""
     btf = env.kernel.btf
     types, _ = btf.prototype(call.func.proto_id)
     names = btf.parameter_names(call.func.proto_id)

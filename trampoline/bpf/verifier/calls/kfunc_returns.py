@@ -1,4 +1,4 @@
-"""What a kernel function gives: R0 after the call, by its prototype and flags."""
+"""Result of a kernel function: R0 after the call, by its prototype and flags."""
 
 from trampoline.bpf.btf.btf import BtfKind as BtfKind
 from trampoline.bpf.btf.btf import Type
@@ -17,7 +17,7 @@ _WRITABLE_SIZES = {"bpf_session_cookie": 8}
 
 
 def set_kfunc_result(env: Env, call: KfuncCall) -> None:
-    """Puts what the function gives into R0, which no path may read where it returns void."""
+    """Set R0 to the function's result; unreadable for a void function."""
     btf = env.kernel.btf
     _, ret = btf.prototype(call.func.proto_id)
     kind = btf.unmodified(ret)
@@ -48,7 +48,7 @@ def _pointer(env: Env, call: KfuncCall, pointed: Type) -> Reg:
     if pointed.kind in _STRUCTS:
         flags = Flag.NONE
         if call.kfunc.has(Kf.ITER_NEXT):
-            env.unsupported(f"what {name} gives")
+            env.unsupported(f"the result of {name}")
         return Reg(RegKind.PTR_TO_BTF_ID, flags, btf=btf, btf_id=pointed.id)
     if name in _WRITABLE_SIZES:
         return Reg(RegKind.PTR_TO_MEM, mem_size=_WRITABLE_SIZES[name])
@@ -57,12 +57,12 @@ def _pointer(env: Env, call: KfuncCall, pointed: Type) -> Reg:
     except BtfError:
         size = 0
     if pointed.kind is BtfKind.VOID or not size:
-        env.unsupported(f"what {name} gives")
+        env.unsupported(f"the result of {name}")
     return Reg(RegKind.PTR_TO_MEM, Flag.MEM_RDONLY, mem_size=size, ref_obj_id=call.ref_obj_id)
 
 
 def _cast(env: Env, call: KfuncCall) -> Reg:
-    """bpf_rdonly_cast: an untrusted pointer to the struct whose type id is given."""
+    """bpf_rdonly_cast: an untrusted pointer to the struct with the given type id."""
     type_id = call.constant or 0
     if type_id == 0 and env.kernel.rules.kfuncs.void_cast:
         return Reg(RegKind.PTR_TO_MEM, Flag.MEM_RDONLY | Flag.PTR_UNTRUSTED)

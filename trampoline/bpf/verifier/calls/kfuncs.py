@@ -14,16 +14,16 @@ from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.state.sections import atomic_section, may_sleep
 
 _KFUNC_TAG = "bpf_kfunc"
-# Functions that 6.1 has sets of for programs other than those modelled; it has no marks in its BTF.
+# Functions that 6.1 registers only for program types that are not modelled; its BTF has no kfunc tags.
 _UNMARKED = frozenset({"bpf_verify_pkcs7_signature", "cgroup_rstat_updated", "cgroup_rstat_flush"})
 _TEST_PREFIX = "bpf_kfunc_call_"
 
-# A session's place is a bit of the word in front of the context.
+# The session's direction is a bit of the word before the context.
 _USES = {"bpf_session_cookie": "session_cookie", "bpf_session_is_return": "arg_cnt"}
 
 
 def is_throw(env: Env, insn: Insn) -> bool:
-    """Whether a call is one of bpf_throw, from which no path comes back."""
+    """True for a call of bpf_throw, which does not return."""
     if insn.code != CALL or insn.src != CallKind.KFUNC or insn.off or insn.imm <= 0:
         return False
     return env.kernel.btf.function(insn.imm).name == "bpf_throw"
@@ -32,7 +32,7 @@ def is_throw(env: Env, insn: Insn) -> bool:
 def check_kfunc_call(env: Env, insn: Insn) -> None:
     """``check_kfunc_call``: a call with src 2 at ``env.slot``.
 
-    As ``calls.check_helper_call``. What an iterator's ``next`` makes of the path it asks of ``frames.push_iteration``.
+    As ``calls.check_helper_call``. For an iterator's ``next`` it calls ``frames.push_iteration``.
     """
     if insn.imm == 0:
         env.invalid("invalid kernel function call not eliminated in verifier pass")
@@ -61,7 +61,7 @@ def check_kfunc_call(env: Env, insn: Insn) -> None:
 
 
 def _find(env: Env, type_id: int) -> KfuncCall:
-    """The function, which must be one that this program may call."""
+    """The function; refuses one that this program may not call."""
     rules, btf = env.kernel.rules.helpers, env.kernel.btf
     func = btf.function(type_id)
     kfunc = kfuncs(rules.version).get(func.name)
@@ -77,7 +77,7 @@ def _find(env: Env, type_id: int) -> KfuncCall:
 
 
 def _regions(env: Env, kfunc: Kfunc) -> None:
-    """Enters and leaves RCU read sections and regions without preemption; refuses what sleeps there."""
+    """Enter and leave RCU read sections and regions without preemption; refuses sleepable functions inside."""
     state, name = env.state, kfunc.name
     said = f"(kernel function {name})"
     if name == "bpf_rcu_read_lock":

@@ -1,4 +1,4 @@
-"""Which maps go with which helpers and programs, and what a call's map means for the rewriting."""
+"""Compatibility of maps with helpers and programs, and data of a call's map for the rewriting."""
 
 from errno import EACCES
 from types import MappingProxyType
@@ -61,7 +61,7 @@ HELPERS_OF_MAP: MappingProxyType[int, tuple[str, ...]] = MappingProxyType(
         M.INSN_ARRAY: (),
     }
 )
-"""The only helpers that take such a map; all take what is not here."""
+"""The only helpers that accept such a map; types not listed are accepted by all."""
 _PERCPU = (M.PERCPU_ARRAY, M.PERCPU_HASH, M.LRU_PERCPU_HASH)
 MAPS_OF_HELPER: MappingProxyType[str, tuple[M, ...]] = MappingProxyType(
     {
@@ -84,7 +84,7 @@ MAPS_OF_HELPER: MappingProxyType[str, tuple[M, ...]] = MappingProxyType(
         **dict.fromkeys(("cgrp_storage_get", "cgrp_storage_delete"), (M.CGRP_STORAGE,)),
     }
 )
-"""The only maps that a helper takes."""
+"""The only map types that a helper accepts."""
 
 _RECORDED = (
     "tail_call",
@@ -113,7 +113,7 @@ _NOT_IN_TRACING = ("bpf_spin_lock", "bpf_timer", "bpf_wq", "bpf_list_head", "bpf
 
 
 def check_map_prog_compatibility(env: Env, spec: MapSpec) -> None:
-    """``check_map_prog_compatibility``: whether a program of this type may use the map at all."""
+    """``check_map_prog_compatibility``: refuse maps that a program of this type may not use."""
     rules, kind = env.kernel.rules.load, env.program.prog_type
     fields = {name for _, _, name in special_fields(env.program.btf, spec)}
     if kind in _TRACING:
@@ -129,7 +129,7 @@ def check_map_prog_compatibility(env: Env, spec: MapSpec) -> None:
 
 
 def check_map_func_compatibility(env: Env, meta: CallMeta) -> None:
-    """``check_map_func_compatibility``: the map goes with the helper, and the helper with the map."""
+    """``check_map_func_compatibility``: the map is allowed for the helper, and the helper for the map."""
     if meta.map is None:
         return
     helpers = HELPERS_OF_MAP.get(meta.map.type)
@@ -139,7 +139,7 @@ def check_map_func_compatibility(env: Env, meta: CallMeta) -> None:
 
 
 def record_map(env: Env, meta: CallMeta) -> None:
-    """``record_func_map`` and ``record_func_key``: notes the map and the constant key of a call that the rewriting may
+    """``record_func_map`` and ``record_func_key``: record the map and the constant key of a call that the rewriting may
     replace. Refuses calls that would change a map which is read-only to programs.
     """
     if meta.name not in _RECORDED:

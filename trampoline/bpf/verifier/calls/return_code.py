@@ -1,4 +1,4 @@
-"""What a program, and a callback, may return."""
+"""Allowed return values of programs and callbacks."""
 
 from errno import EACCES, EINVAL
 
@@ -23,10 +23,11 @@ _ZERO = (
 
 
 def check_return_code(env: Env, regno: int = 0, entity: str = "program exit") -> None:
-    """``check_return_code``: register ``regno`` at the exit of the main function's frame, or what bpf_throw is given
-    (``regno`` 1). The register is initialised and no pointer where pointers may not leak.
+    """``check_return_code``: register ``regno`` at the exit of the main function, or the argument of bpf_throw (1).
+
+    The register must be initialised, and not a pointer unless pointers may leak.
     """
-    # What is verified by itself decides, whatever it has called since.
+    # The function that is verified on its own decides, even in a callee.
     frame = env.state.frames[0]
     in_subprog = frame.subprog != 0
     if not in_subprog or frame.in_exception_callback:
@@ -52,7 +53,7 @@ def check_return_code(env: Env, regno: int = 0, entity: str = "program exit") ->
 
 
 def program_range(env: Env) -> tuple[int, int] | None:
-    """What the program may return, by its type; None: anything. Refuses attach types that are not known."""
+    """Allowed return values of the program, by its type; None: any. Refuses unknown attach types."""
     kind, attach = env.program.prog_type, env.program.attach
     if kind == ProgType.TRACING:
         if attach in _ZERO:
@@ -74,7 +75,7 @@ def program_range(env: Env) -> tuple[int, int] | None:
 
 
 def _enforce(env: Env, reg: Reg, regno: int, entity: str, allowed: tuple[int, int], *, narrow: bool = False) -> None:
-    """Refuses a register that may hold something else than ``allowed``; ``narrow``: as an int."""
+    """Refuse a register that may be outside ``allowed``; ``narrow``: compared as an int."""
     low, high = allowed
     if not reg.is_scalar:
         name = env.type_name(reg)

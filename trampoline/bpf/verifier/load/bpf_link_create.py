@@ -1,6 +1,6 @@
-"""Attaching loaded programs: what a kernel checks when a link or perf event is made (kernel/bpf/syscall.c).
+"""Attaching of loaded programs: the kernel's checks when a link or perf event is created (kernel/bpf/syscall.c).
 
-``link_create`` picks the kind of link; its checks are in the file of the kind, ``trampoline.bpf.verifier.load.links``.
+``link_create`` selects the kind of link; its checks are in that kind's file, ``trampoline.bpf.verifier.load.links``.
 """
 
 from errno import EINVAL
@@ -21,12 +21,12 @@ from trampoline.bpf.verifier.load.links.link import KernelLinks, refuse
 
 
 class Links(KernelLinks):
-    """The links of one kernel. ``attach`` makes one, ``detach`` takes it away."""
+    """The links of one kernel, created by ``attach`` and removed by ``detach``."""
 
     __slots__ = ()
 
     def attach(self, loaded: VerifiedLoad, request: Request) -> None:
-        """Attaches a program that this kernel has loaded. Raises VerifierError with the kernel's errno, Unsupported."""
+        """Attach a program that this kernel has loaded. Raises VerifierError with the kernel's errno, Unsupported."""
         match request:
             case LinkCreate():
                 self._create_link(loaded)
@@ -40,7 +40,7 @@ class Links(KernelLinks):
                 kprobe_multi.attach(self, loaded, symbols)
 
     def detach(self, loaded: VerifiedLoad) -> None:
-        """Takes away what ``attach`` made of a program."""
+        """Remove the link that ``attach`` made for a program."""
         tracing.detach(self, loaded)
 
     def _create_link(self, loaded: VerifiedLoad) -> None:
@@ -59,5 +59,5 @@ class Links(KernelLinks):
             case ProgType.KPROBE if program.attach in kprobe_multi.ATTACH_TYPES:
                 kprobe_multi.attach(self, loaded, ())
             case _:
-                # Attach type 0 (CGROUP_INET_INGRESS) is for none of the other types.
-                refuse(EINVAL, "this type is not attached by a link without a target")
+                # Attach type 0 (CGROUP_INET_INGRESS) is not an attach type of other program types.
+                refuse(EINVAL, "programs of this type need a link with a target")

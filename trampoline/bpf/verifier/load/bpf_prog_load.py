@@ -1,4 +1,4 @@
-"""BPF_PROG_LOAD: what is checked before verification, in the kernel's order, and then the verification.
+"""BPF_PROG_LOAD: the checks before verification, in the kernel's order, then the verification.
 
 ``bpf_prog_load`` and ``bpf_prog_load_check_attach`` of kernel/bpf/syscall.c, ``check_btf_info`` and
 ``check_map_prog_compatibility`` of kernel/bpf/verifier.c.
@@ -35,7 +35,7 @@ _NAMED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifiedLoad:
-    """A program that a kernel has taken."""
+    """A program loaded into a kernel."""
 
     program: BpfProgram
     kernel: KernelView
@@ -51,10 +51,10 @@ def bpf_prog_load(
     log_level: int = 2,
     insn_cnt: int | None = None,
 ) -> VerifiedLoad:
-    """Loads a program into a kernel.
+    """Load a program into a kernel.
 
-    ``insn_cnt`` is the number of slots that the caller claims, where it is not that of ``program``. Raises
-    VerifierError where the kernel refuses, with its errno, and Unsupported where verifier-lite cannot say.
+    ``insn_cnt``: the number of slots that the caller claims, if not that of ``program``. Raises VerifierError with the
+    kernel's errno if the kernel refuses, and Unsupported if verifier-lite cannot decide.
     """
     capabilities = capabilities or Capabilities()
     slots = sum(insn.slots for insn in program.insns)
@@ -68,10 +68,10 @@ def bpf_prog_load(
 
 
 def check_load_attributes(program: BpfProgram, kernel: KernelView, capabilities: Capabilities, insn_cnt: int) -> None:
-    """What ``bpf_prog_load`` asks of its attributes; nothing of it reaches the log. Raises VerifierError."""
+    """Check the load attributes as ``bpf_prog_load`` does; refusals are not logged. Raises VerifierError."""
     rules = kernel.rules.load
     kind = program.prog_type
-    # A complement of flags has only those that there are.
+    # Plain ints: the complement of an IntFlag contains only defined flags.
     if program.flags & ~int(rules.flags):
         _refuse(EINVAL, f"flags {program.flags:#x} have bits that this kernel does not know")
     if program.flags & ProgFlag.TOKEN_FD:
@@ -86,18 +86,18 @@ def check_load_attributes(program: BpfProgram, kernel: KernelView, capabilities:
         _refuse(EPERM, "CAP_PERFMON is missing")
     _check_attach(program)
     if not 0 < kind < rules.types:
-        _refuse(EINVAL, f"there is no program type {int(kind)}")
+        _refuse(EINVAL, f"no program type {int(kind)}")
     if not _NAMED.issuperset(program.name):
         _refuse(EINVAL, f"the name {program.name!r} has other than letters, digits, '_' and '.'")
 
 
 def _refuse(errno: int, why: str) -> NoReturn:
-    # The kernel logs nothing of this: the summary is ours.
+    # The kernel does not log these refusals: the summary is our own text.
     raise VerifierError(errno, why)
 
 
 def _check_attach(program: BpfProgram) -> None:
-    """``bpf_prog_load_check_attach``: which types may have a target, and the attach types that they are asked for."""
+    """``bpf_prog_load_check_attach``: types that may have a target, and the attach types allowed for them."""
     kind, btf_id = program.prog_type, program.attach_btf_id
     if btf_id > MAX_TYPE_ID:
         _refuse(EINVAL, f"attach_btf_id {btf_id} is greater than a type id can be")
@@ -109,11 +109,11 @@ def _check_attach(program: BpfProgram) -> None:
     if not attach and kind in FIXED_UP:
         attach = FIXED_UP[ProgType(kind)]
     if kind in ATTACH_TYPES and attach not in ATTACH_TYPES[ProgType(kind)]:
-        _refuse(EINVAL, f"expected_attach_type {int(program.attach)} is none of this program type")
+        _refuse(EINVAL, f"expected_attach_type {int(program.attach)} is not one of this program type")
 
 
 def _check_maps(program: BpfProgram, rules: LoadRules) -> None:
-    """Maps by descriptor, and what ``check_map_prog_compatibility`` says of them."""
+    """Check maps by descriptor, and ``check_map_prog_compatibility``."""
     slot = 0
     for insn in program.insns:
         if insn.slots == 2 and insn.src in (Imm64.MAP_FD, Imm64.MAP_VALUE):

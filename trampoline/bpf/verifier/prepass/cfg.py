@@ -1,4 +1,4 @@
-"""Control flow before the walk: what is reached, where paths meet (``check_cfg``), which registers are live."""
+"""Control flow before the walk: reachability, points where paths meet (``check_cfg``), live registers."""
 
 from dataclasses import dataclass, field
 
@@ -15,18 +15,18 @@ _CALLS_BACK = frozenset(map(helper_number, ("for_each_map_elem", "find_vma", "lo
 
 @dataclass(slots=True)
 class Flow:
-    """What control flow says of every slot."""
+    """Control flow facts of every slot."""
 
     prune: set[int] = field(default_factory=set)
-    """Where states are compared with those of other paths."""
+    """Slots at which states are compared with those of other paths."""
     loops: set[int] = field(default_factory=set)
-    """Slots that a jump backwards goes to."""
+    """Targets of backward jumps."""
     live: list[int] = field(default_factory=list)
-    """Bit mask of the registers that may be read before they are written, from a slot on."""
+    """By slot, bit mask of the registers that may be read before they are written."""
 
 
 def successors(env: Env, slot: int, insn: Insn) -> list[int]:
-    """Slots in the same function that may follow, the one without a jump first."""
+    """Slots in the same function that may follow, the fall-through first."""
     cls = insn.code & 7
     if insn.code == EXIT:
         return []
@@ -43,7 +43,7 @@ def successors(env: Env, slot: int, insn: Insn) -> list[int]:
 
 
 def check_cfg(env: Env) -> Flow:
-    """Walks all edges depth first. Refuses instructions that none reaches and, in 6.1, loops of calls."""
+    """Walk all edges depth first. Refuses unreachable instructions and, in 6.1, loops of calls."""
     flow = Flow()
     colour: dict[int, int] = {}
     following: dict[int, list[int]] = {}
@@ -54,7 +54,7 @@ def check_cfg(env: Env) -> Flow:
 
 
 def _edges(env: Env, slot: int, insn: Insn, flow: Flow, following: dict[int, list[int]]) -> list[tuple[int, bool]]:
-    """(slot, whether a loop through this edge is fine), and what is noted of the slot."""
+    """(slot, True if a loop through this edge is allowed); records facts of the slot."""
     after = successors(env, slot, insn)
     following[slot] = after
     edges = [(target, True) for target in after]
@@ -114,7 +114,7 @@ def _check_reached(env: Env, colour: dict[int, int]) -> None:
 
 
 def _live_registers(env: Env, following: dict[int, list[int]]) -> list[int]:
-    """Backwards to a fixed point; calls read R1 to R5 and write R0 to R5, an exit reads R0."""
+    """Backward analysis to a fixed point; calls read R1 to R5 and write R0 to R5, an exit reads R0."""
     live = [0] * (len(env.insns) + 1)
     effects = {slot: uses_and_defines(insn) for slot, insn in enumerate(env.insns) if insn is not None}
     order = sorted(following, reverse=True)

@@ -1,4 +1,4 @@
-"""The types and source lines that a program brings (``check_btf_func``, ``check_btf_line``, kernel/bpf/verifier.c)."""
+"""Types and source lines of a program (``check_btf_func``, ``check_btf_line``, kernel/bpf/verifier.c)."""
 
 from errno import EINVAL
 from typing import NoReturn
@@ -11,12 +11,12 @@ from trampoline.bpf.verifier.errors import VerifierError
 TAIL_CALL = 12
 """Number of the helper bpf_tail_call."""
 PSEUDO_CALL = 1
-"""src of a call from BPF to BPF."""
+"""src of a call between BPF functions."""
 _SCALARS = frozenset({BtfKind.INT, BtfKind.ENUM, BtfKind.ENUM64})
 
 
 def function_starts(insns: tuple[Insn, ...]) -> list[int]:
-    """Slots at which functions begin: 0, and what calls and LD_IMM64 of functions point to, as far as it is there."""
+    """Slots where functions start: 0, and targets of calls and of LD_IMM64 of functions, within the program."""
     starts, slot = {0}, 0
     total = sum(insn.slots for insn in insns)
     for insn in insns:
@@ -30,12 +30,12 @@ def function_starts(insns: tuple[Insn, ...]) -> list[int]:
 
 
 def is_call(insn: Insn) -> bool:
-    """Whether it is a call of any kind."""
+    """True for a call of any kind."""
     return insn.code == Cls.JMP | Jmp.CALL
 
 
 def check_btf_info(program: BpfProgram, slots: int) -> None:
-    """``func_info`` and ``line_info`` of a program of so many slots fit its functions.
+    """Check ``func_info`` and ``line_info`` of a program with ``slots`` slots against its functions.
 
     Raises VerifierError (EINVAL) with the log's line.
     """
@@ -55,7 +55,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check_abnormal_return(insns: tuple[Insn, ...], starts: list[int]) -> None:
-    """Functions without a type return from LD_ABS and tail calls to nobody knows what."""
+    """Refuse LD_ABS and tail calls in functions without a type: they return to the caller with an unknown result."""
     for number, (is_packet_load, is_tail_call) in enumerate(_leaves_early(insns, starts)):
         if number and is_packet_load:
             _refuse("LD_ABS is not allowed in subprogs without BTF")
@@ -64,7 +64,7 @@ def _check_abnormal_return(insns: tuple[Insn, ...], starts: list[int]) -> None:
 
 
 def _leaves_early(insns: tuple[Insn, ...], starts: list[int]) -> list[tuple[bool, bool]]:
-    """For each function whether it has LD_ABS or LD_IND, and bpf_tail_call."""
+    """For each function: True if it has LD_ABS or LD_IND, and True if it has bpf_tail_call."""
     found = [[False, False] for _ in starts]
     slot, number = 0, 0
     for insn in insns:

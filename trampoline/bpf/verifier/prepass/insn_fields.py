@@ -1,4 +1,4 @@
-"""Whether an instruction's code exists in a release and its fields are used as they may be.
+"""Validity of an instruction's code in a release, and of its fields.
 
 The messages are the kernel's; older kernels check fields when an instruction is walked, 7.1 and later before.
 """
@@ -45,7 +45,7 @@ def is_known(code: int, rules: EngineRules) -> bool:
 
 
 def check_code(env: Env, insn: Insn) -> None:
-    """What is checked of every instruction before control flow: its code, and fields of loads and stores."""
+    """Checks of every instruction before control flow: its code, and fields of loads and stores."""
     cls = insn.code & 7
     if cls == Cls.LDX and insn.mode in (Mode.MEM, Mode.MEMSX) and insn.imm:
         env.invalid("BPF_LDX uses reserved fields")
@@ -56,7 +56,7 @@ def check_code(env: Env, insn: Insn) -> None:
 
 
 def check_fields(env: Env, insn: Insn) -> None:
-    """Refuses reserved fields, registers that don't exist and constants that an operation can't have."""
+    """Refuse reserved fields, invalid registers and invalid constants of an operation."""
     cls = insn.code & 7
     if cls in (Cls.ALU, Cls.ALU64):
         _check_alu(env, insn, cls == Cls.ALU64)
@@ -84,13 +84,13 @@ def check_fields(env: Env, insn: Insn) -> None:
 
 
 def check_number(env: Env, regno: int) -> None:
-    """Refuses a register that there is none of."""
+    """Refuse register numbers above r10."""
     if regno > 10:
         env.invalid(f"R{regno} is invalid")
 
 
 def _check_base(env: Env, insn: Insn, regno: int) -> None:
-    """The register that an access begins at: since 7.2 also that of arguments on the stack."""
+    """Check the base register of an access: since 7.2 also r11, for stack arguments."""
     if regno == STACK_ARGS_REG and env.rules.stack_arguments and insn.mode == Mode.MEM and insn.size == Size.DW:
         env.unsupported("arguments on the stack")
     check_number(env, regno)
@@ -178,10 +178,10 @@ def _check_stx(env: Env, insn: Insn) -> None:
 
 
 def is_call_of_function(insn: Insn | None) -> bool:
-    """A call of one of the program's own functions."""
+    """True for a call of one of the program's own functions."""
     return insn is not None and insn.code == CALL and insn.src == CallKind.SUBPROG
 
 
 def is_function_address(insn: Insn | None) -> bool:
-    """LD_IMM64 of one of the program's own functions."""
+    """True for LD_IMM64 of one of the program's own functions."""
     return insn is not None and insn.code == LD_IMM64 and insn.src == Imm64.FUNC

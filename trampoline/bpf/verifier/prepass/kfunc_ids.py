@@ -1,4 +1,4 @@
-"""Which kernel functions a program calls: checked before anything is walked."""
+"""Kernel functions that a program calls: checked before the walk."""
 
 from errno import E2BIG
 
@@ -13,8 +13,8 @@ _MAX_KFUNCS = 256
 
 
 def check_kfunc_ids(env: Env) -> None:
-    """Before the walk (``add_kfunc_call``): refuses calls of what is no function of this kernel, and calls from
-    programs whose licence is not the GPL.
+    """Check calls before the walk (``add_kfunc_call``): refuses ids that are not functions of this kernel, and calls
+    from programs whose licence is not GPL-compatible.
     """
     known: set[int] = set()
     for slot, insn in enumerate(env.insns):
@@ -24,7 +24,7 @@ def check_kfunc_ids(env: Env) -> None:
         if not is_gpl(env):
             env.invalid("cannot call kernel function from non-GPL compatible program")
         if insn.imm == 0 and insn.off == 0:
-            # Refused only where it is not dead code.
+            # Refused later, unless it is dead code.
             continue
         if insn.off < 0:
             env.invalid("negative offset disallowed for kernel module function call")

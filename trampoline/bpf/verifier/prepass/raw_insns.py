@@ -1,4 +1,4 @@
-"""A program's bytes as the kernel takes them: any codes and fields, of which verification refuses what it must."""
+"""Decoder of a program's bytes as the kernel accepts them: any codes and fields; verification rejects invalid ones."""
 
 from errno import EINVAL
 from struct import Struct
@@ -10,10 +10,10 @@ _SLOT = Struct("<BBhi")
 
 
 def decode_program(data: bytes) -> tuple[Insn, ...]:
-    """The instructions of these bytes.
+    """Decode bytes as instructions.
 
-    Raises VerifierError for what an ``Insn`` cannot hold: an LD_IMM64 without its second slot, or whose second slot
-    has more than an immediate. ``bpf.codec.decode`` is for programs that are meant to be valid.
+    Raises VerifierError for bytes that an ``Insn`` cannot represent: an LD_IMM64 without its second slot, or whose
+    second slot has more than an immediate. ``bpf.codec.decode`` is for programs that should be valid.
     """
     insns = []
     slots = enumerate(_SLOT.iter_unpack(data[: len(data) & ~7]))

@@ -1,4 +1,4 @@
-"""Which registers an instruction reads and which it writes."""
+"""Registers that an instruction reads and writes."""
 
 from trampoline.bpf.isa.insn import CALL, EXIT, GOTO, GOTOL, GOTOX, LD_IMM64, MAY_GOTO, Alu, Atomic, Cls, Insn, Mode, X
 
@@ -7,7 +7,7 @@ _CLOBBERED = 0b111111
 
 
 def uses_and_defines(insn: Insn) -> tuple[int, int]:
-    """Bit masks of the registers that it reads, and that it writes without reading them first."""
+    """Bit masks of the registers that an instruction reads, and that it writes without reading them first."""
     cls = insn.code & 7
     dst, src = 1 << insn.dst, 1 << insn.src
     if cls in (Cls.ALU, Cls.ALU64):

@@ -1,4 +1,4 @@
-"""The program's functions, and that jumps stay within them (``add_subprog_and_kfunc``, ``check_subprogs``)."""
+"""The program's functions; jumps must stay within them (``add_subprog_and_kfunc``, ``check_subprogs``)."""
 
 from errno import E2BIG, EPERM
 
@@ -19,7 +19,7 @@ def target_of(slot: int, insn: Insn) -> int:
 
 
 def find_functions(env: Env) -> None:
-    """Fills ``env.subprogs``, ``env.subprog_at`` and ``env.subprog_types``, in the order of their slots."""
+    """Fill ``env.subprogs``, ``env.subprog_at`` and ``env.subprog_types``, in the order of their slots."""
     starts = {0}
     for slot, insn in enumerate(env.insns):
         if insn is None or not (is_call_of_function(insn) or is_function_address(insn)):
@@ -42,7 +42,7 @@ def find_functions(env: Env) -> None:
 
 
 def _take_types(env: Env) -> None:
-    """Names and linkage from func_info, where it says something of every function."""
+    """Take names and linkage from func_info, if it covers every function."""
     btf = env.program.btf
     if btf is None or not env.program.funcs:
         return
@@ -57,12 +57,12 @@ def _take_types(env: Env) -> None:
 
 
 def end_of(env: Env, subprog: int) -> int:
-    """The slot behind a function."""
+    """The slot after a function's last."""
     return env.subprogs[subprog + 1].start if subprog + 1 < len(env.subprogs) else len(env.insns)
 
 
 def check_functions(env: Env) -> None:
-    """Refuses jumps out of a function and functions whose last instruction can go on."""
+    """Refuse jumps out of a function and functions that can run past their last instruction."""
     for number, function in enumerate(env.subprogs):
         end = end_of(env, number)
         last: Insn | None = None

@@ -1,4 +1,4 @@
-"""The structs that are contexts: as programs' prototypes name them, and the kernel's own (``bpf_ctx_convert``)."""
+"""Context structs: their names in programs' prototypes, and the kernel's own structs (``bpf_ctx_convert``)."""
 
 from types import MappingProxyType
 
@@ -22,7 +22,7 @@ _NAMES: MappingProxyType[int, tuple[tuple[str, ...], str]] = MappingProxyType(
 
 
 def is_context(btf: Btf, type_id: int, prog_type: int) -> bool:
-    """Whether a pointer to this type is one to the context of such a program (``btf_is_prog_ctx_type``)."""
+    """True if a pointer to this type is a context pointer of such a program (``btf_is_prog_ctx_type``)."""
     names, _ = _NAMES.get(prog_type, ((), ""))
     kind = btf.type(type_id)
     while kind.kind in (BtfKind.CONST, BtfKind.VOLATILE, BtfKind.RESTRICT, BtfKind.TYPE_TAG, BtfKind.TYPEDEF):
@@ -33,6 +33,6 @@ def is_context(btf: Btf, type_id: int, prog_type: int) -> bool:
 
 
 def kernel_struct(btf: Btf, prog_type: int) -> int:
-    """Type id of the kernel's own struct behind the context of a program type, in its BTF; 0: none is known."""
+    """Type id of the kernel's own struct for the context of a program type, in its BTF; 0 if unknown."""
     _, struct = _NAMES.get(prog_type, ((), ""))
     return btf.struct_named(struct) if struct else 0

@@ -8,10 +8,10 @@ class KfuncRules:
     """One release's calls of kernel functions."""
 
     trusted_by_default: bool
-    """Pointers must be trusted whatever the function's flags are (7.0)."""
+    """Pointers must be trusted regardless of the function's flags (7.0)."""
     nested_rcu: bool
     """RCU read sections may be nested (after 6.18)."""
     names_registers: bool
-    """Messages name an argument by its register, not by its number."""
+    """Messages name an argument by its register instead of its number."""
     void_cast: bool
-    """bpf_rdonly_cast to void gives memory (6.17)."""
+    """bpf_rdonly_cast to void returns memory (6.17)."""

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from trampoline.bpf.uapi import MapType, ProgType
 
 MAX_INSNS = 1_000_000
-"""``BPF_COMPLEXITY_LIMIT_INSNS``: instructions (slots) at most with CAP_BPF."""
+"""``BPF_COMPLEXITY_LIMIT_INSNS``: maximum number of instructions (slots) with CAP_BPF."""
 MAX_INSNS_UNPRIVILEGED = 4096
 """``BPF_MAXINSNS``."""
 MAX_TYPE_ID = 0x000FFFFF
-"""``BTF_MAX_TYPE``: the greatest ``attach_btf_id`` that is looked up."""
+"""``BTF_MAX_TYPE``: the largest valid ``attach_btf_id``."""
 
 UNPRIVILEGED_TYPES = frozenset({ProgType.SOCKET_FILTER, ProgType.CGROUP_SKB})
-"""What may be loaded without CAP_BPF, where kernel.unprivileged_bpf_disabled is 0."""
+"""Program types allowed without CAP_BPF if kernel.unprivileged_bpf_disabled is 0."""
 
 NET_ADMIN_TYPES = frozenset(
     {
@@ -64,23 +64,24 @@ ATTACH_TYPES = {
     ProgType.SYSCALL: (0,),
     ProgType.EXT: (0,),
 }
-"""``bpf_prog_load_check_attach``: the expected attach types of a type; others are not asked here. CGROUP_SOCK's 0 is
-set to 2 first (``bpf_prog_load_fixup_attach_type``).
+"""``bpf_prog_load_check_attach``: allowed expected attach types by program type; other types are not checked here.
+
+CGROUP_SOCK's 0 is set to 2 first (``bpf_prog_load_fixup_attach_type``).
 """
 FIXED_UP = {ProgType.CGROUP_SOCK: 2, ProgType.SK_REUSEPORT: 39}
-"""Expected attach type that stands for 0."""
+"""Expected attach type that replaces 0."""
 
 @dataclass(frozen=True, slots=True)
 class LoadRules:
     """One release's BPF_PROG_LOAD."""
 
     flags: int
-    """Flags that it knows; others are EINVAL."""
+    """Known flags; others are EINVAL."""
     types: int
     """Number of program types (``ARRAY_SIZE(bpf_prog_types)``)."""
     map_types: int
-    """Number of map types: a map of a later type was not created, so that its descriptor is none."""
+    """Number of map types: a map of a later type was not created, so that its descriptor is invalid."""
     sleepable_maps: frozenset[MapType]
     """Maps that a sleepable program may use."""
     sleepable_maps_fault: str
-    """What the log says of others."""
+    """The log's line for other maps."""

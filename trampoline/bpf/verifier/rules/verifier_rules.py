@@ -1,4 +1,4 @@
-"""All rules of a kernel release that the verifier is given."""
+"""All rules of a kernel release for the verifier."""
 
 from dataclasses import dataclass
 
@@ -23,4 +23,4 @@ class VerifierRules:
     helpers: HelperRules = NO_HELPERS
     """Helpers and kernel functions that programs call. From the release."""
     version: KernelVersion = NO_VERSION
-    """What the marks of the lists are compared with. From the release."""
+    """Compared with the marks of the lists. From the release."""

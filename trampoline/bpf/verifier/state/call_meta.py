@@ -1,4 +1,4 @@
-"""What the check of one call gathers from its arguments (``struct bpf_call_arg_meta``)."""
+"""Data that the check of one call collects from its arguments (``struct bpf_call_arg_meta``)."""
 
 from dataclasses import dataclass, field
 
@@ -18,11 +18,11 @@ class CallMeta:
     map: MapSpec | None = None
     map_uid: int = 0
     const_key: int | None = None
-    """Constant key that is known to stand on the stack."""
+    """Known constant key on the stack."""
     mem_size: int = 0
-    """Constant size of what is reserved."""
+    """Constant size of the reserved memory."""
     largest_size: int | None = None
-    """Largest value of the size argument."""
+    """Maximum of the size argument."""
     ref_obj_id: int = 0
     release_regno: int = 0
     subprog: int = -1
@@ -35,5 +35,5 @@ class CallMeta:
 
     @property
     def shown(self) -> str:
-        """As messages name it: ``bpf_map_lookup_elem#1``."""
+        """Name in messages: ``bpf_map_lookup_elem#1``."""
         return f"bpf_{self.name}#{self.number}"

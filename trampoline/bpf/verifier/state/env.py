@@ -1,4 +1,4 @@
-"""The state of one verification: the program, what is learnt of it, the current path, and the log."""
+"""The state of one verification: the program, facts about it, the current path, and the log."""
 
 from dataclasses import dataclass
 from errno import E2BIG, EACCES, EINVAL
@@ -19,7 +19,7 @@ from trampoline.bpf.verifier.values.type_names import type_name
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the loading task may do. CAP_SYS_ADMIN stands for all of them."""
+    """Capabilities of the loading task. CAP_SYS_ADMIN implies all of them."""
 
     bpf: bool = True
     perfmon: bool = True
@@ -27,7 +27,7 @@ class Capabilities:
 
     @property
     def ptr_leaks(self) -> bool:
-        """``bpf_allow_ptr_leaks``: may store pointers where user space reads them."""
+        """``bpf_allow_ptr_leaks``: pointers may be stored where user space can read them."""
         return self.perfmon
 
     @property
@@ -41,7 +41,7 @@ MAX_PENDING = 8192
 
 
 class Pending(NamedTuple):
-    """A path that waits."""
+    """A path not walked yet."""
 
     state: VerifierState
     slot: int
@@ -50,10 +50,10 @@ class Pending(NamedTuple):
 
 
 class Env:
-    """``struct bpf_verifier_env``. Places are slots of 8 bytes, as in the kernel's log.
+    """``struct bpf_verifier_env``. Positions are slots of 8 bytes, as in the kernel's log.
 
-    The rules of a subject take it as their first argument, read and change ``env.frame`` and ``env.state``, and end in
-    ``env.refuse`` or ``env.unsupported`` where they don't return.
+    The check functions take it as their first argument, read and change ``env.frame`` and ``env.state``, and call
+    ``env.refuse`` or ``env.unsupported`` to end verification.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Env:
         self.log_level = log_level
         self.log: list[str] = []
         self.insns: list[Insn | None] = []
-        """By slot; None is the second half of LD_IMM64."""
+        """By slot; None for the second slot of LD_IMM64."""
         for insn in program.insns:
             self.insns.append(insn)
             if insn.slots == 2:
@@ -89,31 +89,31 @@ class Env:
         self.slot = 0
         self.state: VerifierState = VerifierState(FuncFrame(0, 0, -1))
         self.frame: FuncFrame = self.state.frames[0]
-        """The innermost frame of ``state``. A rule that pushes a frame keeps the old one at hand in a variable."""
+        """The innermost frame of ``state``. A function that pushes a frame keeps the old one in a variable."""
         self.strict_alignment = bool(program.flags & ProgFlag.STRICT_ALIGNMENT)
         self.processed = 0
         self.next_slot = 0
-        """Where the path goes on; the walk sets it to the slot behind, a jump to another."""
+        """Next slot of the path: the following one by default, changed by jumps."""
         self.pending: list[Pending] = []
-        """Paths that are to be walked, the next one last."""
+        """Paths not walked yet, the next one last."""
         self.entered_callback: FuncFrame | None = None
-        """A callback's frame, to be entered when the call's check is done."""
+        """A callback's frame, entered when the call has been checked."""
         self.callback_slots: set[int] = set()
-        """Calls that call back."""
+        """Slots of calls with a callback."""
         self.force_checkpoints: set[int] = set()
-        """Calls of an iterator's next, and may_goto: their states are always kept."""
+        """Slots of calls of an iterator's next, and of may_goto: their states are always kept."""
         self.may_gotos: set[int] = set()
         self.pointer_kinds: dict[int, RegKind] = {}
-        """What the base of a load or store was when it was first walked."""
+        """Kind of the base of a load or store when it was first walked."""
         self.checked_fields = bytearray(len(self.insns))
         self.texts: dict[int, str] = {}
         """Lines of the log by slot."""
         self.line_at = {line.slot: line for line in program.lines}
         self.async_entries: dict[int, int] = {}
         self.called_globals: set[int] = set()
-        """Global functions that some path calls, which are to be verified themselves."""
+        """Global functions that some path calls, and that must be verified themselves."""
         self.last_id = 0
-        # What Verified says of the whole program.
+        # Facts about the whole program, for Verified.
         self.uses: set[str] = set()
         """Names of fields of ``Uses`` that are true."""
         self.accessed_args: set[int] = set()
@@ -127,48 +127,48 @@ class Env:
         return self.frame.regs[n]
 
     def set_reg(self, n: int, reg: Reg) -> None:
-        """Puts a value into register ``n`` of the innermost frame."""
+        """Set register ``n`` of the innermost frame."""
         self.frame.regs[n] = reg
 
     def mark_unknown(self, n: int) -> None:
-        """Register ``n`` holds any number (``mark_reg_unknown``)."""
+        """Make register ``n`` an unknown number (``mark_reg_unknown``)."""
         self.frame.regs[n] = UNKNOWN_REG
 
     def mark_not_init(self, n: int) -> None:
-        """Register ``n`` may not be read (``mark_reg_not_init``)."""
+        """Make register ``n`` unreadable (``mark_reg_not_init``)."""
         self.frame.regs[n] = NOT_INIT
 
     def read(self, n: int) -> Reg:
-        """Register ``n``, which an instruction reads (``check_reg_arg`` with SRC_OP)."""
+        """Register ``n``, read by an instruction (``check_reg_arg`` with SRC_OP)."""
         reg = self.frame.regs[n]
         if reg.kind is RegKind.NOT_INIT:
             self.refuse(EACCES, f"R{n} !read_ok")
         return reg
 
     def check_writable(self, n: int) -> None:
-        """Refuses an instruction whose destination is the frame pointer (``check_reg_arg`` with DST_OP)."""
+        """Refuse an instruction whose destination is the frame pointer (``check_reg_arg`` with DST_OP)."""
         if n == 10:
             self.refuse(EACCES, "frame pointer is read only")
 
     def new_id(self) -> int:
-        """An id that no register has yet."""
+        """A new id, not used by any register."""
         self.last_id += 1
         return self.last_id
 
     @property
     def fact(self) -> InsnFacts:
-        """What is learnt of the current instruction."""
+        """Facts about the current instruction."""
         return self.facts[self.slot]
 
     def use_map(self, spec: MapSpec) -> None:
-        """Notes that the program uses this map."""
+        """Record that the program uses this map."""
         if not any(spec is used for used in self.maps):
             self.maps.append(spec)
 
     # Paths
 
     def push_branch(self, slot: int) -> VerifierState:
-        """A copy of the current path, which is walked from ``slot`` on later. Give it what it has of its own."""
+        """A copy of the current path, to be walked later from ``slot`` on; the caller applies its differences."""
         other = self.state.copy()
         if other.parent is not None:
             other.parent.branches += 1
@@ -177,18 +177,18 @@ class Env:
             self.refuse(E2BIG, f"The sequence of {len(self.pending)} jumps is too complex.")
         return other
 
-    # What is said
+    # Log
 
     def type_name(self, reg: Reg) -> str:
-        """A register's type in the words of this release's messages."""
+        """Name of a register's type in this release's messages."""
         return type_name(reg.kind, reg.flags, self.kernel.rules.calls.ringbuf_word)
 
     def say(self, text: str) -> None:
-        """A line of the log."""
+        """Add a line to the log."""
         self.log.append(text)
 
     def refuse(self, errno: int, message: str) -> NoReturn:
-        """Ends verification with the kernel's errno (positive); the message is the log's decisive line."""
+        """End verification: raises VerifierError with the kernel's errno (positive) and the log's decisive line."""
         if message:
             self.log.append(message)
         raise VerifierError(errno, message, self.slot, self.final_log())
@@ -202,7 +202,7 @@ class Env:
         self.refuse(EACCES, message)
 
     def unsupported(self, feature: str) -> NoReturn:
-        """Ends verification because verifier-lite does not model this."""
+        """End verification: raises Unsupported, as verifier-lite does not model ``feature``."""
         raise Unsupported(feature, self.slot, self.final_log())
 
     def final_log(self) -> str:

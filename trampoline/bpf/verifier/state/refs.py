@@ -1,4 +1,4 @@
-"""What a path has acquired and has to give back: references, locks."""
+"""Resources that a path has acquired and must release: references, locks."""
 
 from trampoline.bpf.verifier.state.env import Env
 from trampoline.bpf.verifier.state.state import NOT_INIT, UNKNOWN_REG, Ref, Reg
@@ -6,19 +6,19 @@ from trampoline.bpf.verifier.values.kinds import Flag, RegKind
 
 
 def acquire(env: Env, *, kind: str = "pointer", pointer: int = 0) -> int:
-    """Notes a new reference, acquired at ``env.slot``; gives its id, for ``Reg.ref_obj_id``."""
+    """Record a new reference, acquired at ``env.slot``; returns its id, for ``Reg.ref_obj_id``."""
     ref = Ref(env.new_id(), env.slot, kind, env.frame.number, pointer)
     env.state.refs = (*env.state.refs, ref)
     return ref.id
 
 
 def holds(env: Env, ref_obj_id: int) -> bool:
-    """Whether this reference is held."""
+    """True if this reference is held."""
     return any(ref.id == ref_obj_id for ref in env.state.refs)
 
 
 def forget(env: Env, ref_obj_id: int) -> bool:
-    """Takes it off the list, and leaves registers alone. False: there is none with this id."""
+    """Remove a reference without changing registers. False if no reference has this id."""
     if not holds(env, ref_obj_id):
         return False
     env.state.refs = tuple(ref for ref in env.state.refs if ref.id != ref_obj_id)
@@ -26,8 +26,9 @@ def forget(env: Env, ref_obj_id: int) -> bool:
 
 
 def release(env: Env, ref_obj_id: int) -> bool:
-    """Gives back a reference: no register and spilled one that stands for it is a pointer any more
-    (``release_reference``). False: there is none with this id.
+    """Release a reference: registers and spilled registers with it are no longer pointers (``release_reference``).
+
+    False if no reference has this id.
     """
     if not forget(env, ref_obj_id):
         return False
@@ -41,7 +42,7 @@ def release(env: Env, ref_obj_id: int) -> bool:
 
 
 def leave_rcu(env: Env) -> None:
-    """The outermost RCU read section ends: what it protected can no longer be trusted."""
+    """Leave the outermost RCU read section: pointers that it protected become untrusted."""
 
     def untrusted(reg: Reg) -> Reg:
         if reg.kind is RegKind.PTR_TO_BTF_ID and reg.flags & Flag.MEM_RCU:

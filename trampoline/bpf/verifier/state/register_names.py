@@ -1,4 +1,4 @@
-"""Registers as the log names them."""
+"""Text of registers as in the log."""
 
 from trampoline.bpf.verifier.state.state import FuncFrame, Reg, StackSlot
 from trampoline.bpf.verifier.values import type_names
@@ -7,7 +7,7 @@ from trampoline.bpf.verifier.values.scalar import UNKNOWN_SCALAR, ZERO, describe
 
 
 def type_name(reg: Reg) -> str:
-    """``rdonly_mem_or_null``: what its kind and flags are called. The struct is left out."""
+    """``rdonly_mem_or_null``: name of a register's kind and flags, without the struct."""
     name = type_names.type_name(reg.kind, reg.flags)
     return name.removesuffix("_") if reg.kind is RegKind.PTR_TO_BTF_ID and reg.maybe_null else name
 
@@ -46,14 +46,14 @@ def describe_reg(reg: Reg) -> str:
 
 
 def describe_slot(slot: StackSlot) -> str:
-    """``-8=1``'s right side: the register, or what each byte is, highest address first."""
+    """The right side of ``-8=1``: the register, or the kind of each byte, highest address first."""
     if slot.reg is not None and slot.is_full_spill:
         return describe_reg(slot.reg)
     return "".join(kind.value for kind in reversed(slot.kinds))
 
 
 def describe_frame(frame: FuncFrame, live: int = -1) -> str:
-    """``R1=ctx() R10=fp0 fp-8=0``: what is known of a frame's registers and stack."""
+    """``R1=ctx() R10=fp0 fp-8=0``: a frame's registers and stack."""
     parts = [
         f"R{n}={describe_reg(reg)}"
         for n, reg in enumerate(frame.regs)

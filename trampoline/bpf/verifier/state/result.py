@@ -1,6 +1,6 @@
-"""What verification gives: what each instruction was seen to do, the program's functions, and what it touches.
+"""Result of verification: facts about each instruction, the program's functions, and the objects that it uses.
 
-The rewriting that makes the JIT's input (``trampoline.bpf.rewrite``), multi links and callers read it.
+Used by the rewriting that makes the JIT's input (``trampoline.bpf.rewrite``), multi links and callers.
 """
 
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from trampoline.bpf.program import BpfProgram, MapSpec
 
 
 class Pointee(Enum):
-    """What the base register of a load or store points to, as far as rewriting asks."""
+    """Kind of memory that the base register of a load or store points to, for the rewriting."""
 
     CTX = "ctx"
     BTF_ID = "btf_id"
-    """Kernel memory that need not be there: the load is a PROBE_MEM."""
+    """Kernel memory that may be invalid: the load becomes a PROBE_MEM."""
     TRUSTED = "trusted"
-    """Kernel memory that is there: a plain load."""
+    """Kernel memory that is valid: a plain load."""
     ARENA = "arena"
     OTHER = "other"
     """Stack, map values, memory of known size: a plain access."""
@@ -25,14 +25,14 @@ class Pointee(Enum):
 
 @dataclass(slots=True)
 class InsnFacts:
-    """What was seen of one instruction on all paths (``struct bpf_insn_aux_data``)."""
+    """Facts about one instruction over all paths (``struct bpf_insn_aux_data``)."""
 
     seen: bool = False
-    """Some path comes here; what none reaches is dead code."""
+    """Some path reaches it; unreached instructions are dead code."""
     pointee: Pointee | None = None
-    """Of a load, store or atomic operation."""
+    """For a load, store or atomic operation."""
     map: MapSpec | None = None
-    """The one map that a helper call was given; None where there were several or none."""
+    """The only map passed to a helper call; None for several or none."""
     map_key: int | None = None
     """Constant key of a map access with one (bpf_tail_call, array lookups)."""
     kfunc: int = 0
@@ -40,9 +40,9 @@ class InsnFacts:
     inlines_loop: bool = False
     """A call of bpf_loop with one callback and flags 0, which is inlined."""
     loop_callback: int = 0
-    """Its callback's function number."""
+    """Function number of its callback."""
     calls_seen: bool = False
-    """Of a call: some path called it before, so that what is noted of it is the common part."""
+    """For a call: some path has called it before, so that recorded facts are the common part."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class SubprogFacts:
 
     start: int
     stack_depth: int = 0
-    """Bytes of stack that it touches, as the JIT gets it (before rounding)."""
+    """Bytes of stack used, as passed to the JIT (before rounding)."""
     has_tail_call: bool = False
     tail_call_reachable: bool = False
     is_exception_callback: bool = False
@@ -66,11 +66,11 @@ class Verified:
 
     program: BpfProgram
     insns: list[InsnFacts]
-    """One for each instruction of ``program.insns`` (LD_IMM64 counts as one)."""
+    """One per instruction of ``program.insns`` (LD_IMM64 counts as one)."""
     subprogs: list[SubprogFacts]
     uses: Uses = field(default_factory=Uses)
     accessed_args: frozenset[int] = frozenset()
-    """C arguments that it reads through its context, counted from 0."""
+    """C arguments read through the context, counted from 0."""
     accesses_ret: bool = False
     max_ctx_offset: int = 0
     maps: tuple[MapSpec, ...] = ()

@@ -1,7 +1,6 @@
-"""What the verifier knows at one place of one path: registers, stack, call frames, what is held.
+"""Verifier state at one point of one path: registers, stack, call frames, acquired resources.
 
-``Reg`` and ``StackSlot`` are immutable, so that copying a state copies references only; a change puts a new one into
-its place.
+``Reg`` and ``StackSlot`` are immutable, so that copying a state copies references only; a change replaces the object.
 """
 
 from collections.abc import Callable
@@ -16,9 +15,9 @@ NO_FLAGS = Flag.NONE
 
 
 class Reg(NamedTuple):
-    """One register, or one spilled (``struct bpf_reg_state``).
+    """One register, or one spilled register (``struct bpf_reg_state``).
 
-    A pointer's place is ``off`` (known) + ``var`` (not known; ZERO where there is none). A scalar has ``var`` only.
+    A pointer's offset is ``off`` (known) + ``var`` (variable; ZERO if none). A scalar has ``var`` only.
     """
 
     kind: RegKind
@@ -26,45 +25,46 @@ class Reg(NamedTuple):
     off: int = 0
     var: Scalar = ZERO
     id: int = 0
-    """Registers with the same id (not 0) have the same number, or are or-null alike."""
+    """Registers with the same id (not 0) have the same number, or become NULL or not NULL together."""
     ref_obj_id: int = 0
-    """The acquired reference that it stands for."""
+    """The acquired reference that it belongs to."""
     map: MapSpec | None = None
     map_uid: int = 0
-    """Tells inner maps of two look-ups apart."""
+    """Distinguishes inner maps of two look-ups."""
     btf: Btf | None = None
     btf_id: int = 0
     """Type that it points to, in ``btf``."""
     mem_size: int = 0
-    """Bytes of PTR_TO_MEM."""
+    """Size of PTR_TO_MEM in bytes."""
     subprog: int = 0
     """Function of PTR_TO_FUNC."""
     frame: int = 0
-    """Number of the frame that a PTR_TO_STACK is of."""
+    """Frame number of a PTR_TO_STACK."""
     range: int = 0
-    """Bytes that are known to be there behind a packet pointer."""
+    """Bytes known to be valid after a packet pointer."""
     detail: tuple[object, ...] = ()
-    """What one subject alone needs, first a word that says which: ("dynptr", kind, first slot), ("iter", ...)."""
+    """Data of a single kind, first its name: ("dynptr", kind, first slot), ("iter", ...)."""
     add_const: bool = False
-    """Of a scalar with an id: it is ``off`` more than those with this id without (BPF_ADD_CONST)."""
+    """For a scalar with an id: it equals the scalars with this id and without this flag, plus ``off`` (BPF_ADD_CONST).
+    """
 
     def has(self, flag: Flag) -> bool:
-        """Whether any of these flags is set."""
+        """True if any of these flags is set."""
         return self.flags is not NO_FLAGS and bool(self.flags & flag)
 
     @property
     def is_scalar(self) -> bool:
-        """SCALAR_VALUE."""
+        """True for SCALAR_VALUE."""
         return self.kind is RegKind.SCALAR_VALUE
 
     @property
     def is_null(self) -> bool:
-        """The number 0 (``register_is_null``)."""
+        """True for the number 0 (``register_is_null``)."""
         return self.kind is RegKind.SCALAR_VALUE and self.var == ZERO
 
     @property
     def maybe_null(self) -> bool:
-        """A pointer that has not been checked against NULL."""
+        """True for a pointer that has not been checked against NULL."""
         return self.flags is not NO_FLAGS and bool(self.flags & Flag.PTR_MAYBE_NULL)
 
 
@@ -73,19 +73,19 @@ UNKNOWN_REG = Reg(RegKind.SCALAR_VALUE, var=UNKNOWN_SCALAR)
 
 
 def scalar_reg(var: Scalar) -> Reg:
-    """A register that holds a number."""
+    """A register with a number."""
     return Reg(RegKind.SCALAR_VALUE, var=var)
 
 
 def known_reg(number: int) -> Reg:
-    """A register that holds this number."""
+    """A register with this known number."""
     return Reg(RegKind.SCALAR_VALUE, var=known(number))
 
 
 class StackSlot(NamedTuple):
-    """Eight bytes of stack: what each byte is (lowest address first), and the spilled register where there is one.
+    """Eight bytes of stack: the kind of each byte (lowest address first), and the spilled register if any.
 
-    ``reg`` belongs to SPILL bytes, and to DYNPTR, ITER and IRQ_FLAG (where ``reg.detail`` says what it is).
+    ``reg`` belongs to SPILL bytes, and to DYNPTR, ITER and IRQ_FLAG (``reg.detail`` describes those).
     """
 
     kinds: tuple[SlotKind, SlotKind, SlotKind, SlotKind, SlotKind, SlotKind, SlotKind, SlotKind]
@@ -93,12 +93,12 @@ class StackSlot(NamedTuple):
 
     @property
     def is_spilled_reg(self) -> bool:
-        """Whether it holds a whole or the low part of a register (``is_spilled_reg``)."""
+        """True if it contains a whole register or its low part (``is_spilled_reg``)."""
         return self.kinds[0] is SlotKind.SPILL
 
     @property
     def is_full_spill(self) -> bool:
-        """Whether all eight bytes are a spilled register."""
+        """True if all eight bytes are a spilled register."""
         return self.kinds[7] is SlotKind.SPILL and self.kinds[0] is SlotKind.SPILL
 
 
@@ -106,7 +106,7 @@ SlotKinds = tuple[SlotKind, SlotKind, SlotKind, SlotKind, SlotKind, SlotKind, Sl
 
 
 class Ref(NamedTuple):
-    """Something acquired that must be given back (``struct bpf_reference_state``)."""
+    """An acquired resource that must be released (``struct bpf_reference_state``)."""
 
     id: int
     slot: int
@@ -114,9 +114,9 @@ class Ref(NamedTuple):
     kind: str = "pointer"
     """"pointer", "irq", "lock" or "res_lock"."""
     frame: int = 0
-    """Frame that acquired it: 6.1 refuses what a callback leaves behind."""
+    """Frame that acquired it: 6.1 refuses references left by a callback."""
     pointer: int = 0
-    """Of a lock: identity of its map value or object."""
+    """For a lock: identity of its map value or object."""
 
 
 class FuncFrame:
@@ -138,21 +138,21 @@ class FuncFrame:
     def __init__(self, subprog: int, number: int, callsite: int) -> None:
         self.regs: list[Reg] = [NOT_INIT] * 11
         self.stack: dict[int, StackSlot] = {}
-        """By number of the 8 bytes from the top: 0 is fp-8 to fp-1. What is missing is all INVALID."""
+        """By index of the 8 bytes from the top: 0 is fp-8 to fp-1. Missing slots are all INVALID."""
         self.subprog = subprog
         self.number = number
         self.callsite = callsite
-        """Slot of the instruction that called it."""
+        """Slot of the call instruction."""
         self.in_callback = False
         self.in_async_callback = False
         self.in_exception_callback = False
         self.callback_range: tuple[int, int] = (0, 0)
-        """Numbers that a callback may return."""
+        """Allowed results of a callback."""
         self.depth = 0
-        """How many times its callback was entered on this path (``callback_depth``)."""
+        """Number of times that its callback was entered on this path (``callback_depth``)."""
 
     def copy(self) -> "FuncFrame":
-        """One that can be changed without this one."""
+        """An independent copy."""
         other = FuncFrame.__new__(FuncFrame)
         other.regs = self.regs.copy()
         other.stack = self.stack.copy()
@@ -168,7 +168,7 @@ class FuncFrame:
 
 
 class VerifierState:
-    """All frames of a path, the innermost last, and what the path holds (``struct bpf_verifier_state``)."""
+    """All frames of a path, the innermost last, and the path's resources (``struct bpf_verifier_state``)."""
 
     __slots__ = (
         "branches",
@@ -187,20 +187,20 @@ class VerifierState:
     def __init__(self, frame: FuncFrame) -> None:
         self.frames = [frame]
         self.refs: tuple[Ref, ...] = ()
-        """Everything acquired, locks among it."""
+        """All acquired resources, including locks."""
         self.rcu_read_locks = 0
         self.preempt_disabled = 0
         self.in_sleepable = False
         self.speculative = False
         self.may_goto_depth = 0
         self.loop_depth = 0
-        """How often an iterator's or callback's body was entered on this path."""
+        """Number of times that an iterator's or callback's body was entered on this path."""
         self.parent: VerifierState | None = None
-        """The checkpoint before this state; paths through it are counted there."""
+        """The checkpoint before this state; it counts the paths through it."""
         self.branches = 1
-        """Paths from this checkpoint that are not done."""
+        """Number of unfinished paths from this checkpoint."""
         self.slot = -1
-        """Of a checkpoint: where it is."""
+        """Slot of a checkpoint."""
 
     @property
     def frame(self) -> FuncFrame:
@@ -209,11 +209,11 @@ class VerifierState:
 
     @property
     def active_locks(self) -> int:
-        """How many bpf_spin_locks are held."""
+        """Number of bpf_spin_locks held."""
         return sum(ref.kind == "lock" for ref in self.refs)
 
     def copy(self) -> "VerifierState":
-        """One that can be changed without this one. Its parent is the same."""
+        """An independent copy with the same parent."""
         other = VerifierState.__new__(VerifierState)
         other.frames = [frame.copy() for frame in self.frames]
         other.refs = self.refs
@@ -229,7 +229,7 @@ class VerifierState:
         return other
 
     def each_reg(self, change: Callable[[Reg], Reg]) -> None:
-        """Puts ``change(reg)`` in place of every register and spilled register of all frames
+        """Replace every register and spilled register of all frames by ``change(reg)``
         (``bpf_for_each_reg_in_vstate``).
         """
         for frame in self.frames:

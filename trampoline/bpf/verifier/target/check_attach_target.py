@@ -1,4 +1,4 @@
-"""What a tracing program is for: a function of the kernel or of another program.
+"""Target of a tracing program: a function of the kernel or of another program.
 
 The checks of ``check_attach_btf_id`` and ``bpf_check_attach_target`` (kernel/bpf/verifier.c), in their order.
 """
@@ -18,7 +18,7 @@ from trampoline.bpf.verifier.rules.target_rules import SECURITY_PREFIX, SYSCALL_
 from trampoline.bpf.verifier.target.extension import check_type_match
 
 TRACE_PREFIX = "btf_trace_"
-"""How the typedefs of tracepoints' prototypes begin."""
+"""Prefix of the typedefs of tracepoints' prototypes."""
 LSM_PREFIX = "bpf_lsm_"
 ITER_PREFIX = "bpf_iter_"
 
@@ -37,7 +37,7 @@ _RUNS_AFTER = frozenset({AttachType.TRACE_FEXIT, AttachType.TRACE_FSESSION, Atta
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttachTarget:
-    """What ``bpf_check_attach_target`` found: the function's type in ``btf``, and the program that it is of."""
+    """Result of ``bpf_check_attach_target``: the function's type in ``btf``, and the program that contains it."""
 
     name: str
     btf: Btf
@@ -45,13 +45,13 @@ class AttachTarget:
     func: Func | None = None
     prog: BpfProgram | None = None
     model: FuncModel | None = None
-    """What a trampoline is made for; None for tracepoints."""
+    """Function model for a trampoline; None for tracepoints."""
 
 
 def check_attach_btf_id(program: BpfProgram, kernel: KernelView) -> AttachTarget | None:
-    """The target of a program that is loaded, None where its type has none.
+    """The target of a program being loaded; None if its type has none.
 
-    Raises VerifierError where the kernel refuses (``summary`` is its log's line), Unsupported for struct_ops.
+    Raises VerifierError if the kernel refuses (``summary`` is its log's line), Unsupported for struct_ops.
     """
     rules = kernel.rules.target
     if program.prog_type == ProgType.SYSCALL:
@@ -65,7 +65,7 @@ def check_attach_btf_id(program: BpfProgram, kernel: KernelView) -> AttachTarget
     if program.prog_type not in (ProgType.TRACING, ProgType.LSM, ProgType.EXT):
         return None
     if program.attach in _MULTI and rules.multi:
-        # Multi links bring their targets when they are made.
+        # Multi links get their targets when they are created.
         return None
     target = check_attach_target(program, kernel)
     if program.attach == AttachType.TRACE_RAW_TP:
@@ -82,7 +82,7 @@ def check_attach_btf_id(program: BpfProgram, kernel: KernelView) -> AttachTarget
 
 
 def check_attach_target(program: BpfProgram, kernel: KernelView) -> AttachTarget:
-    """``bpf_check_attach_target``: what a TRACING, LSM or EXT program's ``attach_btf_id`` is.
+    """``bpf_check_attach_target``: the target of a TRACING, LSM or EXT program's ``attach_btf_id``.
 
     Raises VerifierError.
     """
@@ -129,7 +129,7 @@ def _can_be_sleepable(program: BpfProgram, rules: TargetRules) -> bool:
 
 
 def _check_target_program(program: BpfProgram, target: BpfProgram, found: Type, rules: TargetRules) -> None:
-    """A function of another program as the target."""
+    """Check a function of another program as the target."""
     if not any(info.type_id == found.id for info in target.funcs):
         _refuse(f"Subprog {found.name} doesn't exist")
     if program.prog_type == ProgType.EXT and found.kind is BtfKind.FUNC and not found.count:
@@ -148,7 +148,7 @@ def _check_target_program(program: BpfProgram, target: BpfProgram, found: Type, 
 
 
 def _traces_tracing(program: BpfProgram) -> bool:
-    """``attach_tracing_prog``: the program's own target is a tracing program."""
+    """``attach_tracing_prog``: True if the program's own target is a tracing program."""
     return program.attach_prog is not None and program.attach_prog.prog_type == ProgType.TRACING
 
 
@@ -178,7 +178,7 @@ def _function(btf: Btf, found: Type, rules: TargetRules) -> AttachTarget:
     except KernelError as error:
         if error.errno == EINVAL:
             _refuse(error.what)
-        # Too many argument slots is what the trampoline's generator says, at attach.
+        # Too many argument slots are refused by the trampoline generator, at attach.
         model = func.model
     return AttachTarget(func.name, btf, found.id, func, None, model)
 
@@ -205,20 +205,20 @@ def _may_sleep(program: BpfProgram, target: AttachTarget, kernel: KernelView, ru
         return target.name in kernel.names("lsm_sleepable")
     if program.prog_type != ProgType.TRACING:
         return False
-    # The recorded kernels have no CONFIG_FUNCTION_ERROR_INJECTION, so nothing is on its list.
+    # The recorded kernels have no CONFIG_FUNCTION_ERROR_INJECTION, so its list is empty.
     if rules.syscalls and target.name.startswith(SYSCALL_PREFIX):
         return True
     return target.name in kernel.names("fmod_ret_sleepable")
 
 
 def _is_modifiable(name: str, kernel: KernelView, rules: TargetRules) -> bool:
-    """``check_attach_modify_return``, and the sets that ``btf_kfunc_is_modify_return`` asks."""
+    """``check_attach_modify_return``, and the BTF sets checked by ``btf_kfunc_is_modify_return``."""
     prefixes = (SECURITY_PREFIX, SYSCALL_PREFIX) if rules.syscalls else (SECURITY_PREFIX,)
     return name.startswith(prefixes) or name in kernel.names("fmod_ret")
 
 
 def _is_iterator(target: AttachTarget) -> bool:
-    """``bpf_iter_prog_supported``: a registered target's function, known by name and by its first parameter."""
+    """``bpf_iter_prog_supported``: a registered target's function, recognised by name and by its first parameter."""
     first = target.func.model.args[0] if target.func and target.func.model.args else None
     return target.name.startswith(ITER_PREFIX) and first is not None and first.type == "struct bpf_iter_meta *"
 

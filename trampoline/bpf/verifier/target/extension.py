@@ -1,4 +1,4 @@
-"""Whether a program extension fits the function that it replaces (``btf_check_type_match``, kernel/bpf/btf.c)."""
+"""Match between a program extension and the function that it replaces (``btf_check_type_match``, kernel/bpf/btf.c)."""
 
 from errno import EFAULT, EINVAL
 from typing import NoReturn
@@ -8,12 +8,12 @@ from trampoline.bpf.program import BpfProgram
 from trampoline.bpf.verifier.errors import VerifierError
 
 GLOBAL = 1
-"""``BTF_FUNC_GLOBAL``: a FUNC's linkage."""
+"""``BTF_FUNC_GLOBAL``: linkage of a FUNC."""
 _NUMBERS = frozenset({BtfKind.INT, BtfKind.ENUM, BtfKind.ENUM64})
 
 
 def check_type_match(program: BpfProgram, btf: Btf, replaced: Type) -> None:
-    """The first function of ``program`` has the prototype of the FUNC ``replaced`` of ``btf``.
+    """Check that the first function of ``program`` has the prototype of the FUNC ``replaced`` of ``btf``.
 
     Raises VerifierError with the log's line.
     """
@@ -49,7 +49,7 @@ def _check_functions(btf1: Btf, func1: Type, btf2: Btf, func2: Type) -> None:
             _refuse(f"{what} has size {type1.size} while {func2.name}() has {type2.size}")
         if type1.kind in _NUMBERS:
             continue
-        # Global functions take numbers and pointers to the context only.
+        # Global functions accept only numbers and pointers to the context.
         if type1.kind is not BtfKind.PTR:
             _refuse(f"{what} has unrecognized type")
         to1, to2 = btf1.unmodified(type1.type_id), btf2.unmodified(type2.type_id)
@@ -62,7 +62,7 @@ def _check_functions(btf1: Btf, func1: Type, btf2: Btf, func2: Type) -> None:
 
 
 def _info(found: Type) -> tuple[BtfKind, int, bool]:
-    """What ``btf_type.info`` holds."""
+    """The contents of ``btf_type.info``."""
     return found.kind, 0 if found.kind is BtfKind.ARRAY else found.count, found.flag
 
 

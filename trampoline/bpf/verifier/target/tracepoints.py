@@ -1,4 +1,4 @@
-"""Tracepoints of a kernel, as its BTF has them: their arguments and the layout of their events."""
+"""Tracepoints of a kernel from its BTF: their arguments and the layout of their events."""
 
 from functools import lru_cache
 
@@ -6,7 +6,7 @@ from trampoline.bpf.btf.btf import Btf, BtfKind
 from trampoline.bpf.verifier.target.check_attach_target import TRACE_PREFIX
 
 EVENT_PREFIX = "trace_event_raw_"
-"""How the structs of trace events' records begin."""
+"""Prefix of the structs of trace events' records."""
 
 
 @lru_cache(maxsize=8)
@@ -22,9 +22,9 @@ def arguments(btf: Btf) -> dict[str, int]:
 
 
 def event_size(btf: Btf, name: str) -> int | None:
-    """Where the last field of an event's record ends in bytes (``trace_event_get_offsets``); None if not known.
+    """End of the last field of an event's record in bytes (``trace_event_get_offsets``); None if unknown.
 
-    Events of a class share its struct, and BTF does not say which class an event is of.
+    Events of a class share its struct, and BTF does not record an event's class.
     """
     type_id = btf.struct_named(EVENT_PREFIX + name)
     fields = [member for member in btf.members(type_id) if member.name != "__data"] if type_id else []

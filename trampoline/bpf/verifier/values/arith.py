@@ -1,7 +1,7 @@
-"""Arithmetic on numbers that are known in part (``adjust_scalar_min_max_vals`` and what it calls).
+"""Arithmetic on partly known numbers (``adjust_scalar_min_max_vals`` and its callees).
 
-Every result holds what the machine's operation gives for any values of the operands. How tight it is differs by
-release, because a tighter one would accept what that kernel refuses: ``Tightness`` says how.
+Every result contains the machine's result for any values of the operands. Its tightness differs by release, because a
+tighter one would accept programs that the kernel refuses: see ``Tightness``.
 """
 
 from collections.abc import Callable
@@ -17,29 +17,29 @@ from trampoline.bpf.verifier.values.tnum import U32, U64, Tnum
 
 @dataclass(frozen=True, slots=True)
 class Tightness:
-    """What a release computes of arithmetic."""
+    """Precision of a release's arithmetic."""
 
     sync: Sync
     needs_known_source: frozenset[int]
-    """Operations whose result is unknown unless the second operand is one number (all but add, sub and and: 6.1)."""
+    """Operations with an unknown result unless the second operand is constant (all but add, sub and and: 6.1)."""
     extends_unknown: bool = False
-    """A division by, or too wide a shift by, one number is unknown in its low half and zero above (6.1)."""
+    """Division by, or too wide a shift by, a constant is unknown in the low half and zero above (6.1)."""
     keeps_double_overflow: bool = False
-    """Bounds of a sum that surely overflows stay (6.17)."""
+    """Bounds of a sum that always overflows are kept (6.17)."""
     signed_products: bool = False
-    """Bounds of products of negative numbers (6.14)."""
+    """Bounds of products with negative numbers are computed (6.14)."""
     casts_bitwise: bool = True
-    """Signed bounds of and, or, xor follow from the unsigned ones where these don't cross the sign (6.10)."""
+    """Signed bounds of and, or, xor follow from the unsigned ones if these don't cross the sign (6.10)."""
     divides: bool = False
-    """Division by, and remainder of, a known number (7.0)."""
+    """Division and remainder by a constant are computed (7.0)."""
     negates: bool = False
-    """NEG is 0 - x (6.18)."""
+    """NEG is computed as 0 - x (6.18)."""
     swaps: bool = False
-    """Byte swaps move known bits (7.0)."""
+    """Byte swaps are computed on known bits (7.0)."""
 
 
 class _Range(NamedTuple):
-    """Bounds of one width."""
+    """Bounds for one width."""
 
     umin: int
     umax: int
@@ -48,7 +48,7 @@ class _Range(NamedTuple):
 
 
 class _Width:
-    """64 or 32 bits."""
+    """Width of 64 or 32 bits."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
@@ -58,11 +58,11 @@ class _Width:
         self.unknown = _Range(0, self.full, self.smin, self.smax)
 
     def signed(self, number: int) -> int:
-        """As a signed number of this width."""
+        """The number as signed, in this width."""
         return ((number & self.full) ^ self.half) - self.half
 
     def fits(self, low: int, high: int) -> bool:
-        """Whether both are signed numbers of this width."""
+        """True if both are signed numbers of this width."""
         return self.smin <= low and high <= self.smax
 
 
@@ -161,9 +161,9 @@ def _range32(s: Scalar) -> _Range:
 
 
 def binary(op: int, a: Scalar, b: Scalar, is32: bool, how: Tightness) -> Scalar:
-    """``a op b`` for an ALU operation other than MOV, NEG and END, division included (unsigned: see ``divided``).
+    """``a op b`` for an ALU operation other than MOV, NEG and END, including unsigned division (see ``divided``).
 
-    Of 32 bits the upper half of the result is zero.
+    For 32 bits the upper half of the result is zero.
     """
     if a.is_const and b.is_const and op in _MASK:
         result = _MASK[Alu(op)](a.bits.value, b.bits.value)
@@ -181,7 +181,7 @@ def binary(op: int, a: Scalar, b: Scalar, is32: bool, how: Tightness) -> Scalar:
 
 
 def _inconsistent(b: Scalar, is32: bool) -> bool:
-    """Bounds that no number has, from a path that is never taken."""
+    """True for bounds that no number satisfies, from a path that is never taken."""
     if is32:
         if not b.bits.mask & U32 and (b.s32_min != b.s32_max or b.u32_min != b.u32_max):
             return True
@@ -192,14 +192,15 @@ def _inconsistent(b: Scalar, is32: bool) -> bool:
 
 
 def _not_computed(source_known: bool, is32: bool, how: Tightness) -> Scalar:
-    """Result of an operation that the kernel does not follow: unknown in all 64 bits, also of a 32-bit operation, since
+    """Result of an operation that the kernel does not compute: unknown in all 64 bits, also for a 32-bit operation.
+
     ``adjust_scalar_min_max_vals()`` returns after ``__mark_reg_unknown()``, before ``zext_32_to_64()``.
     """
     return low32(UNKNOWN_SCALAR, how) if is32 and source_known and how.extends_unknown else UNKNOWN_SCALAR
 
 
 def low32(a: Scalar, how: Tightness) -> Scalar:
-    """Its low half, zero-extended (``zext_32_to_64``)."""
+    """The low half, zero-extended (``zext_32_to_64``)."""
     if a.is_const:
         return known(a.bits.value & U32)
     b = Bounds(a)
@@ -234,7 +235,7 @@ def _shifted(op: int, a: Scalar, shift: int, is32: bool, how: Tightness) -> Scal
             out.bits = tnum.arshift(low, shift, 32)
             out.s32_min, out.s32_max = a.s32_min >> shift, a.s32_max >> shift
         out.zero_extend()
-        # The bits know more than zero-extended bounds of another kind would say.
+        # The known bits are more precise than zero-extended bounds of another width.
         out.smin, out.smax = 0, U32
         out.umin, out.umax = out.u32_min, out.u32_max
         return how.sync(out)
@@ -309,7 +310,7 @@ def divided(op: int, a: Scalar, b: Scalar, is32: bool, signed: bool, how: Tightn
 
 
 def _truncated(number: int, divisor: int) -> int:
-    """The quotient of C, rounded to 0."""
+    """The quotient as in C, rounded towards 0."""
     quotient = abs(number) // abs(divisor)
     return quotient if (number < 0) == (divisor < 0) else -quotient
 
@@ -320,7 +321,7 @@ def negated(a: Scalar, is32: bool, how: Tightness) -> Scalar:
 
 
 def swapped(a: Scalar, width: int, how: Tightness, *, swap: bool) -> Scalar:
-    """The low ``width`` bits, their bytes in reverse order where ``swap``, zeros above."""
+    """The low ``width`` bits, with bytes reversed if ``swap``, zeros above."""
     if not how.swaps:
         return UNKNOWN_SCALAR
     size = width // 8
@@ -335,7 +336,7 @@ def swapped(a: Scalar, width: int, how: Tightness, *, swap: bool) -> Scalar:
 
 
 def sign_extended(a: Scalar, size: int, is32: bool, how: Tightness) -> Scalar:
-    """The low ``size`` bytes as a signed number, of 32 bits with zeros above (``coerce_reg_to_size_sx``)."""
+    """The low ``size`` bytes sign-extended, to 32 bits with zeros above or to 64 (``coerce_reg_to_size_sx``)."""
     bits = 8 * size
     half, full = 1 << (bits - 1), (1 << bits) - 1
 
@@ -351,7 +352,7 @@ def sign_extended(a: Scalar, size: int, is32: bool, how: Tightness) -> Scalar:
         low, high = extended(low), extended(high)
     else:
         low, high = -half, half - 1
-    # Known bits below the sign stay; the sign is known where its bit is, and fills what is above.
+    # Known bits below the sign are kept; the sign is known if its bit is, and fills the bits above.
     value, mask = a.bits.value & full, a.bits.mask & full
     above = U64 & ~full
     if mask & half:

@@ -1,4 +1,4 @@
-"""How the kinds of knowledge of one number tighten each other (``reg_bounds_sync``), as releases do it."""
+"""Mutual tightening of the bounds and known bits of one number (``reg_bounds_sync``), by release."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ _SIGN32, _SIGN64 = 1 << 31, 1 << 63
 
 
 class Bounds:
-    """A scalar that is being worked on: the same fields, each changed alone. ``Sync`` makes it consistent."""
+    """A mutable scalar: the same fields, each changed separately. ``Sync`` makes it consistent."""
 
     __slots__ = ("bits", "s32_max", "s32_min", "smax", "smin", "u32_max", "u32_min", "umax", "umin")
 
@@ -31,7 +31,7 @@ class Bounds:
         self.s32_min, self.s32_max = scalar.s32_min, scalar.s32_max
 
     def frozen(self) -> Scalar:
-        """As it stands."""
+        """The current fields as a scalar."""
         return Scalar(
             self.bits,
             self.umin,
@@ -46,17 +46,17 @@ class Bounds:
 
     @property
     def broken(self) -> bool:
-        """Whether no number fits all bounds."""
+        """True if no number satisfies all bounds."""
         return (
             self.umin > self.umax or self.smin > self.smax or self.u32_min > self.u32_max or self.s32_min > self.s32_max
         )
 
     def forget64(self) -> None:
-        """Nothing is known of the 64-bit bounds."""
+        """Make the 64-bit bounds unknown."""
         self.umin, self.umax, self.smin, self.smax = 0, U64, S64_MIN, S64_MAX
 
     def forget32(self) -> None:
-        """Nothing is known of the 32-bit bounds."""
+        """Make the 32-bit bounds unknown."""
         self.u32_min, self.u32_max, self.s32_min, self.s32_max = 0, U32, S32_MIN, S32_MAX
 
     def zero_extend(self) -> None:
@@ -74,7 +74,7 @@ class Bounds:
             self.smin, self.smax = 0, U32
 
     def from_bits(self) -> None:
-        """Bounds that the known bits imply (``__update_reg_bounds``)."""
+        """Tighten bounds by the known bits (``__update_reg_bounds``)."""
         value, mask = self.bits
         if mask == U64:
             return
@@ -109,7 +109,7 @@ class Bounds:
             self.s32_max = top
 
     def to_bits(self) -> None:
-        """Known bits that the unsigned bounds imply (``__reg_bound_offset``)."""
+        """Add known bits implied by the unsigned bounds (``__reg_bound_offset``)."""
         bits = intersect(self.bits, tnum_range(self.umin, self.umax)) if self.umin <= self.umax else self.bits
         if self.u32_min <= self.u32_max:
             low = intersect(Tnum(bits.value & U32, bits.mask & U32), tnum_range(self.u32_min, self.u32_max))
@@ -118,11 +118,11 @@ class Bounds:
 
 
 Sync = Callable[[Bounds], Scalar]
-"""Makes bounds consistent with each other, and gives the scalar."""
+"""Makes bounds consistent with each other, and returns the scalar."""
 
 
 def sync_by_sign(b: Bounds) -> Scalar:
-    """As up to 6.7: 64-bit bounds among each other, and 32-bit ones, where the sign is known."""
+    """Up to 6.7: signed and unsigned bounds of the same width tighten each other if the sign is known."""
     if not b.bits.mask:
         return known(b.bits.value)
     b.from_bits()
@@ -154,7 +154,7 @@ def _signed(number: int, half: int) -> int:
 
 
 def sync_mixed(b: Bounds) -> Scalar:
-    """As since 6.8: all kinds of bounds tighten each other (``__reg_deduce_bounds``), twice at most."""
+    """Since 6.8: all kinds of bounds tighten each other (``__reg_deduce_bounds``), twice at most."""
     if not b.bits.mask:
         return known(b.bits.value)
     b.from_bits()
@@ -182,7 +182,7 @@ def _deduce32(b: Bounds) -> None:
         u32_min, u32_max = max(u32_min, umin & U32), min(u32_max, umax & U32)
         if low_umin <= low_umax:
             s32_min, s32_max = max(s32_min, low_umin), min(s32_max, low_umax)
-    # The upper halves are neighbours around zero: the lower ones run from negative to positive.
+    # The upper halves are adjacent around zero: the lower ones range from negative to positive.
     elif high + 1 & U32 == next_high and low_umin < 0 <= low_umax:
         s32_min, s32_max = max(s32_min, low_umin), min(s32_max, low_umax)
     high, next_high = smin >> 32, smax >> 32
@@ -213,14 +213,14 @@ def _deduce64(b: Bounds) -> None:
 
 
 def _deduce_halves(b: Bounds) -> None:
-    """64-bit bounds whose lower halves are outside the 32-bit ones move inwards (``__reg_deduce_mixed_bounds``)."""
+    """Move 64-bit bounds inwards if their lower halves are outside the 32-bit ones (``__reg_deduce_mixed_bounds``)."""
     u32_min, u32_max = b.u32_min, b.u32_max
     if u32_min or u32_max != U32:
         b.umin = max(b.umin, b.umin & _HIGH | u32_min)
         b.umax = min(b.umax, b.umax & _HIGH | u32_max)
         b.smin = max(b.smin, (b.smin >> 32 << 32) + u32_min)
         b.smax = min(b.smax, (b.smax >> 32 << 32) + u32_max)
-    # A number that fits int and is not negative as one is what its lower half says.
+    # A number within int whose lower half is not negative equals its lower half.
     if b.s32_min >= 0 and b.smin >= S32_MIN and b.smax <= S32_MAX:
         b.smin, b.smax = b.s32_min, b.s32_max
         b.umin, b.umax = b.s32_min, b.s32_max

@@ -1,6 +1,6 @@
-"""Conditional jumps on numbers: whether one is surely taken, and what is known on either side.
+"""Conditional jumps on numbers: decided jumps, and facts about the operands on either side.
 
-``Taken`` and ``Refine`` have two versions: up to 6.7 one operand has to be known; later any two ranges are compared
+``Taken`` and ``Refine`` have two versions: up to 6.7 one operand must be constant; later any two ranges are compared
 (``is_branch_taken``, ``reg_set_min_max`` of kernel/bpf/verifier.c).
 """
 
@@ -25,9 +25,9 @@ FLIPPED: dict[int, int] = {
     Jmp.JSLE: Jmp.JSGE,
     Jmp.JSLT: Jmp.JSGT,
 }
-"""The comparison that says the same with its operands exchanged."""
+"""The equivalent comparison with exchanged operands."""
 
-_NOT_SET = -1  # the opposite of JSET, for which there is no jump
+_NOT_SET = -1  # the opposite of JSET, which no jump instruction has
 NEGATED: dict[int, int] = {
     Jmp.JEQ: Jmp.JNE,
     Jmp.JNE: Jmp.JEQ,
@@ -41,13 +41,13 @@ NEGATED: dict[int, int] = {
     Jmp.JSLE: Jmp.JSGT,
     Jmp.JSLT: Jmp.JSGE,
 }
-"""The comparison that holds where the jump is not taken."""
+"""The comparison that holds if the jump is not taken."""
 
 Taken = Callable[[int, Scalar, Scalar, bool], "bool | None"]
-"""(op, left, right, is32): whether the jump is taken; None: either may be."""
+"""(op, left, right, is32): True if the jump is always taken, False if never; None if undecided."""
 Refined = tuple[Scalar, Scalar]
 Refine = Callable[[int, Scalar, Scalar, bool, Sync], Refined]
-"""(op, left, right, is32, sync): both operands where ``op`` holds."""
+"""(op, left, right, is32, sync): both operands under the condition ``op``."""
 
 
 def _compare_constants(op: int, a: int, b: int, is32: bool) -> bool:
@@ -77,7 +77,7 @@ def _bits(s: Scalar, is32: bool) -> Tnum:
 
 
 def _ordered(op: int, a: Scalar, b: Scalar, is32: bool) -> bool | None:
-    """The order comparisons, by the bounds of either."""
+    """Order comparisons by the bounds of both operands."""
     if op in (Jmp.JLT, Jmp.JLE, Jmp.JSLT, Jmp.JSLE):
         return _ordered(FLIPPED[op], b, a, is32)
     if op in (Jmp.JGT, Jmp.JGE):
@@ -98,7 +98,7 @@ def _bit_test(a: Tnum, constant: int) -> bool | None:
 
 
 def taken_by_constant(op: int, a: Scalar, b: Scalar, is32: bool) -> bool | None:
-    """As 6.1: the right operand is known, else nothing is; a range is no reason against equality."""
+    """As in 6.1: decided only if the right operand is constant; ranges do not exclude equality."""
     left, right = _bits(a, is32), _bits(b, is32)
     if right.mask:
         return None
@@ -112,7 +112,7 @@ def taken_by_constant(op: int, a: Scalar, b: Scalar, is32: bool) -> bool | None:
 
 
 def taken_by_range(op: int, a: Scalar, b: Scalar, is32: bool) -> bool | None:
-    """As since 6.8 (``is_scalar_branch_taken``)."""
+    """Since 6.8 (``is_scalar_branch_taken``)."""
     left, right = _bits(a, is32), _bits(b, is32)
     if not left.mask and not right.mask:
         return _compare_constants(op, left.value, right.value, is32)
@@ -132,7 +132,7 @@ def _disjoint(a: Scalar, b: Scalar, is32: bool) -> bool:
 
 
 def refine_by_constant(op: int, a: Scalar, b: Scalar, is32: bool, sync: Sync) -> Refined:
-    """As 6.1: only one side is learnt of, from a known other one; of two unknown ones only equality."""
+    """As in 6.1: one side is refined by a constant other side; for two unknown sides only by equality."""
     if _bits(b, is32).mask:
         if not _bits(a, is32).mask:
             flipped = op if op == _NOT_SET else FLIPPED[op]
@@ -160,7 +160,7 @@ def refine_by_constant(op: int, a: Scalar, b: Scalar, is32: bool, sync: Sync) ->
 
 
 def _spread_old(out: Bounds, is32: bool, sync: Sync) -> Scalar:
-    """What one width has learnt the other one is told (``__reg_combine_32_into_64``, ``__reg_combine_64_into_32``)."""
+    """Propagate bounds between the widths (``__reg_combine_32_into_64``, ``__reg_combine_64_into_32``)."""
     if is32:
         if not (out.bits.value | out.bits.mask) >> 32:
             out.assign_low()
@@ -185,7 +185,7 @@ def _refine_bits(op: int, out: Bounds, constant: int, is32: bool) -> None:
 
 
 def _below_or_above(op: int, out: Bounds, value: int, is32: bool) -> None:
-    """Cuts the bounds at a known number."""
+    """Cut the bounds at a known number."""
     is_signed = op in (Jmp.JSGT, Jmp.JSGE, Jmp.JSLT, Jmp.JSLE)
     at_least = op in (Jmp.JGT, Jmp.JGE, Jmp.JSGT, Jmp.JSGE)
     known = value if not is_signed else s32(value) if is32 else s64(value)
@@ -195,7 +195,7 @@ def _below_or_above(op: int, out: Bounds, value: int, is32: bool) -> None:
 
 
 def _merged(a: Scalar, b: Scalar, sync: Sync) -> Scalar:
-    """What both say of one number."""
+    """The intersection of two scalars for the same number."""
     out = Bounds(a)
     out.umin, out.umax = max(a.umin, b.umin), min(a.umax, b.umax)
     out.smin, out.smax = max(a.smin, b.smin), min(a.smax, b.smax)
@@ -206,7 +206,7 @@ def _merged(a: Scalar, b: Scalar, sync: Sync) -> Scalar:
 
 
 def refine_by_range(op: int, a: Scalar, b: Scalar, is32: bool, sync: Sync) -> Refined:
-    """As since 6.8: both sides are learnt of (``regs_refine_cond_op``). A contradiction makes them unknown."""
+    """Since 6.8: both sides are refined (``regs_refine_cond_op``). A contradiction makes them unknown."""
     if op in (Jmp.JGE, Jmp.JGT, Jmp.JSGE, Jmp.JSGT):
         right, left = refine_by_range(FLIPPED[op], b, a, is32, sync)
         return left, right
@@ -258,7 +258,7 @@ def _equal(a: Bounds, b: Bounds, is32: bool) -> None:
 
 
 def _not_equal(a: Bounds, value: int, is32: bool) -> None:
-    """A bound that is the excluded number moves by one."""
+    """Move a bound that equals the excluded number by one."""
     if is32:
         a.u32_min += a.u32_min == value
         a.u32_max -= a.u32_max == value

@@ -1,10 +1,10 @@
-"""What a register or stack slot can hold: ``enum bpf_reg_type`` and its flags, under the kernel's names."""
+"""Contents of registers and stack slots: ``enum bpf_reg_type`` and its flags, under the kernel's names."""
 
 from enum import Enum, IntFlag, auto
 
 
 class RegKind(Enum):
-    """Base type of a register. Values are how the log names it."""
+    """Base type of a register. Values are the log's names."""
 
     NOT_INIT = "?"
     SCALAR_VALUE = "scalar"
@@ -32,7 +32,7 @@ class RegKind(Enum):
 
 
 class Flag(IntFlag):
-    """``enum bpf_type_flag``: what is said of a base type besides."""
+    """``enum bpf_type_flag``: modifiers of a base type."""
 
     NONE = 0
     PTR_MAYBE_NULL = auto()
@@ -52,7 +52,7 @@ class Flag(IntFlag):
 
 
 class SlotKind(Enum):
-    """One byte of stack; eight of the same SPILL are a spilled register. Values are how the log prints it."""
+    """One byte of stack; eight of the same SPILL are a spilled register. Values are the log's characters."""
 
     INVALID = "?"
     SPILL = "r"

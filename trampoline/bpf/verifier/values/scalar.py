@@ -1,4 +1,4 @@
-"""What is known of a number in a register: its bits, and its range read as each of four kinds of integer."""
+"""A partly known number in a register: its bits, and its range as each of four kinds of integer."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ def s32(number: int) -> int:
 
 
 class Scalar(NamedTuple):
-    """Known bits and inclusive bounds of 64 bits, unsigned and signed, and of the low 32 bits alike. Immutable."""
+    """Known bits and inclusive bounds of 64 bits, unsigned and signed, and the same of the low 32 bits. Immutable."""
 
     bits: Tnum
     umin: int
@@ -33,12 +33,12 @@ class Scalar(NamedTuple):
 
     @property
     def is_const(self) -> bool:
-        """Whether it is one known number (``tnum_is_const``)."""
+        """True if it is one known number (``tnum_is_const``)."""
         return not self.bits.mask
 
     @property
     def value(self) -> int:
-        """Its known bits as an unsigned number; the number where ``is_const``."""
+        """Its known bits as an unsigned number; the number itself if ``is_const``."""
         return self.bits.value
 
     @property
@@ -48,7 +48,7 @@ class Scalar(NamedTuple):
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing is known of it."""
+        """True if nothing is known about it."""
         return self == UNKNOWN_SCALAR
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Scalar(NamedTuple):
 
 
 def known(number: int) -> Scalar:
-    """Exactly this number, of which the low 64 bits count."""
+    """Exactly this number; only the low 64 bits are used."""
     low = number & U64
     low32 = number & U32
     signed, signed32 = (low ^ 1 << 63) - (1 << 63), (low32 ^ 1 << 31) - (1 << 31)
@@ -73,12 +73,12 @@ ZERO = known(0)
 
 
 def _number(value: int) -> str:
-    """As the kernel's log writes a bound: small ones decimal, others hexadecimal."""
+    """A bound as in the kernel's log: small ones decimal, others hexadecimal."""
     return str(value) if -0xFFFF <= value <= 0xFFFF else hex(value & U64)
 
 
 def describe(scalar: Scalar) -> str:
-    """``scalar(umax=255,var_off=(0x0; 0xff))`` in the manner of the log: bounds that say nothing are left out."""
+    """``scalar(umax=255,var_off=(0x0; 0xff))`` as in the log: trivial bounds are omitted."""
     if scalar.is_const:
         return str(scalar.signed)
     bounds = (

@@ -1,4 +1,4 @@
-"""Numbers of which a range is known."""
+"""Numbers within a known range."""
 
 from trampoline.bpf.verifier.values.scalar import S32_MAX, S32_MIN, S64_MAX, S64_MIN, Scalar, known
 from trampoline.bpf.verifier.values.tnum import U32, U64, UNKNOWN, tnum_range
@@ -18,7 +18,7 @@ def signed_range(low: int, high: int) -> Scalar:
 
 
 def signed32_range(low: int, high: int) -> Scalar:
-    """Any number from ``low`` to ``high`` of a function that returns an int (``__mark_reg_s32_range``)."""
+    """Any result from ``low`` to ``high`` of a function that returns an int (``__mark_reg_s32_range``)."""
     return signed_range(max(low, S32_MIN), min(high, S32_MAX))
 
 

@@ -1,7 +1,7 @@
-"""Tracked numbers: which bits of a 64-bit value are known (kernel/bpf/tnum.c).
+"""Tracked numbers: known and unknown bits of a 64-bit value (kernel/bpf/tnum.c).
 
-Bits of ``value`` where ``mask`` is 0 are known; ``value & mask`` is 0 always. Every operation holds all results that
-any pair of values of its operands has.
+Bits of ``value`` where ``mask`` is 0 are known; ``value & mask`` is always 0. Every operation's result contains all
+results for any values of its operands.
 """
 
 from typing import NamedTuple
@@ -18,14 +18,14 @@ class Tnum(NamedTuple):
 
     @property
     def is_const(self) -> bool:
-        """Whether there is one value only."""
+        """True if it has only one value."""
         return not self.mask
 
     def __str__(self) -> str:
         return f"({self.value:#x}; {self.mask:#x})"
 
     def holds(self, number: int) -> bool:
-        """Whether it may be this number (0 to 2**64 - 1)."""
+        """True if it may be this number (0 to 2**64 - 1)."""
         return (number & ~self.mask) & U64 == self.value
 
 
@@ -33,7 +33,7 @@ UNKNOWN = Tnum(0, U64)
 
 
 def tnum_range(low: int, high: int) -> Tnum:
-    """The narrowest one that holds all of ``low`` to ``high``, both unsigned."""
+    """The narrowest one that contains all of ``low`` to ``high``, both unsigned."""
     bits = (low ^ high).bit_length()
     if bits > 63:
         return UNKNOWN
@@ -76,7 +76,7 @@ def xor(a: Tnum, b: Tnum) -> Tnum:
 
 
 def mul(a: Tnum, b: Tnum) -> Tnum:
-    """Product modulo 2**64: known parts are multiplied, unknown bits of ``a`` each add what ``b`` may hold."""
+    """Product modulo 2**64: known parts are multiplied, each unknown bit of ``a`` adds the possible values of ``b``."""
     known = Tnum(a.value * b.value & U64, 0)
     unknown = Tnum(0, 0)
     value, mask = a.value, a.mask
@@ -99,12 +99,12 @@ def lshift(a: Tnum, shift: int) -> Tnum:
 
 
 def rshift(a: Tnum, shift: int) -> Tnum:
-    """Shifted right by a known number of bits, zeros come in."""
+    """Shifted right by a known number of bits, filled with zeros."""
     return Tnum(a.value >> shift, a.mask >> shift)
 
 
 def arshift(a: Tnum, shift: int, bits: int) -> Tnum:
-    """Shifted right with its sign, as a number of 32 or 64 bits; of 32 bits the upper half of the result is zero."""
+    """Arithmetic shift right of a 32- or 64-bit number; for 32 bits the upper half of the result is zero."""
     full = (1 << bits) - 1
     sign = 1 << (bits - 1)
 
@@ -117,13 +117,13 @@ def arshift(a: Tnum, shift: int, bits: int) -> Tnum:
 
 
 def intersect(a: Tnum, b: Tnum) -> Tnum:
-    """What both say of one number, which must satisfy both."""
+    """The intersection of two descriptions of the same number."""
     mask = a.mask & b.mask
     return Tnum((a.value | b.value) & ~mask, mask)
 
 
 def contains(outer: Tnum, inner: Tnum) -> bool:
-    """Whether every value of ``inner`` is one of ``outer``."""
+    """True if every value of ``inner`` is a value of ``outer``."""
     return not (inner.mask & ~outer.mask) and inner.value & ~outer.mask == outer.value
 
 
@@ -134,5 +134,5 @@ def cast(a: Tnum, size: int) -> Tnum:
 
 
 def is_aligned(a: Tnum, size: int) -> bool:
-    """Whether it is surely a multiple of ``size``, a power of two."""
+    """True if it is always a multiple of ``size``, a power of two."""
     return not size or not ((a.value | a.mask) & (size - 1))

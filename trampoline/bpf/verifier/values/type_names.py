@@ -1,4 +1,4 @@
-"""How the kernel's log names a register's type (``reg_type_str``)."""
+"""Names of register types in the kernel's log (``reg_type_str``)."""
 
 from trampoline.bpf.verifier.values.kinds import Flag, RegKind
 

@@ -14,7 +14,7 @@ ALU_SIGNS = ("+=", "-=", "*=", "/=", "|=", "&=", "<<=", ">>=", "neg", "%=", "^="
 
 
 def step(env: Env, insn: Insn) -> None:
-    """Walks one; its fields are checked."""
+    """Walk one instruction; its fields are already checked."""
     op = insn.code & 0xF0
     if op == Alu.MOV:
         _mov(env, insn)
@@ -35,7 +35,7 @@ def _unary(env: Env, insn: Insn, op: int) -> None:
     how, is32 = env.rules.arithmetic, insn.code & 7 == Cls.ALU
     if op == Alu.NEG:
         result = negated(reg.var, is32, how)
-    else:  # to little endian swaps nothing on this machine
+    else:  # a swap to little endian does nothing on this machine
         result = swapped(reg.var, insn.imm, how, swap=bool(insn.code & X) or not is32)
     env.frame.regs[insn.dst] = scalar_reg(result)
 
@@ -76,7 +76,7 @@ def _mov(env: Env, insn: Insn) -> None:
 
 
 def _linked(env: Env, src: int, source: Reg) -> Reg:
-    """A copy, linked with its source if that is a number which is not known (``assign_scalar_id_before_mov``)."""
+    """A copy, linked with its source if that is an unknown number (``assign_scalar_id_before_mov``)."""
     if source.kind is not RegKind.SCALAR_VALUE or source.var.is_const:
         return source
     if not source.id or source.add_const:

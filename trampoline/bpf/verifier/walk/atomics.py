@@ -23,7 +23,7 @@ _FORBIDDEN = frozenset(
 
 
 def step(env: Env, insn: Insn) -> None:
-    """Walks one; its fields are checked."""
+    """Walk one instruction; its fields are already checked."""
     size = _BYTES[insn.size]
     if insn.imm == Atomic.LOAD_ACQ:
         env.read(insn.src)
@@ -51,7 +51,7 @@ def step(env: Env, insn: Insn) -> None:
     if insn.imm & 1:
         loaded = 0 if insn.imm == Atomic.CMPXCHG else insn.src
         env.check_writable(loaded)
-    # What is there is read first: with a register that gets it when it is fetched, as if it were a load.
+    # The old value is read first, into its register if it is fetched, as by a load.
     before = env.frame.regs[loaded] if loaded >= 0 else UNKNOWN_REG
     check_mem_access(env, insn.dst, insn.off, size, False, loaded, strict=True)
     result = env.frame.regs[loaded] if loaded >= 0 else UNKNOWN_REG

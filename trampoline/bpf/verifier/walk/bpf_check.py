@@ -1,4 +1,4 @@
-"""The verification of one program: what is done in which order (``bpf_check``)."""
+"""The verification of one program: the order of its passes (``bpf_check``)."""
 
 from errno import E2BIG
 
@@ -20,7 +20,7 @@ from trampoline.bpf.verifier.walk.imm64 import resolve
 from trampoline.bpf.verifier.walk.stack_depth import check_depth, order_by_calls
 
 _CALLING_BACK = frozenset({164, 180, 181, 209})
-"""Helpers that call back while they run: for_each_map_elem, find_vma, loop, user_ringbuf_drain."""
+"""Helpers that call back during the call: for_each_map_elem, find_vma, loop, user_ringbuf_drain."""
 
 
 def bpf_check(
@@ -31,10 +31,10 @@ def bpf_check(
     capabilities: Capabilities | None = None,
     log_level: int = 1,
 ) -> Verified:
-    """Verifies a program whose load attributes and target are checked.
+    """Verify a program whose load attributes and target are checked.
 
-    ``log_level`` 1 gives the log of the path that fails, 2 that of all paths, with registers. Raises VerifierError
-    where the kernel refuses, Unsupported where verifier-lite cannot say.
+    ``log_level`` 1 logs the failing path, 2 all paths, with registers. Raises VerifierError if the kernel refuses,
+    Unsupported if verifier-lite cannot decide.
     """
     env = Env(program, kernel, target, capabilities, log_level)
     if len(env.insns) > INSN_LIMIT:
@@ -59,7 +59,7 @@ def bpf_check(
 
 
 def _check_insns(env: Env) -> None:
-    """Every instruction by itself, reached or not."""
+    """Check every instruction on its own, reachable or not."""
     for slot, insn in enumerate(env.insns):
         if insn is None:
             continue
@@ -75,7 +75,7 @@ def _check_insns(env: Env) -> None:
 
 
 def _note_loop(env: Env, slot: int, insn: Insn) -> None:
-    """Where the next round of a loop begins that the kernel ends, so that its state is always compared."""
+    """Record the start of each round of a loop that the kernel ends, so that its state is always compared."""
     if insn.code == MAY_GOTO:
         env.force_checkpoints.add(slot)
         env.may_gotos.add(slot)
@@ -95,7 +95,7 @@ def _verify_main(env: Env, flow: Flow) -> None:
 
 
 def _verify_called_globals(env: Env, flow: Flow) -> None:
-    """Each global function that a verified one calls, until there is no new one."""
+    """Verify each global function that a verified one calls, until no new one is found."""
     verified: set[int] = set()
     while waiting := sorted(env.called_globals - verified):
         number = waiting[0]
@@ -122,8 +122,8 @@ def _begin(env: Env, subprog: int) -> VerifierState:
 
 
 def _add_own_stack(env: Env) -> None:
-    """What the rewriting of loops keeps on a function's stack: an inlined bpf_loop three registers
-    (``optimize_bpf_loop``), may_goto its count.
+    """Add stack that the rewriting of loops uses: three registers for an inlined bpf_loop (``optimize_bpf_loop``), the
+    count of may_goto.
     """
     for number, function in enumerate(env.subprogs):
         slots = range(function.start, end_of(env, number))

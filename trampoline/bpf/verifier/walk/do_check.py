@@ -1,4 +1,4 @@
-"""The walk of all paths through one function and what it calls (``do_check``)."""
+"""The walk of all paths through one function and its callees (``do_check``)."""
 
 from collections.abc import Callable
 from errno import E2BIG
@@ -28,7 +28,7 @@ _MAY_READ_SKB = frozenset({1, 3, 4, 8})
 
 
 def walk(env: Env, flow: Flow, start: VerifierState, slot: int) -> None:
-    """Walks every path from ``slot`` on. Refuses, or comes back when all of them are done."""
+    """Walk every path from ``slot`` on. Refuses, or returns when all of them are finished."""
     checkpoints = Checkpoints(flow)
     foresight = Foresight(flow, INSN_LIMIT)
     env.state, env.frame = start, start.frame
@@ -84,7 +84,7 @@ def walk(env: Env, flow: Flow, start: VerifierState, slot: int) -> None:
 
 
 def _next_path(env: Env) -> bool:
-    """Ends the current path and takes up the next one; False: there is none."""
+    """End the current path and start the next one; False if none is left."""
     finish(env.state)
     if not env.pending:
         return False
@@ -117,7 +117,7 @@ def _log_state(env: Env) -> None:
 
 
 def _exit(env: Env) -> bool:
-    """EXIT: whether the path ends here, else it goes on in the caller."""
+    """Walk EXIT: True if the path ends, False if it continues in the caller."""
     frame = env.frame
     if len(env.state.frames) > 1:
         if frame.in_callback:
@@ -171,7 +171,7 @@ _APART = frozenset({RegKind.PTR_TO_CTX, RegKind.PTR_TO_BTF_ID, RegKind.PTR_TO_AR
 
 
 def _note_pointee(env: Env, base: Reg) -> None:
-    """One instruction is rewritten one way: its pointers are all of one kind (``save_aux_ptr_type``)."""
+    """One instruction has one rewritten form: all of its pointers must be of one kind (``save_aux_ptr_type``)."""
     seen = env.pointer_kinds.get(env.slot)
     if seen is None:
         env.pointer_kinds[env.slot] = base.kind
@@ -196,7 +196,7 @@ def _gotox(env: Env, _insn: Insn) -> None:
 
 
 def _may_goto(env: Env, insn: Insn) -> None:
-    """Goes on, or jumps when the program has gone round too often."""
+    """Continue, or jump if the program has looped too often."""
     env.may_gotos.add(env.slot)
     other = env.push_branch(env.slot + 1)
     other.may_goto_depth += 1
@@ -225,7 +225,7 @@ def _call(env: Env, insn: Insn) -> None:
 
 
 def _load_packet(env: Env, insn: Insn) -> None:
-    """LD_ABS and LD_IND (``check_ld_abs``): R6 is the context, R0 what is loaded."""
+    """LD_ABS and LD_IND (``check_ld_abs``): R6 is the context, R0 the loaded value."""
     if env.program.prog_type not in _MAY_READ_SKB:
         env.invalid("BPF_LD_[ABS|IND] instructions not allowed for this program type")
     context = env.read(6)

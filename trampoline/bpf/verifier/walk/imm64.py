@@ -19,7 +19,7 @@ _EPROTO = 71
 
 
 def resolve(env: Env, insn: Insn) -> None:
-    """Before the walk: refuses an immediate that stands for nothing, and notes the maps that are used."""
+    """Check an immediate before the walk: refuses invalid ones, and records the maps used."""
     if insn.src == Imm64.VALUE:
         return
     if insn.src == Imm64.BTF_ID:
@@ -41,7 +41,7 @@ def resolve(env: Env, insn: Insn) -> None:
 
 
 def map_of(env: Env, insn: Insn) -> MapSpec:
-    """The map whose number is the immediate's low half. A map of no type stands for a file that is none."""
+    """The map whose index is the immediate's low half. A map without a type represents a file that is not a map."""
     number = insn.imm & 0xFFFFFFFF
     if number >= len(env.program.maps):
         env.refuse(EBADF, f"fd {number} is not pointing to valid bpf_map")
@@ -66,7 +66,7 @@ def _check_direct_value(env: Env, spec: MapSpec, off: int) -> None:
 
 
 def _ksym(env: Env, insn: Insn) -> Reg:
-    """What the address of a kernel variable or function is (``check_pseudo_btf_id``)."""
+    """The address of a kernel variable or function (``check_pseudo_btf_id``)."""
     btf, type_id = env.kernel.btf, insn.imm & 0xFFFFFFFF
     if insn.imm >> 32:
         env.unsupported("symbols of modules")
@@ -90,7 +90,7 @@ def _ksym(env: Env, insn: Insn) -> Reg:
 
 
 def step(env: Env, insn: Insn) -> None:
-    """Walks it."""
+    """Walk one LD_IMM64."""
     env.check_writable(insn.dst)
     if insn.src == Imm64.VALUE:
         reg = known_reg(insn.imm)

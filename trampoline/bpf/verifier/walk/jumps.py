@@ -15,7 +15,7 @@ _PACKETS = (RegKind.PTR_TO_PACKET, RegKind.PTR_TO_PACKET_META, RegKind.PTR_TO_PA
 
 
 def step(env: Env, insn: Insn) -> None:
-    """Walks one: goes on where it surely goes, else the path splits and the jump's side waits."""
+    """Walk one jump: follow it if decided, otherwise split the path; the taken side is walked later."""
     op = insn.code & 0xF0
     is32 = insn.code & 7 == Cls.JMP32
     regs = env.frame.regs
@@ -56,14 +56,14 @@ def step(env: Env, insn: Insn) -> None:
 
 
 def _same(op: int) -> bool | None:
-    """A register compared with itself."""
+    """Decide the comparison of a register with itself."""
     if op in (Jmp.JEQ, Jmp.JGE, Jmp.JLE, Jmp.JSGE, Jmp.JSLE):
         return True
     return None if op == Jmp.JSET else False
 
 
 def _pointer_taken(env: Env, op: int, left: Reg, right: Reg | None, imm: int) -> bool | None:
-    """A pointer that is not NULL is not equal to 0; nothing else is known."""
+    """Decide the comparison of a non-NULL pointer with 0; None for others."""
     if left.is_scalar and right is not None:
         if not env.rules.flips_known_left:
             return None
@@ -104,7 +104,7 @@ def _refine(
 
 
 def _learn(env: Env, state: VerifierState, regno: int, reg: Reg, var: Scalar) -> None:
-    """A number is known better, and so are those that are linked with it (``sync_linked_regs``)."""
+    """Set a refined number, and refine those linked with it (``sync_linked_regs``)."""
     if var == reg.var:
         return
     learnt = reg._replace(var=var)
@@ -125,7 +125,7 @@ def _learn(env: Env, state: VerifierState, regno: int, reg: Reg, var: Scalar) ->
 
 
 def _both_pointers(env: Env, insn: Insn, op: int, left: Reg, right: Reg, other: VerifierState) -> None:
-    """One that may be NULL is equal to one that is not: neither is (``JEQ``'s jump, ``JNE``'s other side)."""
+    """An equal pair of a pointer that may be NULL and one that is not: neither is NULL (JEQ taken, JNE not taken)."""
     if left.maybe_null == right.maybe_null:
         return
     checked, certain, regno = (left, right, insn.dst) if left.maybe_null else (right, left, insn.src)

@@ -1,9 +1,9 @@
-"""Loops that surely use up the limit of instructions are refused when that is seen, not when it has happened.
+"""Early refusal of loops that will reach the limit of walked instructions.
 
-A program that goes round a loop until a million instructions are walked is refused with E2BIG. Here a few rounds are
-watched now and then: if each does the same, and what its jumps compare changes by the same amount each time, it can be
-told whether any jump would be decided otherwise before the limit is reached. If none is, the walk need not be made.
-The answer can only be a refusal, so that a wrong guess never accepts a program.
+A program that loops until a million instructions are walked is refused with E2BIG. Here a few rounds are observed from
+time to time: if each does the same, and the operands of its jumps change by the same amount each time, one can compute
+if any jump would be decided otherwise before the limit is reached. If none is, the rest of the walk is skipped. The
+result can only be a refusal, so that a wrong prediction never accepts a program.
 """
 
 import itertools
@@ -33,7 +33,7 @@ class _Comparison(NamedTuple):
 
 
 class _Event(NamedTuple):
-    """One instruction of a round: what must be the same each time, and what a jump compares."""
+    """One instruction of a round: the parts that must be the same each time, and the operands of a jump."""
 
     slot: int
     same: tuple[Reg, ...] = ()
@@ -41,7 +41,7 @@ class _Event(NamedTuple):
 
 
 class Foresight:
-    """Watches the loops of one walk in turn. ``at`` is the count of instructions at which ``look`` is to be called."""
+    """Observer of one walk's loops, one after another. ``at``: the instruction count at which to call ``look``."""
 
     def __init__(self, flow: Flow, limit: int) -> None:
         self.at = _FIRST_LOOK if flow.loops else limit + 1
@@ -53,7 +53,7 @@ class Foresight:
         self._marks: list[int] = []
 
     def look(self, env: Env, insn: Insn) -> bool:
-        """Before each instruction while a loop is watched; True: the limit will be reached."""
+        """Called before each instruction while a loop is observed; True if the limit will be reached."""
         head = self._heads[self._turn % len(self._heads)]
         if env.slot == head:
             self._rounds.append([])
@@ -120,7 +120,7 @@ def _anonymous(reg: Reg) -> Reg:
 
 
 def _goes_on(events: tuple[_Event, ...], rounds: int, taken: Taken) -> bool:
-    """Whether the same instruction of all rounds does the same for so many rounds more."""
+    """True if the same instruction of all rounds does the same for ``rounds`` more."""
     first = events[0]
     if any(event.slot != first.slot or event.same != first.same for event in events):
         return False
@@ -138,7 +138,7 @@ def _goes_on(events: tuple[_Event, ...], rounds: int, taken: Taken) -> bool:
         return False
     if last.op not in (Jmp.JEQ, Jmp.JNE):
         return True
-    # Two numbers that come together and part again are equal between.
+    # Two numbers that meet and separate again are equal in between.
     return (last.left.umin < last.right.umin) == (left.umin < right.umin) and (last.left.umin > last.right.umin) == (
         left.umin > right.umin
     )
@@ -158,7 +158,7 @@ def _bounds(value: Scalar) -> tuple[int, ...]:
 
 
 def _extrapolated(values: list[Scalar], rounds: int) -> Scalar | None:
-    """The number so many rounds later, if its bounds change evenly and stay within their width."""
+    """The number ``rounds`` later, if its bounds change evenly and stay within their width."""
     if all(value == values[0] for value in values):
         return values[0]
     constant = all(value.is_const for value in values)

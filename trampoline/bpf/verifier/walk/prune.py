@@ -1,7 +1,7 @@
 """Comparison of a path with those walked before (``is_state_visited``, ``states_equal``).
 
-Numbers are compared by their ranges as if all of them mattered (the kernel leaves out those that nothing was decided
-by), and registers that are dead by static analysis are left out.
+Numbers are compared by their ranges as if all of them mattered (the kernel ignores those without influence on a
+decision). Registers that are dead by static analysis are ignored.
 """
 
 from trampoline.bpf.verifier.prepass.cfg import Flow
@@ -16,25 +16,25 @@ _ALL = 0b11111111111
 
 
 class _Ids:
-    """Which id of the old state is which of the new one."""
+    """Mapping from ids of the old state to ids of the new one."""
 
     def __init__(self) -> None:
         self.new_of: dict[int, int] = {}
 
     def match(self, old: int, new: int) -> bool:
-        """Whether both stand for the same, as far as has been seen."""
+        """True if both can denote the same, given the ids matched so far."""
         if not old or not new:
             return not old and not new
         known = self.new_of.setdefault(old, new)
         return known == new and sum(value == new for value in self.new_of.values()) == 1
 
     def match_number(self, old: int, new: int) -> bool:
-        """The same for linked numbers: one that was not linked may be linked now."""
+        """The same for linked numbers: an old number without a link matches a linked one."""
         return not old or self.match(old, new)
 
 
 class Checkpoints:
-    """States of one verification by slot, and the rule when one is worth keeping."""
+    """States of one verification by slot, and the rule for keeping one."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
@@ -44,7 +44,9 @@ class Checkpoints:
         self.kept_at_insns = 0
 
     def visit(self, env: Env) -> bool:
-        """Whether what the current path could do at ``env.slot`` has been seen. If not it may become a checkpoint."""
+        """True if the behaviour of the current path from ``env.slot`` on is already verified. If not, it may become a
+        checkpoint.
+        """
         state, slot = env.state, env.slot
         force = slot in env.callback_slots or slot in env.force_checkpoints
         keep = force or (self.jumps - self.kept_at_jumps >= 2 and env.processed - self.kept_at_insns >= 8)
@@ -91,7 +93,7 @@ class Checkpoints:
         candidates.append(_Checkpoint(saved))
 
     def _covers(self, env: Env, old: VerifierState, new: VerifierState) -> bool:
-        """Whether all that ``new`` may be ``old`` was, too."""
+        """True if ``old`` includes all possibilities of ``new``."""
         if not _same_held(old, new):
             return False
         ids = _Ids()
@@ -118,7 +120,7 @@ class _Checkpoint:
 
 
 def finish(state: VerifierState) -> None:
-    """A path is done: checkpoints on it have one path less to wait for (``update_branch_counts``)."""
+    """Finish a path: its checkpoints have one unfinished path less (``update_branch_counts``)."""
     at: VerifierState | None = state
     while at is not None:
         at.branches -= 1
@@ -128,7 +130,7 @@ def finish(state: VerifierState) -> None:
 
 
 def _may_close_loop(env: Env, old: VerifierState, new: VerifierState, slot: int) -> bool:
-    """At may_goto a round must have been taken since."""
+    """At may_goto a round must have been taken in between."""
     return slot not in env.may_gotos or old.may_goto_depth != new.may_goto_depth
 
 
@@ -150,7 +152,7 @@ def _looks_same(old: VerifierState, new: VerifierState) -> bool:
 
 
 def _identical(old: VerifierState, new: VerifierState) -> bool:
-    """Whether nothing has changed since: the path goes round for ever."""
+    """True if nothing has changed: the path loops forever."""
     if not _same_held(old, new) or old.may_goto_depth != new.may_goto_depth or old.loop_depth != new.loop_depth:
         return False
     return all(a.regs == b.regs and a.stack == b.stack for a, b in zip(old.frames, new.frames, strict=True))
@@ -200,7 +202,7 @@ def _special_covers(old: Reg, new: Reg, ids: _Ids) -> bool:
 
 
 def reg_covers(old: Reg, new: Reg, ids: _Ids) -> bool:
-    """Whether every value of ``new`` is one of ``old`` (``regsafe``)."""
+    """True if every value of ``new`` is a value of ``old`` (``regsafe``)."""
     kind = old.kind
     if kind is RegKind.NOT_INIT:
         return True

@@ -1,4 +1,4 @@
-"""How deep calls nest and how much stack they take together (``check_max_stack_depth``)."""
+"""Depth of nested calls and their total stack size (``check_max_stack_depth``)."""
 
 from errno import E2BIG
 
@@ -10,12 +10,12 @@ from trampoline.bpf.verifier.state.env import Env
 MAX_STACK = 512
 _TAIL_CALL_STACK = 256
 PRIVATE_STACK_ABOVE = 64
-"""A frame of more bytes than this is put onto the private stack where there is one."""
+"""Minimum frame size in bytes, exclusive, for the private stack, if the release has one."""
 _ALWAYS_PRIVATE = frozenset({ProgType.KPROBE, ProgType.TRACEPOINT, ProgType.PERF_EVENT, ProgType.RAW_TRACEPOINT})
 
 
 def callees(env: Env, subprog: int, *, addresses: bool = True) -> list[int]:
-    """Functions that one calls, or with ``addresses`` takes the address of, in order."""
+    """Functions that ``subprog`` calls, or with ``addresses`` takes the address of, in order."""
     found = []
     for slot in range(env.subprogs[subprog].start, end_of(env, subprog)):
         insn = env.insns[slot]
@@ -25,7 +25,7 @@ def callees(env: Env, subprog: int, *, addresses: bool = True) -> list[int]:
 
 
 def order_by_calls(env: Env) -> None:
-    """Refuses functions that call themselves, whoever is between (since 7.1 before the walk)."""
+    """Refuse direct and indirect recursion (since 7.1 before the walk)."""
     done: set[int] = set()
     path: list[tuple[int, list[int]]] = [(0, callees(env, 0, addresses=False))]
     on_path = {0}
@@ -46,7 +46,7 @@ def order_by_calls(env: Env) -> None:
 
 
 def check_depth(env: Env) -> None:
-    """Refuses chains of calls that are too deep or take too much stack; says which functions have a private stack."""
+    """Refuse chains of calls that are too deep or use too much stack; decides which functions get a private stack."""
     private = _has_private_stack(env)
     _check_from(env, [0], private)
     for number, function in enumerate(env.subprogs):
@@ -71,7 +71,7 @@ def _rounded(env: Env, subprog: int) -> int:
 
 
 def _check_from(env: Env, chain: list[int], private: bool) -> None:
-    """Depth first over calls; ``chain`` is the functions that are active."""
+    """Depth first over calls; ``chain``: the active functions."""
     visited: set[tuple[int, int, int]] = set()
     waiting: list[tuple[tuple[int, ...], int]] = [((chain[0],), 0)]
     while waiting:
@@ -103,7 +103,7 @@ def _check_from(env: Env, chain: list[int], private: bool) -> None:
 
 
 def _mark_tail_calls(env: Env) -> None:
-    """A function from which a tail call can be reached carries the counter (``tail_call_reachable``)."""
+    """Mark functions from which a tail call is reachable: they pass the counter on (``tail_call_reachable``)."""
     reaching = {number for number, function in enumerate(env.subprogs) if function.has_tail_call}
     changed = True
     while changed:

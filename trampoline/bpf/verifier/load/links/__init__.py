@@ -1,1 +1,1 @@
-"""Verdicts about links and perf events: one file for each kind, as in ``trampoline.lab.links``."""
+"""Checks of links and perf events: one file for each kind, as in ``trampoline.lab.links``."""

@@ -1,4 +1,4 @@
-"""Verdicts about links of iterators (kernel/bpf/bpf_iter.c)."""
+"""Checks of links of iterators (kernel/bpf/bpf_iter.c)."""
 
 from errno import EBADF, EINVAL
 
@@ -13,6 +13,6 @@ def attach(links: KernelLinks, loaded: VerifiedLoad) -> None:
     if loaded.program.sleepable and name not in links.kernel.names("iter_resched"):
         refuse(EINVAL, f"iterator {name} does not reschedule")
     if name in links.kernel.names("iter_of_map"):
-        refuse(EBADF, f"iterator {name} wants a map")
+        refuse(EBADF, f"iterator {name} needs a map")
     if name == "cgroup":
-        refuse(EINVAL, "iterator cgroup wants an order")
+        refuse(EINVAL, "iterator cgroup needs an order")

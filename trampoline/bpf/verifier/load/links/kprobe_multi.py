@@ -1,4 +1,4 @@
-"""Verdicts about kprobe_multi links (kernel/trace/bpf_trace.c)."""
+"""Checks of kprobe_multi links (kernel/trace/bpf_trace.c)."""
 
 from errno import EINVAL, EOPNOTSUPP, ESRCH
 
@@ -16,7 +16,7 @@ def attach(links: KernelLinks, loaded: VerifiedLoad, symbols: tuple[str, ...]) -
     if not kernel.rules.target.fprobe:
         refuse(EOPNOTSUPP, "the kernel has no fprobe")
     if program.prog_type != ProgType.KPROBE or program.attach not in ATTACH_TYPES or not symbols:
-        refuse(EINVAL, "only KPROBE programs for multi links are attached by them")
+        refuse(EINVAL, "only KPROBE programs for multi links can be attached")
     if program.sleepable:
         refuse(EINVAL, "programs on kprobes must not sleep")
     for symbol in symbols:

@@ -1,4 +1,4 @@
-"""The state of a kernel's links, and what the kinds have in common."""
+"""The state of a kernel's links, and common parts of the kinds of links."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,20 +11,20 @@ from trampoline.bpf.verifier.kernel_view import KernelView
 from trampoline.bpf.verifier.load.bpf_prog_load import VerifiedLoad
 
 Site = tuple[BpfProgram | None, int]
-"""What a trampoline belongs to: the target program, None for the kernel, and the BTF id."""
+"""The function of a trampoline: the target program (None for the kernel), and the BTF id."""
 
 
 class LinkRules(Protocol):
-    """Values of a release's trampolines that limit its links."""
+    """Limits that a release's trampolines set for its links."""
 
     @property
     def max_links(self) -> int:
-        """BPF_MAX_TRAMP_LINKS: programs on one function, all kinds together."""
+        """BPF_MAX_TRAMP_LINKS: maximum number of programs on one function, all kinds together."""
         ...
 
     @property
     def max_slots(self) -> int:
-        """Argument slots at most."""
+        """Maximum number of argument slots."""
         ...
 
     @property
@@ -35,21 +35,21 @@ class LinkRules(Protocol):
 
 @dataclass(slots=True, eq=False)
 class KernelLinks:
-    """The links of one kernel. ``rules``: ``trampoline.rules.TrampolineRules`` of its release."""
+    """The links of one kernel. ``rules``: its release's ``trampoline.rules.TrampolineRules``."""
 
     kernel: KernelView
     rules: LinkRules
     programs: Counter[Site] = field(default_factory=Counter)
-    """Programs on each function, of all kinds together; an fsession program counts twice."""
+    """Number of programs on each function, all kinds together; an fsession program counts twice."""
     extensions: set[Site] = field(default_factory=set)
-    """Functions of programs that are replaced."""
+    """Functions of programs that are replaced by extensions."""
 
 
 def site_of(loaded: VerifiedLoad) -> Site | None:
-    """The site of the function that a program was loaded for; None without one."""
+    """The site of a program's load-time target; None without one."""
     return None if loaded.target is None else (loaded.target.prog, loaded.target.btf_id)
 
 
 def refuse(errno: int, why: str) -> NoReturn:
-    """Raises VerifierError."""
+    """Raise VerifierError."""
     raise VerifierError(errno, why)

@@ -1,4 +1,4 @@
-"""Verdicts about programs on perf events of tracepoints and kprobes (kernel/events/core.c)."""
+"""Checks of programs on perf events of tracepoints and kprobes (kernel/events/core.c)."""
 
 from errno import EACCES, EINVAL, ENOENT
 
@@ -16,7 +16,7 @@ def set_on_tracepoint(links: KernelLinks, loaded: VerifiedLoad, event: PerfTrace
     program = loaded.program
     is_syscall = event.system == "syscalls"
     if not is_syscall and event.name not in arguments(links.kernel.btf):
-        refuse(ENOENT, f"there is no event {event.system}/{event.name}")
+        refuse(ENOENT, f"no event {event.system}/{event.name}")
     if program.prog_type != ProgType.TRACEPOINT:
         refuse(EINVAL, "only TRACEPOINT programs are set on tracepoints")
     if program.sleepable and not is_syscall:
@@ -26,9 +26,9 @@ def set_on_tracepoint(links: KernelLinks, loaded: VerifiedLoad, event: PerfTrace
         return
     size = event_size(links.kernel.btf, event.name)
     if size is None:
-        raise Unsupported(f"the record of event {event.system}/{event.name}")
+        raise Unsupported(f"records of event {event.system}/{event.name}")
     if read > size:
-        refuse(EACCES, f"the program reads {read} bytes of a record of {size}")
+        refuse(EACCES, f"the program reads {read} bytes of a record of {size} bytes")
 
 
 def set_on_kprobe(links: KernelLinks, loaded: VerifiedLoad, probe: PerfKprobe) -> None:

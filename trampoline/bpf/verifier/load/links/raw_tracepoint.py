@@ -1,4 +1,4 @@
-"""Verdicts about links on raw tracepoints (kernel/bpf/syscall.c, kernel/trace/bpf_trace.c)."""
+"""Checks of links on raw tracepoints (kernel/bpf/syscall.c, kernel/trace/bpf_trace.c)."""
 
 from errno import EFAULT, EINVAL, ENOENT
 
@@ -16,7 +16,7 @@ def open_raw_tracepoint(links: KernelLinks, loaded: VerifiedLoad, name: str | No
     program = loaded.program
     if program.prog_type in (ProgType.TRACING, ProgType.LSM, ProgType.EXT):
         if name is not None:
-            refuse(EINVAL, "the attach point is in the program's BTF id, not in a name")
+            refuse(EINVAL, "the attach point is the program's BTF id; no name is allowed")
         if program.attach == AttachType.TRACE_RAW_TP and program.prog_type == ProgType.TRACING:
             register(links, loaded, loaded.target.name if loaded.target else "")
         else:
@@ -26,14 +26,14 @@ def open_raw_tracepoint(links: KernelLinks, loaded: VerifiedLoad, name: str | No
             refuse(EFAULT, "no name")
         register(links, loaded, name)
     else:
-        refuse(EINVAL, "this type is not attached to raw tracepoints")
+        refuse(EINVAL, "programs of this type cannot be attached to raw tracepoints")
 
 
 def register(links: KernelLinks, loaded: VerifiedLoad, name: str) -> None:
     """``bpf_get_raw_tracepoint`` and ``bpf_probe_register``. Raises VerifierError."""
     count = arguments(links.kernel.btf).get(name)
     if count is None:
-        refuse(ENOENT, f"there is no tracepoint {name!r}")
+        refuse(ENOENT, f"no tracepoint {name!r}")
     faultable = links.kernel.names("faultable_tracepoints")
     if loaded.program.sleepable and name not in faultable and links.kernel.rules.target.faultable:
         refuse(EINVAL, f"tracepoint {name!r} must not fault")

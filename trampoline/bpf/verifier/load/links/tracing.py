@@ -1,4 +1,4 @@
-"""Verdicts about links on trampolines: TRACING, LSM and EXT programs (kernel/bpf/{syscall,trampoline}.c)."""
+"""Checks of links on trampolines: TRACING, LSM and EXT programs (kernel/bpf/{syscall,trampoline}.c)."""
 
 from errno import E2BIG, EBUSY, EINVAL
 
@@ -15,7 +15,7 @@ _TRAMPOLINE_KINDS: dict[int, frozenset[int]] = {
     ProgType.LSM: frozenset({AttachType.LSM_MAC}),
     ProgType.EXT: frozenset({AttachType.NONE}),
 }
-"""Expected attach types that ``bpf_tracing_prog_attach`` takes."""
+"""Expected attach types that ``bpf_tracing_prog_attach`` accepts."""
 
 
 def attach(links: KernelLinks, loaded: VerifiedLoad) -> None:
@@ -23,23 +23,23 @@ def attach(links: KernelLinks, loaded: VerifiedLoad) -> None:
     program = loaded.program
     site = site_of(loaded)
     if site is None or program.attach not in _TRAMPOLINE_KINDS[program.prog_type]:
-        refuse(EINVAL, "this attach type is not attached by a trampoline")
+        refuse(EINVAL, "programs of this attach type are not attached to a trampoline")
     if program.prog_type == ProgType.EXT:
         if site in links.extensions or links.programs[site]:
-            refuse(EBUSY, "the function is replaced or traced already")
+            refuse(EBUSY, "the function is already replaced or traced")
         links.extensions.add(site)
         return
     if site in links.extensions:
         refuse(EBUSY, "the function is replaced by an extension")
     weight = _weight(program)
     if links.programs[site] + weight > links.rules.max_links:
-        refuse(E2BIG, f"{links.programs[site]} programs are attached already")
+        refuse(E2BIG, f"{links.programs[site]} programs are already attached")
     _check_trampoline(links, loaded)
     links.programs[site] += weight
 
 
 def detach(links: KernelLinks, loaded: VerifiedLoad) -> None:
-    """Takes away what ``attach`` made of a program."""
+    """Remove the link that ``attach`` made for a program."""
     if (site := site_of(loaded)) is None:
         return
     if loaded.program.prog_type == ProgType.EXT:
@@ -49,7 +49,7 @@ def detach(links: KernelLinks, loaded: VerifiedLoad) -> None:
 
 
 def _check_trampoline(links: KernelLinks, loaded: VerifiedLoad) -> None:
-    """Making the image, then patching the site."""
+    """Check image creation, then patching of the site."""
     target = loaded.target
     assert target is not None
     if target.model is not None and target.model.nr_regs > links.rules.max_slots:
