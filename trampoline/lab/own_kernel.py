@@ -102,7 +102,7 @@ class OwnKernel(ABC):
         """``CONFIG_*`` to value. Raises NoConfiguration."""
 
     def kconfig(self) -> dict[str, int | str]:
-        """What an object's ``.kconfig`` variables are answered with; without a configuration the version alone."""
+        """Values for an object's ``.kconfig`` variables; without a configuration the version alone."""
         banner = self.memory.text(self.symbols["linux_banner"]) if "linux_banner" in self.symbols else ""
         # The compiler's version comes first in it, in the same form.
         found = [*_VERSION.findall(self.release)[:1], *_DEBIAN.findall(banner)]
@@ -202,7 +202,7 @@ class OwnKernel(ABC):
         """Call a function; calls follow each other. ``warm``: made twice, and the second counts."""
 
     def value(self, function: str, run: Run) -> int:
-        """What a call returned, unsigned, as wide as the function's result (all of rax where BTF knows none)."""
+        """A call's result, unsigned, as wide as the function's result (all of rax where BTF knows none)."""
         size = self.layout.return_bytes(function) or 8
         return run.rax & (1 << 8 * size) - 1
 
@@ -211,7 +211,7 @@ class OwnKernel(ABC):
         """A block after which everything is as it was before, however it ends, a death of the kernel included."""
 
     def attachments(self) -> list[Attachment]:
-        """What is attached where. Nothing is in an unbooted kernel but what was attached here, and that is not read."""
+        """Attachments in a memory image; empty for an unbooted kernel, whose only ones were made here."""
         return []
 
     @abstractmethod

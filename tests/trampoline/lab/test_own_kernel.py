@@ -124,8 +124,8 @@ def test_the_file_says_what_it_is(tmp_path, cache):
     with open_kernel(CORES / "mini" / "612-A.core.xz") as image:
         assert image.is_memory_image
         assert image.value("bpf_fentry_test1", image.call("bpf_fentry_test1", 1, warm=True)) == 2
+    (tmp_path / "vmlinuz").write_bytes(b"no kernel")
     with pytest.raises(ImageError, match="a CPU and a task are chosen in memory images"):
-        (tmp_path / "vmlinuz").write_bytes(b"no kernel")
         open_kernel(tmp_path / "vmlinuz", cpu=1, cache=cache)
 
 

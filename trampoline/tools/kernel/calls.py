@@ -35,7 +35,7 @@ class KernelCalled:
 
 @dataclass(slots=True)
 class KernelOutcome:
-    """What calls in a real kernel showed."""
+    """Results of calls in a real kernel."""
 
     release: str
     attached: list[str] = field(default_factory=list)

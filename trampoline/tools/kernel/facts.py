@@ -26,7 +26,7 @@ MATTERS = (
 
 @dataclass(slots=True)
 class KernelFacts:
-    """What is known of a kernel. ``ways`` and ``floor`` are of an unbooted one, what follows of a memory image."""
+    """Facts of one kernel. ``ways`` and ``floor`` are of an unbooted one, what follows of a memory image."""
 
     path: str
     release: str

@@ -24,7 +24,7 @@ _NOT_A_REASON = ("processed ", "verification time ", "stack depth ")
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What one kernel said to one program.
+    """One kernel's verdict on one program.
 
     ``outcome``: ``accepted``; ``refused`` by the kernel; ``unresolved``, where the kernel lacks what the object's
     relocations, externs or target need; ``died``, where the kernel did not return. ``instructions`` and ``states`` are
