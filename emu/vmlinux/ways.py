@@ -46,6 +46,8 @@ class Row:
     further: int | None
     by_function: tuple[tuple[str, int], ...]
     refused: str = ""
+    without: tuple[tuple[str, int], ...] = ()
+    """Functions of the call before a program was attached: ``by_function`` less these is ``instructions``."""
 
 
 _Attach = Callable[["UnbootedKernel", "Program"], "Link"]
@@ -176,6 +178,7 @@ def _measure(kernel: UnbootedKernel, way: _Way) -> Row:
             raise NotRestored(f"{way.name}: {function} is not as it was before")
         cost = runs[0].instructions - without.instructions
         further = runs[1].instructions - runs[0].instructions if len(runs) > 1 else None
-        return Row(way.name, cost, further, tuple(runs[0].totals.items()))
+        by_function = tuple(runs[0].totals.items())
+        return Row(way.name, cost, further, by_function, without=tuple(without.totals.items()))
     finally:
         release(machine, comm)

@@ -90,8 +90,9 @@ def _difference(base: Row, other: Row) -> Difference:
 
 
 def _by_name(row: Row) -> dict[str, int]:
+    """Instructions that attaching adds, by function."""
     sums: dict[str, int] = {}
-    for name, count in row.by_function:
+    for name, count in (*row.by_function, *((name, -count) for name, count in row.without)):
         name = _NUMBERED.sub(r"\1\2", name)
         sums[name] = sums.get(name, 0) + count
     return sums

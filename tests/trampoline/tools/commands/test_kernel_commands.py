@@ -117,13 +117,17 @@ def test_a_byte_of_a_patch_is_the_whole_difference(tramp, tmp_path):
     ]
 
 
-def test_verdicts_are_a_table_program_by_kernel(tramp):
+def test_verdicts_and_differences_are_tables_by_kernel(tramp):
     kernels = [word for name in ("6.12", "7") for word in ("--kernel", kernel_folder(name))]
     status, out, _ = tramp("verify", SELFTESTS / "fentry_test.o", *kernels, "--csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert (status, len(rows)) == (0, 16)
     assert {row["outcome"] for row in rows} == {"accepted"}
     assert {(row["program"], row["instructions"]) for row in rows if row["program"] == "test1"} == {("test1", "16")}
+    status, out, _ = tramp("bench", *kernels, "--way", "rawtp", "--way", "fexit", "--json")
+    assert status == 0
+    for row in json.loads(out)["differences"][0]:
+        assert sum(row["by_function"].values()) == row["instructions"] != 0
     status, out, _ = tramp("verify", SELFTESTS / "fsession.o", *kernels, "--json")
     assert status == 1
     first, second = json.loads(out)
