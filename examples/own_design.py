@@ -9,7 +9,7 @@ from trampoline.bpf.prog import BpfPrograms
 from trampoline.designs import Design, DesignInfo
 from trampoline.designs.design import TrampolineDesign
 from trampoline.designs.function_images import FunctionImages
-from trampoline.rules import Flavour
+from trampoline.rules import TrampolineRules
 from trampoline.testing import Order, Traits, lab_machine
 from trampoline.update.bpf_trampoline import Trampolines
 from trampoline.update.ftrace_sites import SingleOps
@@ -25,10 +25,10 @@ FEW = settings(
 )
 
 
-def mine(kernel: Kernel, flavour: Flavour, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
+def mine(kernel: Kernel, rules: TrampolineRules, boot: Boot, programs: BpfPrograms, metadata: str | None) -> Design:
     """An image for each function, patched in batches."""
-    images = FunctionImages(kernel, flavour)
-    return TrampolineDesign("mine", Trampolines(kernel, flavour, boot, SingleOps(kernel), images))
+    images = FunctionImages(kernel, rules)
+    return TrampolineDesign("mine", Trampolines(kernel, rules, boot, SingleOps(kernel), images))
 
 
 MINE = DesignInfo("mine", mine, traits=Traits(image_per_function=True), metadata=())

@@ -34,7 +34,7 @@ class KernelCall:
         """Read a call. TrampolineError with the place."""
         match = _CALL.fullmatch(text)
         if match is None:
-            raise TrampolineError(f"{text!r} is no call: f(1, 2) is one")
+            raise TrampolineError(f"{text!r} is not a call such as f(1, 2)")
         function, rest = match.groups()
         arguments: list[int | str | bytes] = []
         place = 0

@@ -16,8 +16,8 @@ def test_every_kind_of_argument():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("f", "is no call"),
-        ("f(1", "is no call"),
+        ("f", "is not a call"),
+        ("f(1", "is not a call"),
         ("f(task)", "'task' is no number"),
         ("f(1, zero:x)", "argument 2 can't be read"),
         ("f(0x10000000000000000)", "more than 64 bits"),

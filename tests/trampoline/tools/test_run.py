@@ -73,7 +73,7 @@ def test_what_is_printed(capsys):
     [
         (["nowhere.o"], "nowhere.o"),
         ([__file__], "ELF"),
-        ([EXAMPLE, "--call", "bpf_fentry_test5(1"], "is no call"),
+        ([EXAMPLE, "--call", "bpf_fentry_test5(1"], "is not a call"),
         ([EXAMPLE, "--call", "bpf_fentry_test5(1)"], "takes 5 arguments"),
         ([EXAMPLE, "--call", "no_such(1)"], "no_such"),
         ([EXAMPLE, "--program", "nobody"], "nobody"),

@@ -174,7 +174,7 @@ def test_a_signal_ends_the_server(tmp_path, number, status):
         (["--symbols", "/nowhere/at/all.elf"], "/nowhere/at/all.elf: No such file or directory"),
         (["--symbols", "/dev/null"], "/dev/null: not a regular file"),
         (["--flavour", "5.0"], "5.0"),
-        (["--call", "bpf_fentry_test1("], "is no call"),
+        (["--call", "bpf_fentry_test1("], "is not a call"),
     ],
 )
 def test_what_cannot_be_served(argv, message, capsys):

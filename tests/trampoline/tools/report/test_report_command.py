@@ -94,7 +94,7 @@ def test_baselines_beside_it(capsys, tmp_path):
         (["bpf_fentry_test1", "-o", "{}/r.html", "--compare", "fast"], "no design or kernel 'fast'"),
         (["bpf_fentry_test1", "-o", "{}/r.html", "--baseline", "{}/no"], "no such baseline"),
         (["bpf_fentry_test1", "-o", "{}/r.html", "--live"], "--live"),
-        (["bpf_fentry_test1", "-o", "{}/r.html", "--call", "f("], "is no call"),
+        (["bpf_fentry_test1", "-o", "{}/r.html", "--call", "f("], "is not a call"),
         (["no_such_function", "-o", "{}/r.html"], "no_such_function"),
         (["no-such.o", "-o", "{}/r.html"], "no-such.o"),
         (["bpf_fentry_test1", "--bench", "-o", "{}/r.html"], "--bench: without a TARGET"),

@@ -72,7 +72,7 @@ def test_a_fault_is_status_1(capsys):
     ("words", "says"),
     [
         (["no_such", "--fentry"], "no_such"),
-        ([*TARGET, "--call", "f(1"], "is no call"),
+        ([*TARGET, "--call", "f(1"], "is not a call"),
         ([*TARGET, "--call", "bpf_fentry_test1(1, 2)"], "takes 1 arguments"),
         ([*TARGET, "--phase", "nix"], "no phase 'nix'"),
         ([*TARGET, "--max", "many"], "is not a number"),
