@@ -1,22 +1,18 @@
 """Calls as a user writes them: ``bpf_fentry_test2(2, 3)``, ``f("name", &5, {2, 3})``."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from emu.kernel.kernel import Kernel
 from trampoline.bpf.btf.func_model import FuncModel
 from trampoline.bpf.errors import TrampolineError
 
 _CALL = re.compile(r"\s*([A-Za-z_][\w.]*(?::[A-Za-z_][\w.]*)?)\s*\((.*)\)\s*", re.DOTALL)
-_ARGUMENT = re.compile(
-    r"""\s*(?:
-        (?P<text> "(?:[^"\\]|\\.)*" )
-      | (?P<struct> \{[^{}]*\} )
-      | (?P<pointed> &\s*[-+]?\w+ )
-      | (?P<number> [-+]?\w+ )
-    )\s*(?:,|$)""",
-    re.VERBOSE,
-)
+TEXT, POINTED, NUMBER = r'(?P<text> "(?:[^"\\]|\\.)*" )', r"(?P<pointed> &\s*[-+]?\w+ )", r"(?P<number> [-+]?\w+ )"
+"""Forms of arguments, as verbose regular expressions, one group each."""
+_STRUCT = r"(?P<struct> \{[^{}]*\} )"
 _MASK = (1 << 64) - 1
 _BYTES = 64
 """Size of the buffer of a ``&number`` argument, in bytes: the number, then zeros."""
@@ -44,20 +40,8 @@ class CallText:
         number followed by zeros), and ``{2, 3}`` (the words of a struct by value). TrampolineError names the wrong
         argument.
         """
-        match = _CALL.fullmatch(text)
-        if match is None:
-            raise TrampolineError(f"{text!r} is not a call such as f(1, 2)")
-        function, rest = match.groups()
-        args: list[Argument] = []
-        place = 0
-        while rest[place:].strip():
-            found = _ARGUMENT.match(rest, place)
-            if found is None:
-                forms = "a number, \"text\", &number or {words}"
-                raise TrampolineError(f"{text!r}: argument {len(args) + 1} is not {forms}")
-            args.append(_argument(found.lastgroup or "", found[found.lastgroup or 0], text))
-            place = found.end()
-        return cls(function, tuple(args), text)
+        function, arguments = read_call(text, (TEXT, _STRUCT, POINTED, NUMBER), 'a number, "text", &number or {words}')
+        return cls(function, tuple(_argument(kind, argument, text) for kind, argument in arguments), text)
 
     def place(self, model: FuncModel, kernel: Kernel) -> "PlacedCall":
         """Places a call: its register and stack words, with pointed-to bytes in guest memory.
@@ -101,17 +85,44 @@ class PlacedCall:
             kernel.slab.free(address)
 
 
-def _argument(kind: str, text: str, whole: str) -> Argument:
-    if kind == "text":
-        return Argument((0,), bytes(text[1:-1], "utf-8").decode("unicode_escape").encode("utf-8") + b"\0")
-    if kind == "struct":
-        return Argument(tuple(_number(word, whole) for word in text[1:-1].split(",")))
+def read_call(text: str, forms: Sequence[str], described: str) -> tuple[str, list[tuple[str, str]]]:
+    """The function's name, and each argument with the name of the form that it has.
+
+    ``forms``: expressions such as ``TEXT``; ``described``: the same in words. TrampolineError names the wrong argument.
+    """
+    match = _CALL.fullmatch(text)
+    if match is None:
+        raise TrampolineError(f"{text!r} is not a call such as f(1, 2)")
+    function, rest = match.groups()
+    argument = _form(tuple(forms))
+    found: list[tuple[str, str]] = []
+    place = 0
+    while rest[place:].strip():
+        one = argument.match(rest, place)
+        if one is None:
+            raise TrampolineError(f"{text!r}: argument {len(found) + 1} is not {described}")
+        found.append((one.lastgroup or "", one[one.lastgroup or 0]))
+        place = one.end()
+    return function, found
+
+
+@cache
+def _form(forms: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"\s*(?: {' | '.join(forms)} )\s*(?:,|$)", re.VERBOSE)
+
+
+def pointed_bytes(kind: str, text: str, whole: str) -> bytes:
+    """The bytes that a ``TEXT`` or ``POINTED`` argument points to. TrampolineError."""
     if kind == "pointed":
-        return Argument((0,), _number(text[1:], whole).to_bytes(8, "little").ljust(_BYTES, b"\0"))
-    return Argument((_number(text, whole),))
+        return number(text[1:], whole).to_bytes(8, "little").ljust(_BYTES, b"\0")
+    try:
+        return bytes(text[1:-1], "utf-8").decode("unicode_escape").encode("utf-8") + b"\0"
+    except UnicodeError:
+        raise TrampolineError(f"{whole!r}: {text} has a wrong escape or character") from None
 
 
-def _number(text: str, whole: str) -> int:
+def number(text: str, whole: str) -> int:
+    """A number of at most 64 bits, negative ones as their two's complement. TrampolineError."""
     try:
         value = int(text.strip().replace(" ", ""), 0)
     except ValueError:
@@ -119,3 +130,11 @@ def _number(text: str, whole: str) -> int:
     if not -(1 << 63) <= value <= _MASK:
         raise TrampolineError(f"{whole!r}: {text.strip()} has more than 64 bits")
     return value & _MASK
+
+
+def _argument(kind: str, text: str, whole: str) -> Argument:
+    if kind in ("text", "pointed"):
+        return Argument((0,), pointed_bytes(kind, text, whole))
+    if kind == "struct":
+        return Argument(tuple(number(word, whole) for word in text[1:-1].split(",")))
+    return Argument((number(text, whole),))

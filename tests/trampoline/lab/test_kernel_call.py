@@ -18,8 +18,10 @@ def test_every_kind_of_argument():
     [
         ("f", "is not a call"),
         ("f(1", "is not a call"),
-        ("f(task)", "'task' is no number"),
-        ("f(1, zero:x)", "argument 2 can't be read"),
+        ("f(task)", "'task' is not a number"),
+        (r'f("\x")', "wrong escape"),
+        ('f("\ud800")', "wrong escape or character"),
+        ("f(1, zero:x)", "argument 2 is not a number"),
         ("f(0x10000000000000000)", "more than 64 bits"),
     ],
 )
