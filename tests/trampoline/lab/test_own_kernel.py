@@ -14,7 +14,7 @@ from trampoline.bpf.errors import ObjectError, TrampolineError
 from trampoline.lab.own_kernel import StockKernel, open_kernel
 
 SELFTESTS = ROOT / "tests" / "selftests"
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

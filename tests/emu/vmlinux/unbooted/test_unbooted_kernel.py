@@ -34,7 +34,7 @@ TRAMPOLINE_COSTS = {"6.1": (117, 172), "6.12": (121, 182), "7": (99, 154)}
 LOAD_BAD_POINTER = bytes.fromhex("b701000001000000" + "7910000000000000" + "9500000000000000")
 NO_RETURN_VALUE = bytes.fromhex("9500000000000000")
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from trampoline.tools.cli import main
 
 SELFTESTS = ROOT / "tests" / "selftests"
 EXPECTED = sorted((CORES / "expected").glob("*.json")) if (CORES / "expected").is_dir() else []
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
