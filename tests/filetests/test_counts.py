@@ -16,6 +16,8 @@ from trampoline.designs import DESIGNS
 from trampoline.image.generator import _Template
 from trampoline.tools.icount.bench_paths import Selection
 
+pytestmark = pytest.mark.slow
+
 FOLDER = ROOT / "tests" / "filetests" / "counts"
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 WALK = """python
 import gdb
 def frames():
