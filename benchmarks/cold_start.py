@@ -1,4 +1,4 @@
-"""How long a cold `tramp` takes: the fastest of several processes, elapsed and processor time in seconds.
+"""Cold start of `tramp`: the fastest of several processes, elapsed and processor time in seconds.
 
 python benchmarks/cold_start.py [PROCESSES]
 """

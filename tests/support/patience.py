@@ -1,4 +1,4 @@
-"""How long a test waits for what must come. Only what hangs takes that long, also where the machine is busy."""
+"""Limit of a test's waits. Only a hang reaches it, also on a busy machine."""
 
 PATIENCE = 600.0
-"""Seconds; less than pytest's own limit, so that a test that waits says for what."""
+"""Seconds; less than pytest's own limit, so that the wait itself fails, with its own message."""

@@ -1,4 +1,4 @@
-"""Where memory images of real kernels are: none is in the repository."""
+"""Folder of memory images of real kernels. None is in the repository."""
 
 import os
 from pathlib import Path

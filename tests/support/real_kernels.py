@@ -1,4 +1,4 @@
-"""Where real kernels' files are: what scripts/fetch-kernels put into the cache. None is in the repository."""
+"""Files of real kernels, which scripts/fetch-kernels puts into the cache. None is in the repository."""
 
 import os
 from pathlib import Path

@@ -22,7 +22,7 @@ ARGS = {name: tuple(range(1, number + 1)) for number, name in enumerate(NAMES, 1
 VALUES = {"bpf_fentry_test1": 2} | {name: sum(args) for name, args in ARGS.items() if len(args) > 1}
 NOTHING = "xor eax, eax\nret"
 AS_POSTED = "tracing-multi-v2"
-"""The design that leaves things behind, as the series that it is (designs/test_tracing_multi_defects.py)."""
+"""The posted series as it is, which leaks (designs/test_tracing_multi_defects.py)."""
 
 
 def state(lab):
